@@ -20,6 +20,7 @@ from edge.api.progress_bars import progress_bars
 from edge.api.reply import AsyncReplyStream, BeginReply, Keep, Reply, ReplyUnderWay, evaluate
 from edge.api.scoring import Score, score_of
 from edge.api.standing_by import StandingBy
+from edge.api.tool_choice import chosen, with_calls
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.generation import GenerationRequest
 from edge.coordinator.journal import Asked, Journal, KeptLoad, KeptRequest, Reading
@@ -294,17 +295,26 @@ class DescribedModel:
     def _chat_prompt(
         self,
         messages: Messages,
+        options: GenerationOptions,
         *,
         tools: Sequence[Tool] | None,
+        tool_choice: str,
         variables: Mapping[str, object] | None,
-    ) -> tuple[list[int], Reading]:
-        """Token ids of a conversation, and how the answer to it is read."""
+    ) -> tuple[list[int], GenerationOptions, Reading]:
+        """Token ids of a conversation, how to answer it, and how the answer is read."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        schemas = tool_schemas(tools)
-        ids = self.tokenizer.encode_chat(messages, tools=schemas, variables=variables)
+        schemas, must = chosen(tool_schemas(tools) or (), tool_choice)
+        ids = self.tokenizer.encode_chat(messages, tools=schemas or None, variables=variables)
+        options = with_calls(
+            options,
+            lambda: self.tokenizer.call_form,
+            tools=schemas,
+            must=must,
+            several=tool_choice in ("auto", "required"),
+        )
         thinking = self.tokenizer.begins_thinking(ids)
-        return ids, Reading(thinking=thinking, tools=tuple(sorted(tool_names(schemas))))
+        return ids, options, Reading(thinking=thinking, tools=tuple(sorted(tool_names(schemas))))
 
     def __repr__(self) -> str:
         count = len(self.plan.devices)
@@ -406,6 +416,7 @@ class AsyncModel(DescribedModel):
         options: GenerationOptions | None = None,
         *,
         tools: Sequence[Tool] | None = None,
+        tool_choice: str = "auto",
         variables: Mapping[str, object] | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> Reply:
@@ -413,12 +424,18 @@ class AsyncModel(DescribedModel):
 
         messages: objects with role and content, or the text of a user's only message. tools: what
         the model may call, each a JSON schema or a function with types and a docstring; what it
-        calls is in `Reply.tool_calls`. variables: further names for the template, such as
-        {"enable_thinking": False}. Raises RequestError, too, where there is no template or it
+        calls is in `Reply.tool_calls`. tool_choice: "auto", "none", "required" (it must call one),
+        or the name of the tool that it must call. variables: further names for the template, such
+        as {"enable_thinking": False}. Raises RequestError, too, where there is no template or it
         refuses the messages.
         """
         stream = await self.stream_chat(
-            messages, options, tools=tools, variables=variables, **overrides
+            messages,
+            options,
+            tools=tools,
+            tool_choice=tool_choice,
+            variables=variables,
+            **overrides,
         )
         return await self._whole(stream)
 
@@ -428,14 +445,21 @@ class AsyncModel(DescribedModel):
         options: GenerationOptions | None = None,
         *,
         tools: Sequence[Tool] | None = None,
+        tool_choice: str = "auto",
         variables: Mapping[str, object] | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> AsyncReplyStream:
         """Like `chat`, token by token, once the template has run."""
-        encode = partial(self._chat_prompt, messages, tools=tools, variables=variables)
-        prompt, reading = await run_blocking(encode)
-        options = with_overrides(options or GenerationOptions(), overrides)
-        return AsyncReplyStream(self._reply_to(prompt, options, goes_on=True, reading=reading))
+        encode = partial(
+            self._chat_prompt,
+            messages,
+            with_overrides(options or GenerationOptions(), overrides),
+            tools=tools,
+            tool_choice=tool_choice,
+            variables=variables,
+        )
+        prompt, asked, reading = await run_blocking(encode)
+        return AsyncReplyStream(self._reply_to(prompt, asked, goes_on=True, reading=reading))
 
     async def resume(self, reply: KeptReply | str = LAST) -> Reply:
         """The whole of a reply that was asked for with `journal` and not finished: what there was,

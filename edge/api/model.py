@@ -84,11 +84,19 @@ class Model(DescribedModel):
         options: GenerationOptions | None = None,
         *,
         tools: Sequence[Tool] | None = None,
+        tool_choice: str = "auto",
         variables: Mapping[str, object] | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> Reply:
         """The whole answer of the assistant in a conversation, by the model's chat template."""
-        work = self._model.chat(messages, options, tools=tools, variables=variables, **overrides)
+        work = self._model.chat(
+            messages,
+            options,
+            tools=tools,
+            tool_choice=tool_choice,
+            variables=variables,
+            **overrides,
+        )
         return self._loop.run(work)
 
     def stream_chat(
@@ -97,12 +105,18 @@ class Model(DescribedModel):
         options: GenerationOptions | None = None,
         *,
         tools: Sequence[Tool] | None = None,
+        tool_choice: str = "auto",
         variables: Mapping[str, object] | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> ReplyStream:
         """Like `chat`, token by token. Leaving the loop early cancels the rest."""
-        prompt, reading = self._chat_prompt(messages, tools=tools, variables=variables)
-        options = with_overrides(options or GenerationOptions(), overrides)
+        prompt, options, reading = self._chat_prompt(
+            messages,
+            with_overrides(options or GenerationOptions(), overrides),
+            tools=tools,
+            tool_choice=tool_choice,
+            variables=variables,
+        )
         begin = self._reply_to(prompt, options, goes_on=True, reading=reading)
         return ReplyStream(begin, self._loop)
 

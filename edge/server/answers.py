@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edge.api.async_model import AsyncModel
 from edge.api.embedding import Pooling
 from edge.api.generation_options import GenerationOptions
+from edge.api.tool_choice import with_calls
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.generation import Token
 from edge.server.embeddings import Asked
@@ -23,7 +24,6 @@ from edge.server.metrics import Metrics
 from edge.server.refusals import Refusal
 from edge.server.shelf import Shelf
 from edge.text.answer_parts import AnswerParser, AnswerPart, Said, ToolCall
-from edge.text.forced_calls import calls_grammar
 from edge.text.tool_schema import tool_names
 
 Ending = Literal["stop", "length"]
@@ -138,7 +138,14 @@ class Answers:
             self._shelf.using(name) as model,
         ):
             prompt, thinks = await self._prompt(model, question)
-            question = replace(question, options=_options(model, question))
+            options = with_calls(
+                question.options,
+                lambda: model.tokenizer.call_form,
+                tools=question.tools,
+                must=question.forced,
+                several=question.several_calls,
+            )
+            question = replace(question, options=options)
             if question.options.has_grammar:
                 await model.check_grammar(prompt, question.options)
             yield Begin(prompt_tokens=len(prompt))
@@ -226,21 +233,6 @@ class Answers:
                         yield End(answer=number, why=why, new_tokens=count, calls=calls)
         finally:
             observed.end("given up")
-
-
-def _options(model: AsyncModel, question: Question) -> GenerationOptions:
-    """With a grammar where the answer must have calls, or may have some instead of a form."""
-    options = question.options
-    tools = question.forced or question.tools
-    if not question.forced and (options.json_schema is None or not tools):
-        return options
-    grammar = calls_grammar(
-        tools,
-        model.tokenizer.call_form,
-        several=question.several_calls,
-        or_else=None if question.forced else options.json_schema,
-    )
-    return replace(options, json_schema=None, grammar=grammar.rules)
 
 
 def _pieces(parts: Sequence[AnswerPart]) -> Iterator[tuple[str, str, tuple[ToolCall, ...]]]:

@@ -76,7 +76,15 @@ def test_tools_are_told_and_calls_are_read(
         assert (reply.tool_calls, reply.reasoning) == ((), "")
         with pytest.raises(edge.RequestError, match="tool <lambda> has no docstring"):
             model.chat("Hi", tools=[lambda x: x])
-        _ids, read = model._chat_prompt("Hi", tools=[weather], variables=None)
+        with pytest.raises(edge.RequestError, match="tool_choice wants 'tides', which is not"):
+            model.chat("Hi", tools=[weather], tool_choice="tides")
+        _ids, _options, read = model._chat_prompt(
+            "Hi",
+            edge.GenerationOptions(),
+            tools=[weather],
+            tool_choice="auto",
+            variables=None,
+        )
         answer = '{"name": "weather", "parameters": {"city": "Lima"}}'
         (call,) = read(answer).tool_calls
         assert weather(**call.arguments) == "fine in Lima"

@@ -153,6 +153,27 @@ def test_what_cannot_be_is_said_and_others_go_on(peers: list[edge.PeerInfo]) -> 
     asyncio.run(main())
 
 
+def test_what_must_be_called_in_a_conversation_is_called(
+    peers: list[edge.PeerInfo], caller: Path
+) -> None:
+    async def main() -> None:
+        async with loaded(peers, caller) as model:
+
+            async def calls(tool_choice: str) -> list[tuple[str, Any]]:
+                reply = await model.chat(
+                    ASKED, tools=OPENAI_TOOLS, tool_choice=tool_choice, max_new_tokens=200
+                )
+                return [(call.name, call.arguments) for call in reply.tool_calls]
+
+            assert await calls("answer") == [("answer", {"is": 42})]
+            (first, *_others) = await calls("required")
+            assert first[0] in dict(FUNCTIONS)
+            jsonschema.validate(first[1], dict(FUNCTIONS)[first[0]])
+            assert not await calls("none")
+
+    asyncio.run(main())
+
+
 def test_clients_ask_for_forms_and_calls(peers: list[edge.PeerInfo], caller: Path) -> None:
     async def main() -> None:
         async with (

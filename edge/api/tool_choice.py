@@ -1,0 +1,49 @@
+"""Which tools an answer may call, or must, and what that makes of its options. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edge.api.generation_options import GenerationOptions
+from edge.errors import RequestError
+from edge.text.forced_calls import CallForm, calls_grammar
+
+Schemas = Sequence[Mapping[str, Any]]
+"""As `tool_schemas` makes them."""
+
+
+def chosen(tools: Schemas, choice: str) -> tuple[Schemas, Schemas]:
+    """The tools to offer, and those of which one must be called. choice: auto, none, required, or
+    the name of a tool.
+
+    Raises RequestError for a name that none has, and where one must be called of none.
+    """
+    if choice in ("auto", "none"):
+        return (tools if choice == "auto" else ()), ()
+    must = [tool for tool in tools if choice in ("required", tool.get("function", tool)["name"])]
+    if not must:
+        wanted = "a tool" if choice == "required" else repr(choice)
+        raise RequestError(f"tool_choice wants {wanted}, which is not among the tools")
+    return tools, must
+
+
+def with_calls(
+    options: GenerationOptions,
+    form: Callable[[], CallForm],
+    *,
+    tools: Schemas,
+    must: Schemas = (),
+    several: bool = True,
+) -> GenerationOptions:
+    """With a grammar where the answer must have calls, or may have some instead of a form.
+
+    form: asked where there is a grammar. must: tools of which one must be called. several: or
+    exactly one is called.
+    """
+    if not must and (options.json_schema is None or not tools):
+        return options
+    or_else = None if must else options.json_schema
+    grammar = calls_grammar(must or tools, form(), several=several, or_else=or_else)
+    return replace(options, json_schema=None, grammar=grammar.rules)
