@@ -35,7 +35,17 @@ def url(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     keys.write_text(f"{KEY}\n")
     peers = [text for address in fleet.addresses.values() for text in ("--peer", address)]
     with edge_process(
-        *("serve", MODEL, *peers, "--parallel", "pipeline", "--port", "0", "--json"),
+        *(
+            "serve",
+            MODEL,
+            f"second={MODEL}",
+            *peers,
+            "--parallel",
+            "pipeline",
+            "--port",
+            "0",
+            "--json",
+        ),
         *("--api-key-file", keys),
     ) as process:
         assert process.stdout is not None
@@ -115,6 +125,18 @@ def test_an_answer_is_stopped(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#send")).to_be_visible()
     for name in fleet.processes:
         fleet.go_on(name)
+    expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
+
+
+def test_another_model_is_chosen_and_talked_to(page: Page) -> None:
+    names = page.locator("#models option").all_inner_texts()
+    assert names == [MODEL.name, "second"]
+    page.locator("#models").select_option("second")
+    expect(page.locator("#state")).to_contain_text("is not loaded now")
+    expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#answers")).to_have_text("0")
+    page.locator("#models").select_option(MODEL.name)
     expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
 
 

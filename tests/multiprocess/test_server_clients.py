@@ -408,6 +408,10 @@ def test_the_page_for_terminals(url: str, tmp_path: Path) -> None:
     assert all(each in shown.out for each in ("local-1", "local-2", "tokens per second now"))
     told = json.loads(run_edge("top", url, "--once", "--json", "--api-key-file", keys).out)
     assert told["model"]["name"] == MODEL.name
+    named = run_edge("top", url, "--once", "--json", "--model", "default", "--api-key-file", keys)
+    assert json.loads(named.out)["model"] == told["model"]
+    wrong = run_edge("top", url, "--once", "--model", "other", "--api-key-file", keys)
+    assert "'other' is not here" in wrong.sentence()
     assert "--api-key-file" in run_edge("top", url, "--once").sentence()
     assert "no server of edge at" in run_edge("top", f"{url}/page/main.js?", "--once").sentence()
     assert "no address of a server" in run_edge("top", "attic", "--once").sentence()

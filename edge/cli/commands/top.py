@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import click
 from rich.console import Console
@@ -19,6 +19,7 @@ from rich.live import Live
 from edge.cli.top_view import line, screen
 from edge.errors import NetworkError, RequestError
 from edge.offload import read_file
+from edge.protocol.fields import printable
 
 _USUAL_URL = "http://127.0.0.1:11435"
 _MOST_BYTES = 8 << 20
@@ -33,6 +34,7 @@ _TIMEOUT_S = 10.0
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The server's keys, or one of them.",
 )
+@click.option("--model", help="Of several that it serves, this one; else the one used last.")
 @click.option(
     "--every",
     "every_s",
@@ -44,7 +46,14 @@ _TIMEOUT_S = 10.0
 )
 @click.option("--once", is_flag=True, help="Look once.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each look.")
-def command(url: str, api_key_file: Path | None, every_s: float, once: bool, as_json: bool) -> None:
+def command(
+    url: str,
+    api_key_file: Path | None,
+    model: str | None,
+    every_s: float,
+    once: bool,
+    as_json: bool,
+) -> None:
     """Show what runs where behind URL, an `edge serve`, and where the time of each token goes.
 
     It is the page of the server for terminals: tokens per second now, measured and predicted;
@@ -59,7 +68,8 @@ def command(url: str, api_key_file: Path | None, every_s: float, once: bool, as_
     """
     if urlsplit(url).scheme not in {"http", "https"}:
         raise RequestError(f"{url!r:.200} is no address of a server; one is {_USUAL_URL}")
-    looks = _looks(f"{url.rstrip('/')}/api/cluster", _key(api_key_file), every_s, once=once)
+    asked = "" if model is None else f"?{urlencode({'model': model})}"
+    looks = _looks(f"{url.rstrip('/')}/api/cluster{asked}", _key(api_key_file), every_s, once=once)
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 200)  # a file, or another program, gets everything
@@ -107,8 +117,9 @@ def _look(address: str, key: str | None) -> dict[str, Any]:
             told = json.loads(answer.read(_MOST_BYTES))
     except urllib.error.HTTPError as error:
         with error:
+            said = _sentence(error)
             remedy = "; give its key with --api-key-file" if error.code == 401 else ""
-        raise NetworkError(f"{address} answers {error.code} {error.reason}{remedy}") from error
+        raise NetworkError(f"{address} answers {error.code} {said}{remedy}") from error
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise NetworkError(
@@ -118,6 +129,15 @@ def _look(address: str, key: str | None) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise NetworkError(f"{address} does not answer as edge serve does")
     return told
+
+
+def _sentence(refusal: urllib.error.HTTPError) -> str:
+    """As Edge's servers say it, or in HTTP's words."""
+    try:
+        told = json.loads(refusal.read(_MOST_BYTES))
+        return printable(told["error"], limit=500)
+    except (OSError, ValueError, KeyError, TypeError):
+        return printable(refusal.reason)
 
 
 def _key(path: Path | None) -> str | None:

@@ -1,6 +1,7 @@
 // A conversation: streamed, stopped, asked again, edited. It is kept in this page alone.
 
 import { ask, element, events, rate, seconds } from "./api.js";
+import { chosenModel } from "./models.js";
 
 const log = document.getElementById("log");
 const input = document.getElementById("ask");
@@ -69,7 +70,7 @@ function again(number) {
 }
 
 function question() {
-  const options = { model: "default", stream: true, stream_options: { include_usage: true } };
+  const options = { model: chosenModel(), stream: true, stream_options: { include_usage: true } };
   const temperature = document.getElementById("temperature").value;
   const most = document.getElementById("max-tokens").value;
   if (temperature !== "") options.temperature = Number(temperature);

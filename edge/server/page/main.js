@@ -3,6 +3,7 @@
 import { askJson, bytes, element, needsKey, rate, seconds, setKey } from "./api.js";
 import { setCanChat } from "./chat.js";
 import { draw, PARTS } from "./cluster.js";
+import { choice, chosenModel, offerModels } from "./models.js";
 import { offer, offerDevices } from "./preview.js";
 
 const EVERY_MS = 1000;
@@ -15,6 +16,7 @@ let chosen = localStorage.getItem("edge-theme");
 let last = null;
 let times = [];
 let hasOffer = false;
+let hasModels = false;
 const rates = [];
 
 function theme() {
@@ -108,7 +110,14 @@ async function look() {
   if (isLooking || document.visibilityState !== "visible") return;
   isLooking = true;
   try {
-    show(await askJson("api/cluster"));
+    if (!hasModels) {
+      await offerModels();
+      hasModels = true;
+    }
+    const model = chosenModel();
+    const view = await askJson(`api/cluster?${new URLSearchParams({ model })}`);
+    if (model !== chosenModel()) return; // another one meanwhile
+    show(view);
     if (!hasOffer) {
       hasOffer = true;
       await offer();
@@ -119,6 +128,12 @@ async function look() {
     isLooking = false;
   }
 }
+choice.addEventListener("chosen", () => {
+  last = null;
+  times = [];
+  rates.length = 0;
+  look();
+});
 setInterval(look, EVERY_MS);
 document.addEventListener("visibilitychange", look);
 look();
