@@ -134,6 +134,8 @@ class StandingBy:
             for id, seat in seats(bringing.plan):
                 part = id, bringing.layout(seat)
                 is_new = id not in before.plan.devices
+                if self._lasting.is_recovering:
+                    return  # there is another plan soon, and that goes first
                 if part in brought or not (is_new or part in running):
                     continue  # it would be sent what it may never need
                 bring = make_ready if is_new else Bringing.bring
