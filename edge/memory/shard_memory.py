@@ -10,7 +10,7 @@ from edge.memory.rebalance import Elastic
 from edge.memory.step_memory import Widths, buffer_bytes, head_load_bytes, passing_bytes
 from edge.models.spec import ModelSpec
 from edge.offload import Manifest, numpy_dtype
-from edge.partition import Plan, Workload, memory_use, weight_tiers
+from edge.partition import Plan, Workload, weight_tiers
 from edge.partition.plan.shard import WINDOW_LAYERS
 from edge.protocol.assignment import Assignment
 from edge.protocol.step import StepLimits
@@ -44,7 +44,9 @@ def shard_use(
     )
     limits = assignment.limits
     workload = Workload(prompt_tokens=limits.cached_tokens, output_tokens=0, states=limits.requests)
-    use = memory_use(plan, facts, workload)[plan.stages[stage].shards[rank].device]
+    plan.validate(facts, None, is_repaired=True)
+    # Of this seat alone: a device that has two has a session for each.
+    use = plan.stages[stage].shards[rank].memory(plan.place(stage), facts, workload)
     layout = shard_layout(assignment.model, plan, stage=stage, rank=rank)
     widths = Widths.of_shard(
         assignment.model,
