@@ -118,13 +118,14 @@ class KvCopies:
         if not rows:
             return False
         num_bytes = sum(each.nbytes for each in rows)
-        if num_bytes > CHUNK_COPY_BYTES and tokens > COPIED_TOKENS:
-            tokens = max(COPIED_TOKENS, tokens * CHUNK_COPY_BYTES // num_bytes)
+        if (most := tokens * MOST_COPY_BYTES // num_bytes) == 0:
+            self.forget(request)  # no frame takes even one token
+            return False
+        if num_bytes > CHUNK_COPY_BYTES:
+            wanted = max(COPIED_TOKENS, tokens * CHUNK_COPY_BYTES // num_bytes)
+            tokens = min(tokens, most, wanted)
             rows = [each[:, :tokens] for each in rows]
             num_bytes = sum(each.nbytes for each in rows)
-        if num_bytes > MOST_COPY_BYTES:
-            self.forget(request)  # of a model this large it would cost too much
-            return False
         if not self._room.take(num_bytes):
             return False
         self._next[request] = first + tokens

@@ -90,6 +90,24 @@ def test_a_chunk_is_copied_in_large_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     assert pieces(1) == [COPIED_TOKENS] * 5
 
 
+@pytest.mark.parametrize(("most_tokens", "told_of"), [(3, [3, 3, 3]), (0, [])])
+def test_of_a_large_model_fewer_tokens_are_in_one_copy(
+    monkeypatch: pytest.MonkeyPatch, most_tokens: int, told_of: list[int]
+) -> None:
+    own = storage(16)
+    token_bytes = sum(each.nbytes for each in _rows(own, 0, 1))
+    most_bytes = (most_tokens + 1) * token_bytes - 1
+    monkeypatch.setattr("edge.engine.kv_copies.MOST_COPY_BYTES", most_bytes)
+    monkeypatch.setattr("edge.engine.kv_copies.CHUNK_COPY_BYTES", most_bytes // 2)
+    told = list[Event]()
+    copies = KvCopies(told.append, CopyRoom())
+    copies.begin("a", 0)
+    chunk = StepEntry(request="a", position=0, tokens=tuple(range(12)), logit_rows=0)
+    copies.take(Step(entries=(chunk,)), own, now_s=0.0)
+    copies.take(computed(15), own, now_s=0.0)
+    assert [each.tokens for each in told if isinstance(each, KvRows)] == told_of
+
+
 @pytest.mark.parametrize("of", ["answers", "all"])
 def test_of_slow_answers_fewer_tokens_are_copied_at_once(of: Copies) -> None:
     own, told = storage(30), list[Event]()
