@@ -106,19 +106,16 @@ class ShardEngine:
         weights: ShardWeights,
         kv_tier: KVTier | None = None,
         prefixes: tuple[PrefixStore, bytes] | None = None,
-        parked: StageProgram | None = None,
     ) -> Future[int]:
-        """Make the program on the compute thread; the result is the bytes of its weights.
+        """Make the program on the compute thread, unless there is one to `resume`; the result is
+        the bytes of its weights.
 
-        parked: one that was made for an assignment like this, and is this shard's from now on.
         kv_tier: where keys and values go that are swapped out. prefixes: where those of beginnings
         of prompts are kept for other requests, and the secret of whom they belong to.
         """
         if prefixes is not None:
             store, secret = prefixes
             self._prefixes = PrefixCache(store, self.assignment, secret)
-
-        self._program = parked  # at once: whatever comes between, it is closed with this
 
         def work() -> int:
             self._program = self._program or backend.load(
@@ -133,6 +130,11 @@ class ShardEngine:
             return self._program.weight_bytes
 
         return self._thread.call(work)
+
+    def resume(self, parked: StageProgram) -> None:
+        """Have one that was made for an assignment like this: whatever comes between, it is closed
+        with this shard."""
+        self._program = parked
 
     def connect(self, links: Mapping[Seat, Link], names: Mapping[Seat, str]) -> None:
         """Take over the links to all neighbours; `names` are their devices', for messages."""

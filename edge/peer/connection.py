@@ -478,6 +478,8 @@ class Connection:
             if parked is not None:
                 await uninterrupted(run_blocking(parked.close))
             raise
+        if parked is not None:
+            hosted.shard.resume(parked)
         self._peer.sessions[assignment.key] = hosted
         self._mine[assignment.session] = hosted
         store = hosted.kv.prefixes
@@ -499,7 +501,6 @@ class Connection:
                         weights,
                         hosted.kv.tier,
                         prefixes,
-                        parked,
                     )
                 )
         except BaseException:

@@ -201,7 +201,7 @@ class PeerResources:
             self._take(name, use, user)
             return
         except CapacityError:
-            await self._parked.clear()
+            await uninterrupted(self._parked.clear())
         deadline_s = asyncio.get_running_loop().time() + MEASURED_TIMEOUT_S
         while True:
             try:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.coordinator.bringing import Bringing
+from edge.backends.null.program import NullProgram
+from edge.coordinator.bringing import Bringing, make_ready
 from edge.demos.bundled import MODEL
-from edge.errors import PeerLostError
+from edge.errors import NetworkError, PeerLostError
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress, ignore_progress
 from edge.protocol.lease import Lease
@@ -61,6 +62,35 @@ def test_what_was_opened_when_its_load_ends_is_closed(tmp_path: Path) -> None:
     with Checkpoint.open(MODEL) as checkpoint:
         asyncio.run(main(checkpoint))
         gc.collect()
+
+
+def test_what_was_parked_is_closed_where_its_load_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[NullProgram] = []
+    monkeypatch.setattr(NullProgram, "close", lambda program: closed.append(program))
+
+    async def main(checkpoint: Checkpoint) -> None:
+        async with null_peers(tmp_path / "peers", 1) as (daemon,):
+            peers, bringing = daemon.resources, bringing_of(checkpoint, tmp_path)
+            peer = await describe_peer(peers.addresses[0], None)
+            async with bringing.source() as source:
+                brought = await make_ready(bringing, (0, 0), peer, source)
+            (parked,) = peers._parked._parked
+            async with peers.loading:  # by somebody else
+                opening = asyncio.create_task(bringing.open("again", (0, 0), peer, brought))
+                while not peers.sessions:  # noqa: ASYNC110  nobody is told
+                    await asyncio.sleep(0.001)
+                await brought.client.aclose()
+                await asyncio.wait([opening])
+                assert isinstance(opening.exception(), NetworkError)
+                while peers.sessions:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            assert closed == [parked.program]
+            assert not peers.ledger.uses
+
+    with Checkpoint.open(MODEL) as checkpoint:
+        asyncio.run(main(checkpoint))
 
 
 def test_who_leaves_is_sent_no_more(tmp_path: Path) -> None:

@@ -199,7 +199,8 @@ def test_a_program_outlives_its_session_if_its_session_did_not_break_it() -> Non
         assert program is not None
         second = ShardEngine(first.assignment, found.hear)
         weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
-        second.load(backend, weights, parked=program).result(REPORT_WITHIN_S)
+        second.resume(program)
+        second.load(backend, weights).result(REPORT_WITHIN_S)
         assert len(backend.programs) == 1
         second.connect({}, {})
         found.sessions[0] = second

@@ -96,6 +96,18 @@ def test_it_gives_way(tmp_path: Path) -> None:
     with_a_parked_shard(tmp_path, then)
 
 
+def test_it_gives_way_also_to_who_goes_again(tmp_path: Path) -> None:
+    async def then(resources: PeerResources, program: Program, _name: str) -> None:
+        asking = asyncio.create_task(resources.reserve("large", USE))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert program.closed == 1
+        assert resources.ledger.free_bytes == ROOM_BYTES
+
+    with_a_parked_shard(tmp_path, then)
+
+
 def test_it_does_not_wait_for_ever_once_its_owner_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
