@@ -111,6 +111,8 @@ class KeptKv:
     def add(self, seat: Seat, copy: Copy) -> bool:
         """Keep what follows what the shard has sent; False, and nothing is kept, of all else."""
         layers, parts = self.form.layers[seat], self.copies.setdefault(seat, [])
+        if not layers:
+            return False  # copies of nothing would be without end
         if copy.first != (parts[-1].last if parts else self.first):
             return False
         if len(copy.rows) != copy.tokens * _token_bytes(layers):

@@ -73,6 +73,13 @@ def test_what_follows_is_kept_and_nothing_else() -> None:
     assert answer.num_bytes == 2 * len(copy(seats, seat, 5).rows)
 
 
+def test_of_who_keeps_nothing_nothing_is_kept() -> None:
+    """It could send copies of nothing without end."""
+    nobody = KvForm(layers={(0, 0): ()}, digests={(0, 0): "d"}, is_rounded=False)
+    answer = KeptKv(form=nobody, first=0)
+    assert not answer.add((0, 0), Copy(first=0, tokens=1, rows=b""))
+
+
 def test_small_copies_become_large_ones() -> None:
     """Of which few are given back, and in the same order."""
     seats, seat = form(PIPELINE), (0, 0)
