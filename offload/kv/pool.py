@@ -206,10 +206,11 @@ class KVPool:
             self.drop_layer(number, last)
 
     def clear(self) -> None:
-        """Free all slots."""
+        """Free all slots. Views of states that were made before are of nothing then."""
         for request in reversed(tuple(self._requests)):  # so that none moves into a hole
             self.release(request)
         self._drop_spare()
+        self._states = [np.zeros(each.shape, np.float32) for each in self._states]
 
     def drop_layer(self, index: int, slot: int) -> None:
         """Give back the whole pages of one slot in one layer; what was there is lost."""

@@ -109,6 +109,15 @@ def test_a_released_slot_gives_its_memory_back() -> None:
     assert resident_bytes() - before < 16 << 20
 
 
+def test_a_pool_that_is_cleared_gives_the_memory_of_states_back() -> None:
+    pool = KVPool(layers=[], slots=1, context_tokens=1, states=[(1 << 24,)])
+    before = resident_bytes()
+    pool.open("a")
+    assert resident_bytes() - before > 48 << 20
+    pool.clear()
+    assert resident_bytes() - before < 16 << 20
+
+
 def test_what_a_long_request_had_is_given_back_where_a_short_one_moves_in() -> None:
     pool = KVPool(layers=[(2, 16)] * 2, slots=2, context_tokens=1 << 18)
     before = resident_bytes()

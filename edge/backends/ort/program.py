@@ -249,6 +249,7 @@ class OrtProgram(HostKvStorage):
         if self._graphs.streamed is not None:
             return False
         self._graphs.check()
+        self._bindings.clear()
         self._cache.pool.clear()
         self._run_options.terminate = False
         return True
