@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.concurrency.blocking import run_blocking
-from edge.concurrency.loop_thread import LoopThread
+from edge.concurrency.loop_thread import SIGNALS_SEEN_WITHIN_S, LoopThread
 from edge.coordinator.generation import (
     FEWEST_TOKENS_OF_A_RATE,
     Generation,
@@ -372,13 +372,18 @@ class ReplyStream:
                 raise StopIteration
             self._loop.check_caller()
             try:
-                event = self._events.get()
+                event = self._next_event()
             except BaseException:
                 self.close()
                 raise
             return self._under_way.take(event)
         finally:
             self._reading.release()
+
+    def _next_event(self) -> Token | EdgeError:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._events.get(timeout=SIGNALS_SEEN_WITHIN_S)
 
     @property
     def kept_as(self) -> str | None:

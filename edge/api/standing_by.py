@@ -60,7 +60,8 @@ class StandingBy:
                 if not self._lasting.is_recovering:
                     await self._look()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._reloading.changed.wait(), LOOK_EVERY_S)
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._reloading.changed.wait()
         except Exception:
             _log.exception("having devices stand by failed")
         finally:

@@ -12,6 +12,14 @@ from edge.errors import RequestError
 
 T = TypeVar("T")
 
+SIGNALS_SEEN_WITHIN_S = 0.2
+"""For how long a thread sleeps at once while it waits.
+
+The handler of a signal runs between two instructions of the main thread. A signal that comes just
+as that thread falls asleep, or to another thread, does not wake it: Ctrl-C would be seen at the end
+of what it waits for.
+"""
+
 _CLOSED = "the cluster is closed; open it again"
 
 
@@ -47,10 +55,10 @@ class LoopThread:
         try:
             is_open = self.submit(call.start)
             if is_open:
-                call.ended.wait()
+                call.wait()
         except BaseException:  # Ctrl-C, perhaps before the loop was told anything
             if self.submit(call.cancel):
-                call.ended.wait()
+                call.wait()
             else:
                 self._thread.join()
             raise
@@ -125,7 +133,7 @@ class _Call(Generic[T]):
     """One coroutine that another thread waits for."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
-        self.ended = threading.Event()
+        self._ended = threading.Event()
         self._work = work
         self._task: asyncio.Task[T] | None = None
 
@@ -136,9 +144,13 @@ class _Call(Generic[T]):
     def cancel(self) -> None:
         if self._task is None:  # never started
             self._work.close()
-            self.ended.set()
+            self._ended.set()
         else:
             self._task.cancel()
+
+    def wait(self) -> None:
+        while not self._ended.wait(SIGNALS_SEEN_WITHIN_S):
+            pass
 
     def result(self) -> T:
         assert self._task is not None
@@ -149,4 +161,4 @@ class _Call(Generic[T]):
     def _on_done(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
             task.exception()  # seen, also where nobody asks for the result
-        self.ended.set()
+        self._ended.set()

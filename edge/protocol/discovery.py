@@ -146,7 +146,8 @@ async def watch_peers(
                     told.add((copy.id, copy.epoch))
                 yield Look(peers=peers, silent=frozenset(silent))
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), every_s)
+                    async with asyncio.timeout(every_s):
+                        await news.wait()
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)

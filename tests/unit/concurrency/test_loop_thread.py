@@ -12,6 +12,7 @@ import pytest
 
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import RequestError
+from tests.support.signals import ctrl_c_once_asleep
 
 
 @pytest.fixture
@@ -73,6 +74,13 @@ def test_ctrl_c_cancels_and_waits_for_the_clean_up(loop: LoopThread) -> None:
     assert ended == ["cleaned up"]
     thread.join()
     assert loop.run(double(2)) == 4
+
+
+def test_ctrl_c_that_does_not_wake_who_waits(loop: LoopThread) -> None:
+    ended = list[str]()
+    with ctrl_c_once_asleep("wait"), pytest.raises(KeyboardInterrupt):
+        loop.run(wait_for_ever(threading.Event(), ended))
+    assert ended == ["cleaned up"]
 
 
 def test_close_ends_what_other_threads_wait_for() -> None:
