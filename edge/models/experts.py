@@ -75,6 +75,8 @@ class Experts:
     """Experts are chosen from so many of the groups."""
     weight_scale: float = 1.0
     """What the weights of those that are chosen are multiplied by."""
+    least_sum: float = 0.0
+    """What is added to the sum that they are divided by, where they are renormalized."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shared", _made_of(SharedExpert, self.shared))
@@ -94,6 +96,8 @@ class Experts:
         for name, value in positive.items():
             if not finite(value) > 0:
                 raise ValueError(f"{name} must be above 0, not {shown(value)}")
+        if not finite(self.least_sum) >= 0:
+            raise ValueError(f"least_sum must not be negative, and is {shown(self.least_sum)}")
         if self.clamp is not None and self.activation != "silu":
             raise ValueError("only experts of silu are clamped")
         if self.num_experts > MAX_EXPERTS:
@@ -131,6 +135,7 @@ class Experts:
             groups=self.groups,
             chosen_groups=self.chosen_groups,
             scale=self.weight_scale,
+            least_sum=self.least_sum,
         )
 
     @property
@@ -163,14 +168,18 @@ class Experts:
         return shapes
 
     def weights(self, hidden_size: int) -> PartWeights:
-        column: float = self.num_experts * hidden_size
+        columns: dict[str, float] = {"": self.num_experts * hidden_size}
         routers = [("router.weight", self.num_experts * hidden_size)]
         if self.shared is not None:
-            column += hidden_size * self.shared.columns / self.columns
+            columns[_SHARED] = hidden_size * self.shared.columns / self.columns
             routers += [("shared_gate.weight", hidden_size)] * self.shared.is_gated
         return PartWeights(
             unit=Weights(
-                matrices=tuple((f"{role}.weight", column) for role in ("gate", "up", "down")),
+                matrices=tuple(
+                    (f"{prefix}{role}.weight", size)
+                    for prefix, size in columns.items()
+                    for role in ("gate", "up", "down")
+                ),
                 vector=2 * self.num_experts * self.bias,
             ),
             fixed=Weights(

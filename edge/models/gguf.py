@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from reprlib import repr as shown
 from typing import Any
 
@@ -18,121 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.models.gguf_architectures import ARCHITECTURES, EMBEDDING, HEAD, Architecture
+from edge.models.spec import MAX_LAYERS
 
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 ROPE_FACTORS = (_ROPE_FREQUENCIES, _SHORT, _LONG)
 """Tensors that rotary frequencies are divided by: Llama 3's; Phi's in short and long contexts."""
-
-EMBEDDING = "token_embd.weight"
-
-_HEAD = "output.weight"
-
-_MODEL_ROLES = {"embedding": EMBEDDING, "final_norm": "output_norm.weight", "head": _HEAD}
-
-_LAYER_ROLES = {
-    "query": "attn_q",
-    "key": "attn_k",
-    "value": "attn_v",
-    "output": "attn_output",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-    "attention_norm": "attn_norm.weight",
-    "attention_post_norm": "post_attention_norm.weight",
-    "mlp_norm": "ffn_norm.weight",
-    "mlp_post_norm": "post_ffw_norm.weight",
-    "query_norm": "attn_q_norm.weight",
-    "key_norm": "attn_k_norm.weight",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """What is known of a value of `general.architecture`.
-
-    interleaves: rows of query and key lie as llama.cpp's rotation of neighbours wants them.
-    model_type: as a config.json has it, where that is another.
-    keys: of further fields. fused: as of a Family, by what a tensor is called in its layer.
-    has_window: one of layers that have one, which the family knows.
-    finish: adds to the values of the config.json what llama.cpp knows without a key.
-    """
-
-    interleaves: bool = False
-    model_type: str | None = None
-    keys: Mapping[str, str] = field(default_factory=dict)
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    has_window: bool = False
-    finish: Callable[[dict[str, Any]], None] = lambda _values: None
-
-    def tensor_name(self, role: str) -> str:
-        """The name of a role's tensor; of one that is rows of a fused tensor, a name for those."""
-        if role.startswith("layers."):
-            _layers, index, part, *suffix = role.split(".")
-            for fused, parts in self.fused.items():
-                if part in parts:
-                    return ".".join(["blk", index, fused, part, *suffix])
-        return tensor_name(role)
-
-
-def _gemma(large: int) -> Callable[[dict[str, Any]], None]:
-    """`large`: layers of the model whose scores are scaled otherwise than the others'."""
-
-    def finish(values: dict[str, Any]) -> None:
-        hidden, heads = values["hidden_size"], values["num_attention_heads"]
-        size = values.get("head_dim")
-        if values["num_hidden_layers"] == large and type(hidden) is type(heads) is int and heads:
-            size = hidden // heads
-        values["query_pre_attn_scalar"] = size
-        # Only layers without a window are scaled, where layers turn in two ways.
-        values["rope_scaling"] = values.pop("rope_parameters")
-
-    return finish
-
-
-def _olmo(values: dict[str, Any]) -> None:
-    """OLMo 3 is OLMo 2 with windows."""
-    if values["sliding_window"]:
-        values["model_type"] = "olmo3"
-        values["rope_scaling"] = values.pop("rope_parameters")
-
-
-_CAPS = {
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
-_GATE_UP = {"ffn_up": ("gate", "up")}
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "gemma2": Architecture(keys=_CAPS, has_window=True, finish=_gemma(46)),
-    "gemma3": Architecture(
-        model_type="gemma3_text",
-        keys={**_CAPS, "rope_local_base_freq": "rope.freq_base_swa"},
-        has_window=True,
-        finish=_gemma(62),
-    ),
-    "glm4": Architecture(fused=_GATE_UP),
-    "granite": Architecture(
-        interleaves=True,
-        keys={
-            "attention_multiplier": "attention.scale",
-            "embedding_multiplier": "embedding_scale",
-            "residual_multiplier": "residual_scale",
-            "logits_scaling": "logit_scale",
-        },
-    ),
-    "llama": Architecture(interleaves=True),
-    "olmo2": Architecture(has_window=True, finish=_olmo),
-    "phi3": Architecture(
-        keys={"original_max_position_embeddings": "rope.scaling.original_context_length"},
-        fused={"attn_qkv": ("query", "key", "value"), **_GATE_UP},
-        has_window=True,
-    ),
-    "qwen2": Architecture(),
-    "qwen3": Architecture(),
-    "smollm3": Architecture(interleaves=True),
-}
-"""Mistral is of architecture "llama"."""
 
 _REQUIRED = {
     "hidden_size": "embedding_length",
@@ -150,16 +42,15 @@ _OPTIONAL = {
     "sliding_window": "attention.sliding_window",
 }
 
-_PLAIN = {"expert_count": (0,), "attention.causal": (True,), "logit_scale": (0, 1)}
+_FURTHER_LAYERS = "nextn_predict_layers"
+"""Behind the last, counted with the others: they predict further tokens, and are not computed."""
+
+_PLAIN: Mapping[str, tuple[object, ...]] = {
+    "expert_count": (0,),
+    "attention.causal": (True,),
+    "logit_scale": (0, 1),
+}
 """What some keys must be, where they are there: anything else is another model than is computed."""
-
-
-def tensor_name(role: str) -> str:
-    """The names in GGUF files, which all architectures share where nothing is fused."""
-    if role in _MODEL_ROLES:
-        return _MODEL_ROLES[role]
-    _layers, index, part, *suffix = role.split(".")
-    return ".".join(["blk", index, _LAYER_ROLES[part], *suffix])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,12 +92,16 @@ def describe_gguf(
             f"{', '.join(ARCHITECTURES)}"
         )
     architecture = ARCHITECTURES[name]
-    wanted = {**_REQUIRED, **_OPTIONAL, **architecture.keys}
+    needed = {**_REQUIRED, **architecture.needed}
+    wanted = {**needed, **_OPTIONAL, **architecture.keys}
+    if architecture.by_layer:
+        of_layers = architecture.by_layer.values()
+        wanted = {each: key for each, key in wanted.items() if key not in of_layers}
     keys = {each: f"{name}.{key}" for each, key in wanted.items()}
-    for each in _REQUIRED:
+    for each in needed:
         if keys[each] not in metadata:
             raise CheckpointError(f"{source}: {keys[each]} is missing; download the file again")
-    for key, plain in _PLAIN.items():
+    for key, plain in {**_PLAIN, **architecture.plain}.items():
         if key in wanted.values():
             continue
         if (value := _of(metadata, f"{name}.{key}", plain[0], source)) not in plain:
@@ -217,6 +112,12 @@ def describe_gguf(
     values = {
         each: _value(metadata[key], key, source) for each, key in keys.items() if key in metadata
     }
+    for each, key in architecture.by_layer.items():
+        keys[each] = f"{name}.{key}"
+        values[each] = _of_layers(metadata, keys[each], values["num_hidden_layers"], source)
+    further = _of(metadata, f"{name}.{_FURTHER_LAYERS}", 0, source)
+    if type(further) is type(values["num_hidden_layers"]) is int:
+        values["num_hidden_layers"] -= max(0, further)
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
     if "head_dim" not in values and type(hidden) is type(heads) is int and heads > 0:
         values["head_dim"] = hidden // heads
@@ -233,13 +134,14 @@ def describe_gguf(
     window = values.pop("sliding_window", 0)
     if architecture.has_window:
         values["sliding_window"] = window or None
-    elif name == "llama" and window:
-        values |= {"model_type": "mistral", "sliding_window": window}
-    values["tie_word_embeddings"] = _HEAD not in shapes
+    values["tie_word_embeddings"] = HEAD not in shapes
     values["attention_bias"] = "blk.0.attn_q.bias" in shapes
     values["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
     values["rope_parameters"] = _rope(metadata, name, rope_factors, source)
-    architecture.finish(values)
+    try:
+        architecture.finish(values, shapes)
+    except ValueError as error:
+        raise CheckpointError(f"{source}: {error}") from error
     return GgufModel(architecture=architecture, values=values, keys=keys)
 
 
@@ -258,18 +160,21 @@ def claimed_config(
     if values.get("vocab_size") is None and isinstance(tokens, tuple):
         values["vocab_size"] = len(tokens)
     if shapes:
-        values["tie_word_embeddings"] = _HEAD not in shapes
+        values["tie_word_embeddings"] = HEAD not in shapes
     with contextlib.suppress(CheckpointError):
         values["rope_parameters"] = _rope(metadata, name, {}, source)
     return values
 
 
-def unknown_tensors(names: Iterable[str], known: Collection[str]) -> list[str]:
+def unknown_tensors(names: Iterable[str], known: Collection[str], num_layers: int) -> list[str]:
     """Tensors of layers that no formula here uses; a model that has them needs them."""
     return sorted(
         name
         for name in names
-        if name not in known and re.match(r"blk\.", name) and "attn_rot_embd" not in name
+        if name not in known
+        and (layer := re.match(r"blk\.(\d{1,9})\.", name))
+        and int(layer[1]) < num_layers
+        and "attn_rot_embd" not in name
     )
 
 
@@ -291,6 +196,22 @@ def _value(value: object, key: str, source: str) -> object:
             short = np.float32(value)
         return float(str(short)) if float(short) == value else value
     return value
+
+
+def _of_layers(metadata: Mapping[str, Any], key: str, num_layers: object, source: str) -> list[int]:
+    """A number for each layer; one number is that of all."""
+    found = metadata.get(key)
+    if type(found) is int and type(num_layers) is int and num_layers <= MAX_LAYERS:
+        return [found] * num_layers
+    if (
+        not isinstance(found, np.ndarray)
+        or not np.issubdtype(found.dtype, np.integer)
+        or len(found) != num_layers
+    ):
+        raise CheckpointError(
+            f"{source}: {key} must have a whole number for each layer; download the file again"
+        )
+    return [int(each) for each in found]
 
 
 def _turned(metadata: Mapping[str, Any], name: str, head_size: int, source: str) -> int:
@@ -352,7 +273,10 @@ def _rope(
         trained = _of(metadata, f"{scaling}.original_context_length", None, source)
         found["beta_fast"] = _of(metadata, f"{scaling}.yarn_beta_fast", None, source)
         found["beta_slow"] = _of(metadata, f"{scaling}.yarn_beta_slow", None, source)
-        if isinstance(gain, float) and isinstance(factor, float) and factor > 1:
+        whole = _of(metadata, f"{scaling}.yarn_log_multiplier", 0.0, source)
+        if isinstance(whole, float) and whole:
+            found["mscale"], found["mscale_all_dim"] = 1.0, whole
+        elif isinstance(gain, float) and isinstance(factor, float) and factor > 1:
             found["attention_factor"] = gain * (1.0 + 0.1 * math.log(factor))
         found["original_max_position_embeddings"] = trained
     return found

@@ -51,6 +51,7 @@ def _experts(config: Config) -> Experts:
         has_correction=True,
         groups=config.size("n_group", 1, most=MAX_EXPERTS),
         chosen_groups=config.size("topk_group", 1, most=MAX_EXPERTS),
+        least_sum=1e-20,
         weight_scale=config.positive("routed_scaling_factor", 1.0),
     )
 

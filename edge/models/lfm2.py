@@ -11,7 +11,7 @@ from edge.models.families import Family, llama_tensor_name
 from edge.models.parts import MAX_SIZE
 from edge.models.rope import read_rotary
 from edge.models.short_convolution import ShortConvolution
-from edge.models.spec import ModelSpec
+from edge.models.spec import FeedForward, ModelSpec
 
 _CONVOLUTION = "conv"
 _MULTIPLIER = "block_ffn_dim_multiplier"
@@ -29,7 +29,19 @@ _NAMES = {
 
 
 def describe(config: Config) -> ModelSpec:
-    config, count = config.filled(_USUAL), num_layers(config)
+    config = config.filled(_USUAL)
+    return convolution_decoder(config, family="lfm2", columns=_columns(config))
+
+
+def convolution_decoder(
+    config: Config,
+    *,
+    family: str,
+    columns: int,
+    feed_forwards: Sequence[FeedForward | None] | None = None,
+) -> ModelSpec:
+    """`columns`: of plain feed-forward blocks; `feed_forwards`: as for `decoder`."""
+    count = num_layers(config)
     hidden = config.size("hidden_size")
     # What shards have of a convolution may be any channels; heads of attention are as many.
     units = math.gcd(hidden, config.size("num_attention_heads"))
@@ -43,14 +55,15 @@ def describe(config: Config) -> ModelSpec:
     is_tied = config.flag("tie_embedding", config.flag("tie_word_embeddings", True))
     return decoder(
         config,
-        family="lfm2",
+        family=family,
         rotaries=(rotary,) * count,
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,
         mixer={"query_key_norm": True},
         mixers=[mixer if kind == _CONVOLUTION else None for kind in _kinds(config)],
-        feed_forward={"columns": _columns(config), "activation": "silu"},
+        feed_forward={"columns": columns, "activation": "silu"},
+        feed_forwards=feed_forwards,
         model={"norm_epsilon": config.number("norm_eps", 1e-5), "tied_embeddings": is_tied},
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, product
@@ -163,6 +163,36 @@ class ColumnsOfOne:
         return np.ascontiguousarray(found[..., at].T)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expanded:
+    """A tensor as one with an axis of 1 more: a vector as a row, say."""
+
+    tensor: str
+    axis: int
+    size: int
+    """Of the first axis of the result."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.size
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return (self.size,) if self.axis else ()
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        return (*whole[: self.axis], 1, *whole[self.axis :])
+
+    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        if self.axis == 0:
+            found = store.read(self.tensor, rows=columns)[None][: len(rows)]
+        else:
+            found = np.expand_dims(store.read(self.tensor, rows=rows), self.axis)
+            if columns is not None:
+                found = np.ascontiguousarray(found[:, columns.start : columns.stop])
+        return found
+
+
 def fused_rows(
     fused: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
 ) -> dict[str, SomeRows]:
@@ -208,9 +238,16 @@ def rows_of_heads(
 
 
 def rows_of_experts(
-    stacked: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
+    stacked: Mapping[str, tuple[str, ...]],
+    spec: ModelSpec,
+    tensor_name: Callable[[str], str],
+    *,
+    there: Container[str] | None = None,
 ) -> dict[str, TensorPart]:
-    """The same for matrices of experts, those of a layer in one tensor."""
+    """The same for matrices of experts, those of a layer in one tensor.
+
+    there: tensors of a checkpoint, where there is a choice; parts of others are not told.
+    """
     found: dict[str, TensorPart] = {}
     for layer in range(spec.num_layers):
         part = spec.layer(layer).feed_forward
@@ -219,6 +256,9 @@ def rows_of_experts(
         heights = {"gate": part.columns, "up": part.columns, "down": spec.hidden_size}
         for whole, matrices in stacked.items():
             sizes = [heights[matrix] for matrix in matrices]
+            one = tensor_name(f"{expert_name(f'layers.{layer}.', 0)}{matrices[0]}.weight")
+            if there is not None and _beside(one, layer, whole) not in there:
+                continue
             for number in range(part.num_experts):
                 own = expert_name(f"layers.{layer}.", number)
                 for matrix, stop, size in zip(matrices, accumulate(sizes), sizes, strict=True):
@@ -232,7 +272,11 @@ def rows_of_experts(
 
 
 def columns_of_experts(
-    turned: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
+    turned: Mapping[str, tuple[str, ...]],
+    spec: ModelSpec,
+    tensor_name: Callable[[str], str],
+    *,
+    there: Container[str] | None = None,
 ) -> dict[str, TensorPart]:
     """The same where rows are columns, and those of several matrices lie in turn."""
     found: dict[str, TensorPart] = {}
@@ -242,6 +286,9 @@ def columns_of_experts(
             continue
         shapes = part.shapes(spec.hidden_size)
         for whole, matrices in turned.items():
+            one = tensor_name(f"{expert_name(f'layers.{layer}.', 0)}{matrices[0]}")
+            if there is not None and _beside(one, layer, whole) not in there:
+                continue
             for number, (place, matrix) in product(range(part.num_experts), enumerate(matrices)):
                 role = expert_name("", number) + matrix
                 rows, *columns = shapes[role]

@@ -20,9 +20,10 @@ from edge.progress import OnProgress
 from edge.weights.block_matrices import Blocks, OffsetBlocks
 from edge.weights.encoding import Encoding
 from edge.weights.float_matrices import Floats
-from edge.weights.fused_rows import SomeRows
+from edge.weights.fused_rows import RowsOfOne, SomeRows, TensorPart
+from edge.weights.integer_formats import small_floats
 from edge.weights.matrix_kind import CheckpointTensors
-from edge.weights.recipe import Kind
+from edge.weights.recipe import Kind, rule_role
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
 
 _CHUNK_WEIGHTS = 1 << 22
@@ -33,21 +34,27 @@ def gguf_encoding(
     store: GgufStore,
     spec: ModelSpec,
     tensor_name: Callable[[str], str],
-    parts: Mapping[str, SomeRows],
+    parts: Mapping[str, TensorPart],
 ) -> Encoding | None:
     """What the file itself holds its matrices in; None where all are plain floats.
 
-    parts: names of roles' tensors that are rows of others.
+    parts: names of roles' tensors that are parts of others.
     """
+    floats = {rule.role for rule in small_floats(spec)}
     types = {
-        role: store.block_type(_place(tensor_name(role), parts)[0])
+        role: store.block_type(_place(store, tensor_name(role), parts)[0])
         for role, shape in tensor_shapes(spec).items()
         if len(shape) == 2 and role != "embedding"
     }
-    coded = frozenset(role for role, each in types.items() if each.coded is not None)
+    coded = frozenset(
+        role
+        for role, each in types.items()
+        if each.coded is not None and rule_role(role) not in floats
+    )
     if not coded:
         return None
-    found = recipe_of(spec, {role: _kind(each) for role, each in types.items()})
+    kinds = {role: _kind(each) if role in coded else Floats() for role, each in types.items()}
+    found = recipe_of(spec, kinds)
     if found is None:
         return None
     recipe, grades = found
@@ -60,16 +67,23 @@ def gguf_encoding(
     return Encoding(recipe=recipe, grades=grades, open=open_source)
 
 
-def _place(name: str, parts: Mapping[str, SomeRows]) -> tuple[str, int]:
-    """The tensor in the file, and its first row of these."""
-    part = parts.get(name)
-    return (name, 0) if part is None else (part.tensor, part.rows.start)
+def _place(store: GgufStore, name: str, parts: Mapping[str, TensorPart]) -> tuple[str, int]:
+    """The tensor in the file, and its first row of these, counted through stacked matrices."""
+    match parts.get(name):
+        case SomeRows(tensor=tensor, rows=rows):
+            return tensor, rows.start
+        case RowsOfOne(tensor=tensor, number=number, rows=rows):
+            return tensor, number * store.shape(tensor)[1] + rows.start
+        case None:
+            return name, 0
+        case part:  # numbers of its own for each expert, or one row: never matrices of codes
+            return part.tensor, 0
 
 
 def _read(
-    store: GgufStore, parts: Mapping[str, SomeRows], name: str, rows: range, columns: range
+    store: GgufStore, parts: Mapping[str, TensorPart], name: str, rows: range, columns: range
 ) -> tuple[QuantizedMatrix, int]:
-    name, first = _place(name, parts)
+    name, first = _place(store, name, parts)
     rows = range(first + rows.start, first + rows.stop)
     block = store.block_type(name)
     size = block.block_size

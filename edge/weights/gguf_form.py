@@ -15,18 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.models.experts import Experts
 from edge.models.families import read_family
-from edge.models.gguf import (
-    EMBEDDING,
-    ROPE_FACTORS,
-    GgufModel,
-    describe_gguf,
-    unknown_tensors,
-)
+from edge.models.gguf import ROPE_FACTORS, GgufModel, describe_gguf, unknown_tensors
+from edge.models.gguf_architectures import EMBEDDING, STACKED_EXPERTS, Architecture
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.offload import (
     GgufFile,
     GgufStore,
+    GgufTensor,
     StoreError,
     WeightStore,
     first_part,
@@ -44,7 +41,14 @@ from edge.text.gguf import (
 )
 from edge.weights.encoding import Encoding
 from edge.weights.form import CheckpointForm, with_tied_head
-from edge.weights.fused_rows import SomeRows, fused_rows, with_fused_rows
+from edge.weights.fused_rows import (
+    Expanded,
+    TensorPart,
+    columns_of_experts,
+    fused_rows,
+    rows_of_experts,
+    with_fused_rows,
+)
 from edge.weights.gguf_blocks import gguf_encoding
 
 _MOST_ROPE_FACTORS = 1 << 16
@@ -95,9 +99,9 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
     model, spec = gguf_spec(files)
     tensor_name = model.architecture.tensor_name
     shapes = {tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
-    parts = fused_rows(model.architecture.fused, spec, tensor_name)
+    parts = _parts(model.architecture, spec, shapes, tensors, source)
     known = {parts[name].tensor if name in parts else name for name in shapes}
-    if unknown := unknown_tensors(tensors, known):
+    if unknown := unknown_tensors(tensors, known, spec.num_layers):
         raise CheckpointError(
             f"{source}: tensor {unknown[0]} has no place in a model of family {spec.family}, so "
             "what it is for would not be computed; use another model"
@@ -131,6 +135,44 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
     )
 
 
+def _parts(
+    architecture: Architecture,
+    spec: ModelSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, GgufTensor],
+    source: str,
+) -> dict[str, TensorPart]:
+    """Where tensors of roles are that are parts of others, by the names of those roles."""
+    name = architecture.tensor_name
+    parts: dict[str, TensorPart] = {**fused_rows(architecture.fused, spec, name)}
+    weights = {f"{whole}.weight": each for whole, each in STACKED_EXPERTS.items()}
+    of_experts = rows_of_experts(weights, spec, name, there=tensors)
+    biases = {
+        f"{whole}.bias": tuple(f"{each}.bias" for each in matrices)
+        for whole, matrices in STACKED_EXPERTS.items()
+        if len(matrices) == 1
+    }
+    if any(
+        isinstance(kind.feed_forward, Experts) and kind.feed_forward.bias for kind in spec.kinds
+    ):
+        of_experts |= columns_of_experts(biases, spec, name, there=tensors)
+    for role in tensor_shapes(spec):
+        each = name(role)
+        if ".experts." in role and each not in tensors and each not in of_experts:
+            layer, matrix, suffix = each.split(".")[1], *each.split(".")[-3::2]
+            raise CheckpointError(
+                f"{source}: tensor blk.{layer}.{matrix}_exps.{suffix} is missing; the download is "
+                f"incomplete, or the file is not of family {spec.family}"
+            )
+    for each, shape in shapes.items():
+        axis = len(shape) - 2  # a single row is a vector in files, a convolution a matrix
+        if axis < 0 or shape[axis] != 1 or each not in tensors:
+            continue
+        if len(tensors[each].shape) == len(shape) - 1:
+            parts[each] = Expanded(tensor=each, axis=axis, size=shape[0])
+    return parts | of_experts
+
+
 def gguf_spec(files: Sequence[GgufFile]) -> tuple[GgufModel, ModelSpec]:
     """What the metadata describe, whether or not the tensors are there.
 
@@ -153,7 +195,7 @@ def _own_encoding(
     spec: ModelSpec,
     shapes: Mapping[str, tuple[int, ...]],
     tensor_name: Callable[[str], str],
-    parts: Mapping[str, SomeRows],
+    parts: Mapping[str, TensorPart],
 ) -> Encoding | None:
     """None, too, for a file without all tensors as they should be, which is refused elsewhere."""
     present, name = set(of_roles.names()), with_tied_head(spec, tensor_name)

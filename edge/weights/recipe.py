@@ -59,7 +59,8 @@ class Rule:
     """The kind of one matrix: of every layer, or of those of a grade (see LayerSpec)."""
 
     role: str
-    """"head", or the role within its layer: "down.weight", also an expert's."""
+    """"head", or the role within its layer: "down.weight", also an expert's, and a shared one's
+    where no rule is for "shared.down.weight"."""
     kind: Kind
     grade: int | None = None
 
@@ -73,10 +74,10 @@ class Recipe:
 
     def kind(self, role: str, grade: int) -> Kind:
         """`role`: of the model, or within its layer."""
-        local = rule_role(role)
-        for rule in self.rules:
-            if rule.role == local and rule.grade in (None, grade):
-                return rule.kind
+        for name in _rule_names(role):
+            for rule in self.rules:
+                if rule.role == name and rule.grade in (None, grade):
+                    return rule.kind
         return self.usual
 
     @property
@@ -89,10 +90,10 @@ class Recipe:
 
         Block sizes are powers of 2, so the largest is a multiple of all.
         """
-        names = frozenset(map(rule_role, roles))
+        names = [frozenset(_rule_names(role)) for role in roles]
         ruled = {rule.role for rule in self.rules if rule.grade is None}
-        kinds = {rule.kind for rule in self.rules if rule.role in names}
-        if not names <= ruled:
+        kinds = {rule.kind for rule in self.rules if any(rule.role in each for each in names)}
+        if any(each.isdisjoint(ruled) for each in names):
             kinds.add(self.usual)
         return max(kind.column_multiple for kind in kinds)
 
@@ -110,7 +111,13 @@ def rule_role(role: str) -> str:
     for of_many in ("layers.", "experts."):
         if role.startswith(of_many):
             role = role.split(".", 2)[2]
-    return role.removeprefix("shared.")
+    return role
+
+
+def _rule_names(role: str) -> tuple[str, ...]:
+    """Whose rules count for a role, the first that there is."""
+    local = rule_role(role)
+    return tuple(dict.fromkeys((local, local.removeprefix("shared."))))
 
 
 def _stored(matrix: MatrixSlice, runs: list[tuple[Kind, Rows]]) -> Iterator[StoredMatrix]:

@@ -56,13 +56,18 @@ def recipe_of(spec: ModelSpec, kinds: Mapping[str, Kind]) -> tuple[Recipe, tuple
         return None
     usual = Counter(kinds.values()).most_common(1)[0][0]
     rules = [Rule("head", kinds["head"])]
-    for local in unlike[0]:
-        found = [layer[local] for layer in unlike]
-        if len(set(found)) == 1:
-            rules.append(Rule(local, found[0]))
+    for local in dict.fromkeys(each for layer in unlike for each in layer):
+        plain = local.removeprefix("shared.")
+        if plain != local and all(each.get(local) in (None, each.get(plain)) for each in unlike):
+            continue
+        found = {grade: layer[local] for grade, layer in enumerate(unlike) if local in layer}
+        if len(set(found.values())) == 1:
+            rules += [Rule(local, kind) for kind in set(found.values())]
         else:
-            rules += [Rule(local, kind, grade) for grade, kind in enumerate(found)]
-    recipe = Recipe(usual, tuple(rule for rule in rules if rule.kind != usual))
+            rules += [Rule(local, kind, grade) for grade, kind in found.items()]
+    # A shared expert without a rule would be as the others are.
+    kept = (rule for rule in rules if rule.kind != usual or rule.role.startswith("shared."))
+    recipe = Recipe(usual, tuple(kept))
     return recipe, grades
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edge.kernels.experts.reference import BEST_OF_GROUP, LEAST_SUM, Routing
+from edge.kernels.experts.reference import BEST_OF_GROUP, Routing
 from edge.kernels.onnx_graph import OnnxGraph
 
 Expert = Callable[[OnnxGraph, int, str], str]
@@ -138,8 +138,8 @@ def _route(
         weights = graph.node("GatherElements", scores, chosen, axis=-1)
     if routing.renormalized:
         total = graph.node("ReduceSum", weights, last, keepdims=1)
-        if routing.scoring == "sigmoid":
-            total = graph.node("Add", total, number(LEAST_SUM))
+        if routing.least_sum:
+            total = graph.node("Add", total, number(routing.least_sum))
         weights = graph.node("Div", weights, total)
     if routing.scale != 1.0:
         weights = graph.node("Mul", weights, number(routing.scale))

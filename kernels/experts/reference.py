@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 Scoring = Literal["softmax", "sigmoid"]
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
-LEAST_SUM = 1e-20
-"""What is added to a sum of sigmoids that others are divided by."""
 BEST_OF_GROUP = 2
 """How many of a group's scores say how good it is."""
 
@@ -39,6 +37,8 @@ class Routing:
     chosen_groups: int = 1
     scale: float = 1.0
     """What weights are multiplied by."""
+    least_sum: float = 0.0
+    """What is added to the sum that weights are divided by."""
 
 
 def route(
@@ -62,8 +62,7 @@ def route(
     chosen = np.argsort(-ranked, axis=-1, kind="stable")[:, : routing.top_k]
     weights = np.take_along_axis(scores, chosen, axis=-1)
     if routing.renormalized:
-        least = LEAST_SUM if routing.scoring == "sigmoid" else 0.0
-        weights /= weights.sum(axis=-1, keepdims=True) + least
+        weights /= weights.sum(axis=-1, keepdims=True) + routing.least_sum
     return chosen, weights * routing.scale
 
 

@@ -65,15 +65,16 @@ class GgufFile(Closing):
                 f"tensor {name} in {self.path} is of type {tensor.type.name}, which is not read "
                 f"here; fetch the model in one of {', '.join(READ_TYPES)}"
             )
-        if len(tensor.shape) > 2:
+        if len(tensor.shape) > 3:
             raise StoreUnsupportedError(
-                f"tensor {name} in {self.path} has the shape {list(tensor.shape)}; matrices and "
-                "vectors are read here"
+                f"tensor {name} in {self.path} has the shape {list(tensor.shape)}; vectors, "
+                "matrices and stacks of matrices are read here"
             )
         return tensor.type
 
     def blocks(self, name: str, rows: range, blocks: range) -> NDArray[np.uint8]:
-        """Raw blocks uint8 [rows, blocks, block_bytes]; a vector is a matrix of one row.
+        """Raw blocks uint8 [rows, blocks, block_bytes]; a vector is a matrix of one row, and the
+        rows of stacked matrices are those of one after those of another.
 
         `blocks` are counted within a row. Raises StoreUnsupportedError as `type`, StoreCorruptError
         if the file shrank meanwhile; ValueError once it is closed.

@@ -1,6 +1,7 @@
 """Tensors of a model in GGUF: one file, or the parts that it was split into."""
 
 import hashlib
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -138,8 +139,16 @@ class GgufStore(Closing):
         dtype, shape = self.dtype(name), self.shape(name)
         runs = [*checked_runs(shape, rows, columns)]
         runs += [range(size) for size in shape[len(runs) :]]
-        covering = self._covering(name, runs[0])
         file = self._file(name)
+        if len(shape) == 3:
+            matrices, height = runs[0], shape[1]
+            found = np.empty([*map(len, runs)], dtype)
+            for place, number in enumerate(matrices):
+                first = number * height
+                some = range(first + runs[1].start, first + runs[1].stop)
+                found[place] = file.read(name, some, runs[2], dtype)
+            return found
+        covering = self._covering(name, runs[0])
         if len(shape) == 1:
             values = file.read(name, range(1), covering, dtype)[0]
         else:
@@ -153,10 +162,11 @@ class GgufStore(Closing):
     def blocks(self, name: str, rows: range, blocks: range) -> NDArray[np.uint8]:
         """Of a matrix, raw blocks uint8 [rows, blocks, bytes of a block], rows in order as `read`.
 
-        Raises like `read`.
+        Of stacked matrices rows are counted through all. Raises like `read`.
         """
         shape, size = self.shape(name), self.block_type(name).block_size
-        rows, blocks = checked_runs((shape[0], shape[1] // size), rows, blocks)
+        height = math.prod(shape[:-1])
+        rows, blocks = checked_runs((height, shape[-1] // size), rows, blocks)
         covering = self._covering(name, rows)
         raw = self._file(name).blocks(name, covering, blocks)
         return self._in_order(name, raw, covering, rows)

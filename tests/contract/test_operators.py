@@ -244,6 +244,7 @@ def test_experts(
         groups=groups,
         chosen_groups=chosen,
         scale=data.draw(st.sampled_from([1.0, 2.5])),
+        least_sum=data.draw(st.sampled_from([0.0, 0.1])),
     )
     own = 0.1 * normal(seed + 3, count) if is_corrected else None
     x, logits = normal(seed, 1, rows, hidden), normal(seed + 1, 1, rows, count)

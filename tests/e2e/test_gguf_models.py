@@ -50,6 +50,13 @@ pytestmark = pytest.mark.slow
         ("glm4", Type.F32, "tensor_3"),
         ("granite", Type.F16, "pipeline_2"),
         ("phi3_in_blocks", Type.Q5_1, "tensor_3"),
+        ("mixtral", Type.F16, "tensor_3"),
+        ("qwen2_moe_in_blocks", Type.Q4_0, "tensor_3"),
+        ("qwen3_moe_in_blocks", Type.Q8_0, "pipeline_2"),
+        ("gpt_oss_in_blocks", Type.MXFP4, "mixed_2_then_3"),
+        ("glm4_moe", Type.BF16, "tensor_3"),
+        ("lfm2_in_blocks", Type.Q4_1, "tensor_3"),
+        ("lfm2_moe_in_blocks", Type.Q5_0, "pipeline_3"),
     ],
 )
 def test_logits_and_greedy_tokens_equal_transformers(
@@ -73,9 +80,22 @@ def test_logits_and_greedy_tokens_equal_transformers(
     assert list(reply.token_ids) == meant.greedy(prompt, NEW_TOKENS)
 
 
+def experts_of_several_types(name: str) -> int:
+    """A shared expert is held finer than the others, as people do."""
+    if "shexp" in name:
+        return int(Type.Q8_0)
+    return int(Type.Q6_K if "down_exps" in name else Type.Q4_0)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*(("llama_in_blocks", kind) for kind in QUANTISED), ("phi3_in_blocks", Type.Q4_0)],
+    [
+        *(("llama_in_blocks", kind) for kind in QUANTISED),
+        ("phi3_in_blocks", Type.Q4_0),
+        ("qwen2_moe_in_blocks", experts_of_several_types),
+        ("gpt_oss_in_blocks", Type.MXFP4),
+        ("lfm2_in_blocks", Type.Q4_0),
+    ],
     ids=str,
 )
 def test_codes_are_computed_with_as_the_file_has_them(
@@ -83,10 +103,10 @@ def test_codes_are_computed_with_as_the_file_has_them(
     tiny_checkpoint: Checkpoints,
     tmp_path: Path,
     name: str,
-    kind: int,
+    kind: int | Callable[[str], int],
 ) -> None:
     """Rows are cut within the blocks of 256, and columns within those of 32; of phi3 out of fused
-    matrices."""
+    matrices, of experts out of tensors with those of a layer."""
     made = tiny_checkpoint(name)
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, made.path, kind=kind)

@@ -295,6 +295,26 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "layer_types": ["conv", "full_attention", "conv", "conv"],
         },
     ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 101,
+            "moe_intermediate_size": 37,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "norm_eps": 1e-2,
+            "conv_L_cache": 3,
+            "num_dense_layers": 1,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "routed_scaling_factor": 1.3,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
     "ministral3": (
         "ministral3",
         {
@@ -674,13 +694,63 @@ EXPERTS_IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "rope_parameters": {**_YARN, "truncate": False},
         },
     ),
+    "lfm2_in_blocks": (
+        "lfm2",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "norm_eps": 1e-2,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
+    "lfm2_moe_in_blocks": (
+        "lfm2_moe",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "moe_intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "norm_eps": 1e-2,
+            "num_dense_layers": 1,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
+    "qwen3_moe_in_blocks": (
+        "qwen3_moe",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "moe_intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+        },
+    ),
 }
-"""Others, which GGUF files are not read of."""
+"""Others, with experts, and with states."""
 
 _ALL = {**FAMILIES, **MORE_FAMILIES, **LARGER, **WORDY, **IN_BLOCKS, **EXPERTS_IN_BLOCKS}
 
 _PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """Of `transformers`: attention by its formula, and one expert after the other."""
+
+_BUFFERS = ("e_score_correction_bias", "expert_bias")
+"""Weights that are no parameters."""
 
 StoredType = Literal["float32", "bfloat16", "float16"]
 
@@ -854,9 +924,7 @@ def make_checkpoint(
     kind = hub.AutoModelForImageTextToText if pictures else hub.AutoModelForCausalLM
     model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        corrections = [
-            each for each in model.named_buffers() if each[0].endswith("e_score_correction_bias")
-        ]
+        corrections = [each for each in model.named_buffers() if each[0].endswith(_BUFFERS)]
         for parameter_name, parameter in (*model.named_parameters(), *corrections):
             values = _random_weight(parameter_name, tuple(parameter.shape), name)
             parameter.copy_(torch.from_numpy(values))

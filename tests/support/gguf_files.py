@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.gguf_experts import stacked, unstacked
 
 Type: Any = gguf.GGMLQuantizationType
 
@@ -36,14 +37,73 @@ _TENSORS = {
     "post_feedforward_layernorm": "post_ffw_norm",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "self_attn.sinks": "attn_sinks.weight",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    **{f"mlp.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
+    **{
+        f"{block}.experts.{theirs}": f"ffn_{part}_exps"
+        for block in ("block_sparse_moe", "feed_forward")
+        for theirs, part in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+    },
+    **{
+        f"mlp.shared_expert{end}.{part}_proj": f"ffn_{part}_shexp"
+        for end in ("", "s")
+        for part in ("gate", "up", "down")
+    },
 }
 _WHOLE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
     "lm_head.weight": "output.weight",
 }
 
+_FLOATS = ("ffn_gate_inp", "shortconv.conv")
+"""Matrices that files never hold as codes."""
+
+_ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "gemma3_text": "gemma3",
+    "olmo3": "olmo2",
+    "gpt_oss": "gpt-oss",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "glm4_moe": "glm4moe",
+    "lfm2_moe": "lfm2moe",
+}
+
 _FURTHER = {
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "num_dense_layers": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "conv_L_cache": "shortconv.l_cache",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "attention_multiplier": "attention.scale",
@@ -54,7 +114,7 @@ _FURTHER = {
 """Keys of some architectures, by fields of a config.json."""
 
 _TURNING = ("llama", "granite", "smollm3")
-_WINDOWED = ("mistral", "gemma2", "gemma3_text", "olmo3", "phi3")
+_WINDOWED = ("mistral", "mixtral", "gemma2", "gemma3_text", "gpt_oss", "olmo3", "phi3")
 
 _HALVES: Mapping[int, tuple[int, ...]] = {
     Type.Q2_K: (80, 82),
@@ -69,10 +129,13 @@ _HALVES: Mapping[int, tuple[int, ...]] = {
 
 
 def gguf_name(name: str, *, has_post_norms: bool = False) -> str:
-    """Of a tensor that a folder calls `name`; `has_post_norms`: of gemma and olmo."""
+    """Of a tensor that a folder calls `name`; `has_post_norms`: of gemma and olmo, and of those
+    that call the norm before the feed-forward block as theirs behind attention."""
     if name in _WHOLE:
         return _WHOLE[name]
     _model, _layers, index, *part, suffix = name.split(".")
+    if whole := _TENSORS.get(".".join([*part, suffix])):
+        return f"blk.{index}.{whole}"
     local = _TENSORS[".".join(part)]
     if has_post_norms and local == "ffn_norm" and part[0].startswith("post"):
         local = "post_attention_norm"
@@ -80,13 +143,16 @@ def gguf_name(name: str, *, has_post_norms: bool = False) -> str:
 
 
 def raw_blocks(values: NDArray[np.float32], kind: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Bytes [rows, bytes] of a matrix in this type.
+    """Bytes [rows, bytes] of a matrix in this type, or of stacked ones.
 
     Rounded where the package does that; else random codes, with scales that make weights of about
     the same size.
     """
     if kind not in _HALVES:
         return np.asarray(gguf.quants.quantize(values, kind)).view(np.uint8)
+    if values.ndim == 3:
+        rows = raw_blocks(values.reshape(-1, values.shape[-1]), kind, seed)
+        return rows.reshape(*values.shape[:-1], -1)
     size, nbytes = gguf.GGML_QUANT_SIZES[kind]
     chance = np.random.default_rng(seed)
     shape = (len(values), values.shape[1] // size, nbytes)
@@ -132,10 +198,8 @@ def write_gguf(
     checkpoint, beside `path`, of the weights that the file stands for, as the package reads them.
     """
     config = json.loads((folder / "config.json").read_text())
-    weights = load_file(folder / "model.safetensors")
-    name = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}.get(
-        config["model_type"], config["model_type"]
-    )
+    weights = stacked(load_file(folder / "model.safetensors"))
+    name = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     is_gemma = name.startswith("gemma")
     writer = gguf.GGUFWriter(path, name)
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -147,15 +211,18 @@ def write_gguf(
             add_byte_level(writer, tokenizer, pre="gpt-2", settings=tokenizer_settings)
     meant: dict[str, NDArray[np.float32]] = {}
     for place, (source, values) in enumerate(weights.items()):
-        own = gguf_name(source, has_post_norms=is_gemma or name == "olmo2")
+        own = gguf_name(source, has_post_norms=is_gemma or name in ("olmo2", "gpt-oss", "glm4moe"))
         turns = name in ("llama", "granite", "smollm3") and (
             ".q_proj." in source or ".k_proj." in source
         )
         stored = turned(values, head_size) if turns else values
+        if "shortconv.conv" in own or "inp_shexp" in own:
+            stored = values.squeeze()
         if is_gemma and values.ndim == 1:
             stored = values + np.float32(1)
         usual = kind(own) if callable(kind) else kind
-        wanted = usual if values.ndim == 2 else Type.F32
+        is_matrix = values.ndim > 1 and own.endswith("weight")
+        wanted = usual if is_matrix and not any(each in own for each in _FLOATS) else Type.F32
         if own == "token_embd.weight":
             wanted = embedding or usual
         if values.shape[-1] % gguf.GGML_QUANT_SIZES[wanted][0]:
@@ -163,7 +230,7 @@ def write_gguf(
         raw = raw_blocks(stored, wanted, seed=place)
         if own not in leave_out:
             shape = gguf.quant_shape_from_byte_shape(raw.shape, wanted)
-            assert tuple(shape) == values.shape
+            assert tuple(shape) == stored.shape
             writer.add_tensor(own, raw, raw_dtype=wanted)
         back = np.asarray(gguf.quants.dequantize(raw, wanted), np.float32).reshape(values.shape)
         if own == "token_embd.weight" and gguf.GGML_QUANT_SIZES[wanted][0] > 1:
@@ -186,6 +253,7 @@ def write_gguf(
     reference = path.with_name(f"{path.stem}-meant")
     reference.mkdir()
     (reference / "config.json").write_text(json.dumps(config))
+    meant = unstacked(meant, in_turn=name == "gpt-oss")
     save_file(meant, reference / "model.safetensors", metadata={"format": "pt"})
     return TinyCheckpoint(reference)
 
@@ -277,15 +345,21 @@ def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str,
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.head_count_kv": _kv_heads(config),
         "attention.key_length": head_size,
         "attention.value_length": head_size,
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": config.get("norm_eps", config.get("rms_norm_eps")),
         "rope.dimension_count": turned,
         "rope.freq_base": rope.get("rope_theta", 10000.0),
         "vocab_size": config["vocab_size"],
     }
     found |= {key: config[field] for field, key in _FURTHER.items() if config.get(field)}
+    if config["model_type"] == "gpt_oss":
+        found["expert_feed_forward_length"] = config["intermediate_size"]
+    if config["model_type"] == "glm4_moe":
+        found["expert_weights_norm"], found["expert_gating_func"] = config["norm_topk_prob"], 2
+    if config["model_type"] == "lfm2_moe":
+        found["expert_gating_func"] = 2
     if config["model_type"] == "gemma3_text":
         found["rope.freq_base_swa"] = local["rope_theta"]
         found["rope.scaling.type"], found["rope.scaling.factor"] = "linear", rope["factor"]
@@ -294,6 +368,7 @@ def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str,
         trained = rope["original_max_position_embeddings"]
         found["rope.scaling.original_context_length"] = trained
         found["rope.scaling.yarn_beta_fast"] = rope["beta_fast"]
+        found["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
     if rope.get("rope_type") == "longrope":
         trained = config["original_max_position_embeddings"]
         factor = config["max_position_embeddings"] / trained
@@ -302,6 +377,14 @@ def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str,
     if config["model_type"] in _WINDOWED and config.get("sliding_window"):
         found["attention.sliding_window"] = config["sliding_window"]
     return {f"{name}.{key}": value for key, value in found.items()}
+
+
+def _kv_heads(config: Mapping[str, Any]) -> Any:
+    """Of all layers, or of each, where some have none."""
+    heads = config["num_key_value_heads"]
+    if "conv" not in config.get("layer_types", ()):
+        return heads
+    return [heads * (each != "conv") for each in config["layer_types"]]
 
 
 def _add(writer: Any, key: str, value: Any) -> None:

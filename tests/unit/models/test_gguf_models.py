@@ -11,10 +11,11 @@ import pytest
 
 from edge.errors import CheckpointError
 from edge.models.families import read_family
-from edge.models.gguf import ARCHITECTURES, describe_gguf, tensor_name, unknown_tensors
+from edge.models.gguf import describe_gguf, unknown_tensors
+from edge.models.gguf_architectures import ARCHITECTURES
 from edge.models.spec import ModelSpec, tensor_shapes
 from tests.support import gguf_bytes
-from tests.support.checkpoints import FAMILIES, IN_BLOCKS, make_checkpoint
+from tests.support.checkpoints import EXPERTS_IN_BLOCKS, FAMILIES, IN_BLOCKS, make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
 
 SHAPES = {name: tensor.shape for name, tensor in gguf_bytes.tensors().items()}
@@ -37,8 +38,11 @@ def described(
     [
         *(each for each in FAMILIES if each != "qwen2"),
         *IN_BLOCKS,
+        *EXPERTS_IN_BLOCKS,
         "glm4",
+        "glm4_moe",
         "granite",
+        "mixtral",
         "olmo2",
         "olmo3",
     ],
@@ -121,11 +125,12 @@ def test_rows_are_turned_in_some_architectures_only() -> None:
 
 
 def test_tensors_without_a_place_are_told() -> None:
-    known = [tensor_name(role) for role in tensor_shapes(described())]
+    known = [ARCHITECTURES["llama"].tensor_name(role) for role in tensor_shapes(described())]
     assert set(SHAPES) - {"rope_freqs.weight"} == set(known) - {"output.weight"}
-    assert unknown_tensors(SHAPES, known) == []
+    assert unknown_tensors(SHAPES, known, 1) == []
     others = ("blk.0.attn_sinks", "blk.0.ffn_gate_exps.weight", "blk.0.attn_rot_embd.weight")
-    assert unknown_tensors(others, known) == list(others[:2])
+    assert unknown_tensors(others, known, 1) == list(others[:2])
+    assert unknown_tensors(["blk.1.attn_sinks"], known, 1) == []  # behind the last layer
 
 
 @pytest.mark.parametrize(
@@ -147,7 +152,8 @@ def test_tensors_without_a_place_are_told() -> None:
         ({"rope__scaling__type": "yarn"}, "factor must be positive"),
         ({"rope__scaling__type": "other"}, "rope_type 'other' is not supported"),
         ({"rope__scaling__type": 7}, "rope_type 7 is not supported"),
-        ({"expert_count": 8}, r"llama\.expert_count is 8, and such models are not computed"),
+        ({"expert_count": 8, "expert_used_count": 9}, "cannot go through 9 of 8 experts"),
+        ({"expert_gating_func": 2}, r"llama\.expert_gating_func is 2, and such models are not"),
         ({"attention__causal": False}, r"llama\.attention\.causal is False"),
         ({"attention__key_length": 5}, "head"),
     ],
@@ -176,5 +182,5 @@ def test_missing_keys_are_named(key: str) -> None:
 
 def test_unknown_architectures_name_those_that_are_known() -> None:
     for name in ("mamba", None, 7):
-        with pytest.raises(CheckpointError, match="it runs gemma2, gemma3, glm4, granite"):
+        with pytest.raises(CheckpointError, match="it runs gemma2, gemma3, glm4, glm4moe, gpt-oss"):
             describe_gguf({"general.architecture": name}, {}, rope_factors={}, source="it.gguf")

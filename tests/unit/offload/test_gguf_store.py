@@ -294,15 +294,31 @@ def test_a_key_twice(tmp_path: Path) -> None:
 
 
 def test_tensors_that_are_not_read_are_refused_when_they_are_asked_for(tmp_path: Path) -> None:
-    infos = [["codes", [256, 2], 16, 0], ["cube", [8, 2, 2], 0, 160], ["plain", [8], 0, 288]]
+    infos = [["codes", [256, 2], 16, 0], ["cube", [4, 2, 2, 2], 0, 160], ["plain", [8], 0, 288]]
     (tmp_path / "x").write_bytes(gguf_bytes.header({}, infos) + bytes(400))
     with GgufStore(open_gguf(tmp_path / "x"), interleaved={}) as store:
         assert store.names() == ("codes", "cube", "plain")
         with pytest.raises(StoreUnsupportedError, match=r"codes .*IQ2_XXS.* in one of F32, F16"):
             store.dtype("codes")
-        with pytest.raises(StoreUnsupportedError, match="matrices and vectors"):
+        with pytest.raises(StoreUnsupportedError, match="stacks of matrices are read"):
             store.read("cube")
         assert store.read("plain").tolist() == [0.0] * 8
+
+
+def test_stacked_matrices(tmp_path: Path) -> None:
+    cube = np.arange(3 * 4 * 8, dtype=np.float32).reshape(3, 4, 8)
+    infos, data = gguf_bytes.placed({"cube": cube})
+    (tmp_path / "x").write_bytes(gguf_bytes.header({}, infos) + data)
+    with GgufStore(open_gguf(tmp_path / "x"), interleaved={}) as store:
+        assert store.shape("cube") == (3, 4, 8)
+        np.testing.assert_array_equal(store.read("cube"), cube)
+        np.testing.assert_array_equal(store.read("cube", range(1, 3), range(3)), cube[1:, :3])
+        assert store.read("cube", range(0), range(3)).shape == (0, 3, 8)
+        raw = store.blocks("cube", range(3, 6), range(2, 4))  # through both of two matrices
+        found = raw.view(np.float32)[..., 0]
+        np.testing.assert_array_equal(found, cube.reshape(12, 8)[3:6, 2:4])
+        with pytest.raises(ValueError, match="not a run within an axis of size 4"):
+            store.read("cube", range(1), range(5))
 
 
 def make_nothing(path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from edge.errors import CheckpointError, EdgeError
 from edge.models.families import read_family
-from edge.models.gguf import tensor_name
+from edge.models.gguf_architectures import ARCHITECTURES
 from edge.models.spec import MAX_KINDS, tensor_shapes
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.encoding import Encoding
@@ -204,6 +204,71 @@ def test_a_file_whose_layers_are_all_held_otherwise(tmp_path: Path) -> None:
         assert len(set(opened.own_encoding.grades)) == MAX_KINDS
 
 
+EXPERTS = {"llama.expert_count": 3, "llama.expert_used_count": 2}
+
+
+def with_experts(layout: str, *left_out: str) -> bytes:
+    """The same model with experts, which lie in one of several ways."""
+    tensors = gguf_bytes.tensors()
+    chance = np.random.default_rng(1)
+    parts = {"gate": (12, 8), "up": (12, 8), "down": (8, 12)}
+    experts = {
+        part: chance.uniform(-1, 1, (3, *shape)).astype(np.float32) for part, shape in parts.items()
+    }
+    for part in parts:
+        del tensors[f"blk.0.ffn_{part}.weight"]
+    tensors["blk.0.ffn_gate_inp.weight"] = np.ones((3, 8), np.float32)
+    if layout == "one by one":
+        for part, stacked in experts.items():
+            tensors |= {f"blk.0.ffn_{part}.{n}.weight": each for n, each in enumerate(stacked)}
+    elif layout == "fused":
+        whole = np.concatenate([experts.pop("gate"), experts.pop("up")], axis=1)
+        tensors["blk.0.ffn_gate_up_exps.weight"] = whole
+    if layout != "one by one":
+        tensors |= {f"blk.0.ffn_{part}_exps.weight": each for part, each in experts.items()}
+    if layout == "too many":
+        whole = experts["up"]
+        tensors["blk.0.ffn_up_exps.weight"] = np.concatenate([whole, whole])
+    for name in left_out:
+        del tensors[name]
+    infos, data = gguf_bytes.placed(tensors)
+    return gguf_bytes.header({**gguf_bytes.METADATA, **EXPERTS}, infos) + data
+
+
+def test_experts_however_they_lie(path: Path) -> None:
+    found = []
+    for layout in ("stacked", "one by one", "fused"):
+        path.write_bytes(with_experts(layout))
+        with Checkpoint.open(path) as opened:
+            assert opened.spec.family == "mixtral"
+            found.append(
+                {
+                    role: opened.store.read(opened.tensor_name(role))
+                    for role in tensor_shapes(opened.spec)
+                }
+            )
+    for others in found[1:]:
+        for role, values in found[0].items():
+            np.testing.assert_array_equal(values, others[role], err_msg=role)
+    assert len({values.tobytes() for role, values in found[0].items() if "experts" in role}) == 9
+
+
+@pytest.mark.parametrize(
+    ("layout", "left_out", "cause"),
+    [
+        ("stacked", "blk.0.ffn_up_exps.weight", r"tensor blk\.0\.ffn_up_exps\.weight is missing"),
+        ("one by one", "blk.0.ffn_down.2.weight", r"ffn_down_exps\.weight is missing"),
+        ("stacked", "blk.0.ffn_gate_inp.weight", r"blk\.0\.ffn_gate_inp\.weight is missing"),
+        ("too many", None, r"ffn_up_exps\.weight has shape \[6, 12, 8\], and .* 3 x 12 rows"),
+    ],
+)
+def test_experts_that_do_not_fit(path: Path, layout: str, left_out: str | None, cause: str) -> None:
+    path.write_bytes(with_experts(layout, *([] if left_out is None else [left_out])))
+    with pytest.raises(CheckpointError, match=cause) as caught:
+        Checkpoint.open(path)
+    assert str(path) in str(caught.value)
+
+
 def unlike_layers(count: int) -> bytes:
     """A file in which each layer has other matrices in Q8_0, and the rest as float32."""
     metadata = {**gguf_bytes.METADATA, "llama.block_count": count, "llama.vocab_size": 64}
@@ -221,7 +286,14 @@ def unlike_layers(count: int) -> bytes:
         parts = role.split(".")
         is_matrix = len(parts) > 2 and len(shape) == 2
         in_blocks = is_matrix and int(parts[1]) >> MATRICES.index(parts[2]) & 1
-        infos.append([tensor_name(role), list(reversed(shape)), 8 if in_blocks else 0, end])
+        infos.append(
+            [
+                ARCHITECTURES["llama"].tensor_name(role),
+                list(reversed(shape)),
+                8 if in_blocks else 0,
+                end,
+            ]
+        )
         end += math.prod(shape) // 32 * 34 if in_blocks else 4 * math.prod(shape)
         end += -end % gguf_bytes.ALIGNMENT
     return gguf_bytes.header(metadata, infos) + bytes(end)

@@ -1,0 +1,282 @@
+"""The architectures of GGUF files: which keys say what, and what their tensors are called.
+
+Each is named as in `general.architecture`. What llama.cpp knows of one without a key is here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from reprlib import repr as shown
+from typing import Any
+
+EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
+
+_MODEL_ROLES = {"embedding": EMBEDDING, "final_norm": "output_norm.weight", "head": HEAD}
+
+_LAYER_ROLES = {
+    "query": "attn_q",
+    "key": "attn_k",
+    "value": "attn_v",
+    "output": "attn_output",
+    "sinks": "attn_sinks.weight",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+    "router": "ffn_gate_inp",
+    "router_correction": "exp_probs_b.bias",
+    "shared_gate": "ffn_gate_inp_shexp",
+    "short_before": "shortconv.before",
+    "short_after": "shortconv.after",
+    "short_value": "shortconv.value",
+    "short_output": "shortconv.out_proj",
+    "short_convolution": "shortconv.conv.weight",
+    "attention_norm": "attn_norm.weight",
+    "attention_post_norm": "post_attention_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "mlp_post_norm": "post_ffw_norm.weight",
+    "query_norm": "attn_q_norm.weight",
+    "key_norm": "attn_k_norm.weight",
+}
+
+STACKED_EXPERTS: Mapping[str, tuple[str, ...]] = {
+    "ffn_gate_exps": ("gate",),
+    "ffn_up_exps": ("up",),
+    "ffn_gate_up_exps": ("gate", "up"),
+    "ffn_down_exps": ("down",),
+}
+"""Tensors with the matrices, or the biases, of all experts of a layer, and which those are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """What is known of a value of `general.architecture`.
+
+    interleaves: rows of query and key lie as llama.cpp's rotation of neighbours wants them.
+    model_type: as a config.json has it, where that is another.
+    keys: of further fields, those in `needed` of fields that every file has. plain: what further
+    keys must be, the first where a file has none. by_layer: of fields with a number for each layer.
+    roles: names of tensors that are called otherwise than in most. fused: as of a Family, by what a
+    tensor is called in its layer.
+    has_window: one of layers that have one, which the family knows.
+    finish: adds to the values of the config.json what llama.cpp knows without a key, or what
+    follows from which tensors there are. It raises ValueError.
+    """
+
+    interleaves: bool = False
+    model_type: str | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+    needed: Mapping[str, str] = field(default_factory=dict)
+    plain: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    by_layer: Mapping[str, str] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    has_window: bool = False
+    finish: Callable[[dict[str, Any], Mapping[str, tuple[int, ...]]], None] = (
+        lambda _values, _shapes: None
+    )
+
+    def tensor_name(self, role: str) -> str:
+        """The name of a role's tensor; of one that is a part of another tensor, a name for that."""
+        if role in _MODEL_ROLES:
+            return self.roles.get(role, _MODEL_ROLES[role])
+        _layers, index, part, *suffix = role.split(".")
+        if part == "experts":  # as files had them before those of a layer were one tensor
+            number, matrix, kind = suffix
+            return ".".join(["blk", index, _LAYER_ROLES[matrix], number, kind])
+        if part == "shared":
+            matrix, kind = suffix
+            return ".".join(["blk", index, f"{_LAYER_ROLES[matrix]}_shexp", kind])
+        for fused, parts in self.fused.items():
+            if part in parts:
+                return ".".join(["blk", index, fused, part, *suffix])
+        return ".".join(["blk", index, self.roles.get(part, _LAYER_ROLES[part]), *suffix])
+
+
+def _gemma(large: int) -> Callable[[dict[str, Any], Mapping[str, tuple[int, ...]]], None]:
+    """`large`: layers of the model whose scores are scaled otherwise than the others'."""
+
+    def finish(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
+        hidden, heads = values["hidden_size"], values["num_attention_heads"]
+        size = values.get("head_dim")
+        if values["num_hidden_layers"] == large and type(hidden) is type(heads) is int and heads:
+            size = hidden // heads
+        values["query_pre_attn_scalar"] = size
+        # Only layers without a window are scaled, where layers turn in two ways.
+        values["rope_scaling"] = values.pop("rope_parameters")
+
+    return finish
+
+
+def _olmo(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """OLMo 3 is OLMo 2 with windows."""
+    if values["sliding_window"]:
+        values["model_type"] = "olmo3"
+        values["rope_scaling"] = values.pop("rope_parameters")
+
+
+def _llama(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Mistral is Llama with a window, and Mixtral Mistral with experts."""
+    if values.get("num_local_experts"):
+        values["model_type"] = "mixtral"
+    elif values["sliding_window"]:
+        values["model_type"] = "mistral"
+
+
+def _gpt_oss(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
+    if values["rope_parameters"].get("rope_type") == "yarn":
+        values["rope_parameters"]["truncate"] = False
+
+
+def _glm4_moe(values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    values["use_qk_norm"] = "blk.0.attn_q_norm.weight" in shapes
+
+
+def _lfm2(values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Layers without keys and values are convolutions."""
+    heads = values.pop("kv_heads_of_layers")
+    different = sorted({each for each in heads if each})
+    if len(different) != 1:
+        raise ValueError(
+            f"layers with {shown(different)} KV heads are not computed here, use another model"
+        )
+    (values["num_key_value_heads"],) = different
+    values["layer_types"] = ["full_attention" if each else "conv" for each in heads]
+    values["block_auto_adjust_ff_dim"] = False
+    values["conv_bias"] = False
+    values["norm_eps"] = values["rms_norm_eps"]
+    values["tie_embedding"] = values["tie_word_embeddings"]
+    values["use_expert_bias"] = any("exp_probs_b" in name for name in shapes)
+
+
+def _normed(is_normed: bool) -> Callable[[dict[str, Any], Mapping[str, tuple[int, ...]]], None]:
+    """Whether weights of those experts that are chosen are made to add up to 1."""
+
+    def finish(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
+        values["norm_topk_prob"] = is_normed
+
+    return finish
+
+
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_GATE_UP = {"ffn_up": ("gate", "up")}
+
+_EXPERTS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+_SOFTMAX: Mapping[str, tuple[object, ...]] = {
+    "expert_gating_func": (1, 0),
+    "expert_weights_scale": (1.0, 0.0),
+    "expert_group_count": (1, 0),
+}
+_SIGMOID: Mapping[str, tuple[object, ...]] = {"expert_gating_func": (2,)}
+
+_LFM2: Mapping[str, Any] = {
+    "needed": {"conv_L_cache": "shortconv.l_cache"},
+    "by_layer": {"kv_heads_of_layers": "attention.head_count_kv"},
+    "roles": {"final_norm": "token_embd_norm.weight"},
+    "fused": {"shortconv.in_proj": ("short_before", "short_after", "short_value")},
+    "finish": _lfm2,
+}
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "gemma2": Architecture(keys=_CAPS, has_window=True, finish=_gemma(46)),
+    "gemma3": Architecture(
+        model_type="gemma3_text",
+        keys={**_CAPS, "rope_local_base_freq": "rope.freq_base_swa"},
+        has_window=True,
+        finish=_gemma(62),
+    ),
+    "glm4": Architecture(fused=_GATE_UP),
+    "glm4moe": Architecture(
+        model_type="glm4_moe",
+        keys={
+            "norm_topk_prob": "expert_weights_norm",
+            "routed_scaling_factor": "expert_weights_scale",
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+        },
+        needed={
+            "n_routed_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "n_shared_experts": "expert_shared_count",
+            "first_k_dense_replace": "leading_dense_block_count",
+        },
+        plain=_SIGMOID,
+        roles={"mlp_norm": "post_attention_norm.weight"},
+        finish=_glm4_moe,
+    ),
+    "gpt-oss": Architecture(
+        model_type="gpt_oss",
+        needed={
+            "num_local_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "intermediate_size": "expert_feed_forward_length",
+            "sliding_window": "attention.sliding_window",
+        },
+        roles={"mlp_norm": "post_attention_norm.weight"},
+        has_window=True,
+        finish=_gpt_oss,
+    ),
+    "granite": Architecture(
+        interleaves=True,
+        keys={
+            "attention_multiplier": "attention.scale",
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logit_scale",
+        },
+    ),
+    "lfm2": Architecture(**_LFM2),
+    "lfm2moe": Architecture(
+        **{
+            **_LFM2,
+            "model_type": "lfm2_moe",
+            "needed": {
+                **_LFM2["needed"],
+                **_EXPERTS,
+                "num_dense_layers": "leading_dense_block_count",
+            },
+            "plain": {**_SIGMOID, "expert_weights_scale": (1.0, 0.0)},
+        }
+    ),
+    "llama": Architecture(
+        interleaves=True,
+        keys={"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+        plain=_SOFTMAX,
+        has_window=True,
+        finish=_llama,
+    ),
+    "olmo2": Architecture(has_window=True, finish=_olmo),
+    "phi3": Architecture(
+        keys={"original_max_position_embeddings": "rope.scaling.original_context_length"},
+        fused={"attn_qkv": ("query", "key", "value"), **_GATE_UP},
+        has_window=True,
+    ),
+    "qwen2": Architecture(),
+    "qwen2moe": Architecture(
+        model_type="qwen2_moe",
+        needed={
+            **_EXPERTS,
+            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
+        plain={**_SOFTMAX, "expert_weights_norm": (False,)},
+        finish=_normed(False),
+    ),
+    "qwen3": Architecture(),
+    "qwen3moe": Architecture(
+        model_type="qwen3_moe",
+        needed=_EXPERTS,
+        plain={**_SOFTMAX, "expert_weights_norm": (True,)},
+        finish=_normed(True),
+    ),
+    "smollm3": Architecture(interleaves=True),
+}
+"""Mistral's and Mixtral's models are of architecture "llama"."""
