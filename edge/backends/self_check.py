@@ -95,6 +95,8 @@ def heads_of(
             rms_norm(x.reshape(len(x), -1, weight.size), weight, epsilon=epsilon).reshape(x.shape)
             for x, weight in zip((query, keys), norms, strict=True)
         )
+    if part.value_norm:
+        values = rms_norm(values, np.ones(part.head_size, np.float32), epsilon=epsilon)
     cos, sin = (table[: len(qkv)] for table in tables)
     turned = (rope(x, cos, sin, interleaved=part.rotary.is_interleaved) for x in (query, keys))
     return Heads(query=next(turned), keys=next(turned), values=values)

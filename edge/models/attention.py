@@ -42,6 +42,10 @@ class Attention:
     output_bias: bool
     query_key_norm: bool
     """Each head of query and key is normed."""
+    value_norm: bool = False
+    """Each head of value is normed, by no weights."""
+    keys_are_values: bool = False
+    """Values are what keys are before they are normed: they have no matrix of their own."""
     joint_norm: bool = False
     """All heads of query are normed together, and all of key."""
     score_scale: float | None = None
@@ -66,6 +70,8 @@ class Attention:
             qkv_bias=self.qkv_bias,
             output_bias=self.output_bias,
             query_key_norm=self.query_key_norm,
+            value_norm=self.value_norm,
+            keys_are_values=self.keys_are_values,
             joint_norm=self.joint_norm,
             output_gate=self.output_gate,
             has_sinks=self.has_sinks,
@@ -109,7 +115,7 @@ class Attention:
         for role, rows, columns, has_bias in (
             ("query", query * self._query_parts, hidden_size, self.qkv_bias),
             ("key", kv, hidden_size, self.qkv_bias),
-            ("value", kv, hidden_size, self.qkv_bias),
+            (self._value, kv, hidden_size, self.qkv_bias),
             ("output", hidden_size, query, self.output_bias),
         ):
             shapes[f"{role}.weight"] = (rows, columns)
@@ -140,7 +146,9 @@ class Attention:
                 vector=queries * size * biases + heads * self.has_sinks,
             ),
             group=Weights(
-                matrices=(("key.weight", kv_heads * head), ("value.weight", kv_heads * head)),
+                matrices=tuple(
+                    (f"{role}.weight", kv_heads * head) for role in ("key", self._value)
+                ),
                 vector=kv_heads * size * (self.qkv_bias + biases),
             ),
             fixed=Weights(vector=fixed),
@@ -207,8 +215,14 @@ class Attention:
             *queries,
             *gates,
             *((f"{layer}key.{suffix}", each) for each in rows),
-            *((f"{layer}value.{suffix}", each) for each in rows),
+            *((f"{layer}{self._value}.{suffix}", each) for each in rows),
         )
+
+    @property
+    def _value(self) -> str:
+        """Of which role values are made; a shard has its rows twice where keys are made of it, too:
+        a product more, and nothing else that would be unlike."""
+        return "key" if self.keys_are_values else "value"
 
     @property
     def _query_parts(self) -> int:

@@ -16,6 +16,7 @@ from edge.models.spec import ModelSpec
 FAMILIES = (
     "gemma2",
     "gemma3_text",
+    "gemma4_text",
     "glm4",
     "glm4_moe",
     "gpt_oss",
@@ -64,6 +65,7 @@ class Family:
 
 WITH_PICTURES = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
@@ -119,8 +121,6 @@ _MISSING = {
     "falcon": ("llama", "LayerNorm and parts side by side"),
     "gemma": ("gemma2", "layers of two norms"),
     "gemma3n": ("gemma3_text", "embeddings for each layer"),
-    "gemma4": ("gemma3_text", "layers with shared keys and values"),
-    "gemma4_text": ("gemma3_text", "layers with shared keys and values"),
     "gpt2": ("llama", "learned positions and LayerNorm"),
     "granitemoe": ("granite", "experts"),
     "olmo": ("llama", "norms without weights"),
@@ -181,6 +181,7 @@ _LAYER_ROLES = {
     "attention_post_norm": "post_self_attn_layernorm.weight",
     "mlp_norm": "post_attention_layernorm.weight",
     "mlp_post_norm": "post_mlp_layernorm.weight",
+    "layer_scale": "layer_scalar",
     "query_norm": "self_attn.q_norm.weight",
     "key_norm": "self_attn.k_norm.weight",
     "short_before": "conv.before_proj",

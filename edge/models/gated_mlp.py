@@ -34,10 +34,13 @@ class GatedMlp:
     """What it is given is normed."""
     has_post_norm: bool = False
     """What it gives is normed before it is added."""
+    has_scale: bool = False
+    """The hidden state is multiplied by a number of the layer, once that is added."""
 
     def __post_init__(self) -> None:
         check_sizes(ffn_columns=self.columns)
-        check_flags(mlp_bias=self.bias, has_norm=self.has_norm, has_post_norm=self.has_post_norm)
+        check_flags(mlp_bias=self.bias, has_norm=self.has_norm)
+        check_flags(has_post_norm=self.has_post_norm, has_scale=self.has_scale)
         if self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"activation {shown(self.activation)} is not one of {', '.join(ACTIVATIONS)}"
@@ -57,6 +60,8 @@ class GatedMlp:
             shapes["mlp_norm"] = (hidden_size,)
         if self.has_post_norm:
             shapes["mlp_post_norm"] = (hidden_size,)
+        if self.has_scale:
+            shapes["layer_scale"] = (1,)
         return shapes
 
     def weights(self, hidden_size: int) -> PartWeights:
@@ -65,7 +70,10 @@ class GatedMlp:
                 matrices=tuple((f"{role}.weight", hidden_size) for role in ("gate", "up", "down")),
                 vector=2 * self.bias,
             ),
-            fixed=Weights(vector=hidden_size * (self.has_norm + self.has_post_norm + self.bias)),
+            fixed=Weights(
+                vector=hidden_size * (self.has_norm + self.has_post_norm + self.bias)
+                + self.has_scale
+            ),
         )
 
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
@@ -93,6 +101,8 @@ class GatedMlp:
     ) -> Iterator[VectorSlice]:
         if self.has_post_norm:
             yield whole_vector(f"{layer}mlp_post_norm", hidden_size)
+        if self.has_scale:
+            yield whole_vector(f"{layer}layer_scale", 1)
         if not units:
             return
         if self.has_norm:

@@ -39,6 +39,15 @@ _MIXERS: Mapping[str, type[Mixer]] = {
 }
 _FEED_FORWARDS: Mapping[str, type[FeedForward]] = {kind.kind: kind for kind in (GatedMlp, Experts)}
 
+_OF_ATTENTION = {
+    "gates of attention": "output_gate",
+    "attention sinks": "has_sinks",
+    "norms of values": "value_norm",
+}
+_SCALED = "scaled layers"
+ALL_NEEDS = frozenset((*_MIXERS, *_FEED_FORWARDS, *_OF_ATTENTION, _SCALED))
+"""Whatever `ModelSpec.needs` may name."""
+
 _Kind = TypeVar("_Kind")
 
 
@@ -145,6 +154,21 @@ class ModelSpec:
     def attention(self) -> Attention:
         """That of the first layer that has some."""
         return next(iter(self.attentions.values()))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What a back end must have kernels for: its kinds of parts, and what some of those have
+        besides."""
+        attentions = self.attentions.values()
+        found = [
+            name
+            for name, has in _OF_ATTENTION.items()
+            if any(getattr(each, has) for each in attentions)
+        ]
+        blocks = (kind.feed_forward for kind in self.kinds)
+        if any(isinstance(each, GatedMlp) and each.has_scale for each in blocks):
+            found.append(_SCALED)
+        return *sorted({part.kind for kind in self.kinds for part in kind.parts}), *found
 
     @property
     def has_states(self) -> bool:

@@ -68,6 +68,7 @@ def attention(
     soft_cap: float | None = None,
     query_norm: str | None = None,
     key_norm: str | None = None,
+    value_norm: bool = False,
     joint_norm: bool = False,
     gated: bool = False,
     sinks: str | None = None,
@@ -80,12 +81,13 @@ def attention(
     more behind the queries, by whose sigmoids the output is multiplied. The present outputs are
     meant to be bound onto the cache's buffers. scale: 1 / sqrt(head_size) if it is not given.
     joint_norm: all heads are normed together, by weights of as many elements; else each.
+    value_norm: each head of value is normed, by no weights.
     sinks [num_heads]: see the reference.
     """
     by_itself = turned_elements > 0 and rotates_itself(head_size, turned_elements)
     padded = cache_head_size(head_size, cache.bits)
     gate = ""
-    if by_itself and query_norm is None and not gated:
+    if by_itself and query_norm is None and not gated and not value_norm:
         query, key, value = qkv, "", ""  # packed: the operator takes it apart without a copy
     else:
         sizes = num_heads * head_size, num_kv_heads * head_size
@@ -96,6 +98,9 @@ def attention(
         elif query_norm is not None and key_norm is not None:
             query = _norm_heads(graph, query, query_norm, num_heads, head_size, epsilon)
             key = _norm_heads(graph, key, key_norm, num_kv_heads, head_size, epsilon)
+        if value_norm:
+            ones = graph.constant(f"ones_{head_size}", np.ones(head_size, np.float32))
+            value = _norm_heads(graph, value, ones, num_kv_heads, head_size, epsilon)
         if turned_elements and not by_itself:
             query, key = (
                 rope(

@@ -198,6 +198,39 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 101,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "final_logit_softcapping": 5.0,
+            "hidden_size_per_layer_input": 0,
+            "layer_types": [
+                "sliding_attention",
+                "full_attention",
+                "sliding_attention",
+                "full_attention",
+            ],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "glm4": (
         "glm4",
         {
@@ -749,7 +782,7 @@ _ALL = {**FAMILIES, **MORE_FAMILIES, **LARGER, **WORDY, **IN_BLOCKS, **EXPERTS_I
 _PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """Of `transformers`: attention by its formula, and one expert after the other."""
 
-_BUFFERS = ("e_score_correction_bias", "expert_bias")
+_BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
 """Weights that are no parameters."""
 
 StoredType = Literal["float32", "bfloat16", "float16"]
@@ -797,12 +830,12 @@ class TinyCheckpoint:
         """
         config = json.loads((self.path / "config.json").read_text())
         family, spec = read_family(config, source=str(self.path))
-        offset = 1.0 if config["model_type"].startswith(("gemma", "qwen3_5", "qwen3_next")) else 0.0
         found: dict[str, NDArray[np.float32]] = {}
         for role in tensor_shapes(spec):
             values = self._weight(family, spec, role)
             name = llama_tensor_name(role)
-            found[name] = values + np.float32(offset) if role.endswith("norm") else values
+            offset = family.norm_offset if role.endswith("norm") else 0.0
+            found[name] = values + np.float32(offset) if offset else values
         return found
 
     def _weight(self, family: Family, spec: ModelSpec, role: str) -> NDArray[np.float32]:
@@ -958,6 +991,8 @@ def _random_weight(name: str, shape: tuple[int, ...], model: str) -> NDArray[np.
         values = normal - 1.0
     elif len(shape) == 1:
         values = 1.0 + 0.3 * normal
+        if model.startswith("gemma4") and name.endswith("q_norm.weight"):
+            values *= 1.5 * shape[0] ** -0.5  # scores have no scale besides
     else:
         values = normal * shape[2 if len(shape) == 3 else 1] ** -0.5
     return values.astype(np.float32)

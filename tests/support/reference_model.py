@@ -114,6 +114,7 @@ class ReferenceModel:
             else:
                 x = self._mlp(x, number, f"{prefix}mlp.")
             hidden += self._norm(x, f"{prefix}post_mlp_layernorm", layer.feed_forward.has_post_norm)
+            hidden *= self._weights.get(f"{prefix}layer_scalar", np.float32(1))
         logits = self._linear(self._norm(hidden, "model.norm"), "lm_head")
         return finish_logits(logits, scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
 
@@ -121,7 +122,12 @@ class ReferenceModel:
         query = self._heads(x, f"{prefix}q_proj", part.num_heads)
         query, gates = np.split(query, 2, axis=-1) if part.output_gate else (query, None)
         key = self._heads(x, f"{prefix}k_proj", part.num_kv_heads)
-        value = self._heads(x, f"{prefix}v_proj", part.num_kv_heads)
+        value = key
+        if not part.keys_are_values:
+            value = self._heads(x, f"{prefix}v_proj", part.num_kv_heads)
+        if part.value_norm:
+            ones = np.ones(part.head_size, np.float32)
+            value = rms_norm(value, ones, epsilon=self.spec.norm_epsilon)
         if part.query_key_norm:
             query = self._norm(query, f"{prefix}q_norm")
             key = self._norm(key, f"{prefix}k_norm")

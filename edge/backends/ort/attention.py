@@ -35,6 +35,7 @@ def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
         soft_cap=part.soft_cap,
         query_norm=build.vector(f"{p}query_norm"),
         key_norm=build.vector(f"{p}key_norm"),
+        value_norm=part.value_norm,
         joint_norm=part.joint_norm,
         gated=part.output_gate,
         sinks=build.vector(f"{p}sinks"),

@@ -93,15 +93,19 @@ def _mixer(build: SegmentBuilder, layer: int) -> None:
 
 
 def _feed_forward(build: SegmentBuilder, layer: int) -> None:
-    _part(build, layer, build.layout.layer(layer).feed_forward, f"layers.{layer}.mlp_post_norm")
+    part, prefix = build.layout.layer(layer).feed_forward, f"layers.{layer}."
+    _part(build, layer, part, f"{prefix}mlp_post_norm", f"{prefix}layer_scale")
 
 
-def _part(build: SegmentBuilder, layer: int, part: Part | None, post_norm: str) -> None:
+def _part(
+    build: SegmentBuilder, layer: int, part: Part | None, post_norm: str, scale: str | None = None
+) -> None:
     norm = post_norm if build.has_vector(post_norm) else None
+    scaled = scale if scale is not None and build.has_vector(scale) else None
     if part is None:
-        build.contribute_nothing(norm)
+        build.contribute_nothing(norm, scaled)
     else:
-        build.contribute(_PARTS[part.kind](build, layer, part), norm)
+        build.contribute(_PARTS[part.kind](build, layer, part), norm, scaled)
 
 
 def _streamed(build: SegmentBuilder, layer: int) -> None:
@@ -113,6 +117,8 @@ def _streamed(build: SegmentBuilder, layer: int) -> None:
     build.names = LayerNames(streamed=layer)
     weights = build.weights_of(layer)
     added = (build.addend_norm or "plainly").rsplit(".", 1)[-1]
+    if build.scale is not None:
+        added += ", scaled"
     adds = "nothing" if build.addend is None else "zeros" if begins else added
     kind = f"of kind {layout.kind(layer)} with {weights}, adds {adds}"
     build.kind = f"mixer {kind}"

@@ -125,8 +125,10 @@ class SegmentBuilder:
         """A product not yet added to the hidden state; the next norm adds it on its way."""
         self.addend_norm: str | None = None
         """The norm that it goes through first, where it was summed over shards only just now."""
+        self.scale: str | None = None
+        """What the sum of both is multiplied by, once both are there."""
         self.nothing: str | None = None
-        """The addend that a stage begins with."""
+        """The addend that a stage begins with, and what follows where a layer is scaled."""
         self.names = LayerNames()
         self.kind = ""
         """The next segment's, where a layer is streamed."""
@@ -185,6 +187,7 @@ class SegmentBuilder:
 
     def norm(self, weight: str) -> str:
         """The hidden state with what was yet to be added to it; normed if there is the weight."""
+        self._multiply()
         name = self.vector(weight)
         if name is None:
             self._add_addend()
@@ -263,24 +266,26 @@ class SegmentBuilder:
         another one would round in another way, and where stages are cut must not matter.
         """
         self.hidden = self.hidden_input("hidden")
-        self.addend = self.nothing = self.graph.node("Sub", self.hidden, self.hidden)
+        self._add_nothing()
 
-    def contribute(self, product: str, post_norm: str | None) -> None:
+    def contribute(self, product: str, post_norm: str | None, scale: str | None) -> None:
         """A part's product is to be added to the hidden state, once it is summed over shards and
-        normed, if there is the weight of a norm."""
+        normed, if there is the weight of a norm; then both are multiplied by `scale`, if there is
+        such a vector."""
         self.addend, self.addend_norm = product, post_norm
         if self.layout.is_split:
             self._hidden_output(self.hidden, "hidden_out")
             self._hidden_output(product, "partial_out")
-            self.cut("partial", post_norm=post_norm)
+            self.cut("partial", post_norm=post_norm, scale=scale)
         else:
-            self.addend = self._take_addend()
+            self.addend, self.scale = self._take_addend(), scale
+            self._multiply()
 
-    def contribute_nothing(self, post_norm: str | None) -> None:
+    def contribute_nothing(self, post_norm: str | None, scale: str | None) -> None:
         """The same of a part that the shard has no units of."""
         self._add_addend(stays=True)
         self._hidden_output(self.hidden, "hidden_out")
-        self.cut("partial", partial_is_zero=True, post_norm=post_norm)
+        self.cut("partial", partial_is_zero=True, post_norm=post_norm, scale=scale)
 
     def sum_hidden(self) -> None:
         """End the graph with this shard's part of the hidden state."""
@@ -309,6 +314,7 @@ class SegmentBuilder:
         *,
         partial_is_zero: bool = False,
         post_norm: str | None = None,
+        scale: str | None = None,
     ) -> None:
         """Close the graph; the next one starts from what this one put out."""
         done, layer = self._open, self.names.streamed
@@ -329,12 +335,28 @@ class SegmentBuilder:
         self._open = _OpenSegment(graph=OnnxGraph(f"segment_{len(self.segments)}"))
         self.hidden = self.hidden_input("hidden")
         self.addend = self.hidden_input("partial") if reduce == "partial" else None
-        self.addend_norm = post_norm
+        self.addend_norm, self.scale = post_norm, scale
+
+    def _add_nothing(self) -> None:
+        """The next norm then is the kernel that adds as well."""
+        self.addend = self.nothing = self.graph.node("Sub", self.hidden, self.hidden)
+
+    def _multiply(self, *, stays: bool = False) -> None:
+        """Make the hidden state what a scaled layer gives, as if a stage began behind it."""
+        if self.scale is None:
+            return
+        scale = self.vector(self.scale, stays=stays)
+        assert scale is not None
+        self.scale = None
+        self._add_addend(stays=stays)
+        self.hidden = self.graph.node("Mul", self.hidden, scale)
+        self._add_nothing()
 
     def _hidden_output(self, value: str, name: str) -> None:
         self.output(value, name, np.float32, ["batch", "tokens", self.spec.hidden_size])
 
     def _add_addend(self, *, stays: bool = False) -> None:
+        self._multiply(stays=stays)
         addend = self._take_addend(stays=stays)
         if addend is not None:
             self.hidden = self.graph.node("Add", self.hidden, addend)

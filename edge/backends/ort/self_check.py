@@ -281,7 +281,8 @@ class _Check:
             scale=part.score_scale, window=part.window, soft_cap=part.soft_cap,
             query_norm=None if norms is None else graph.weight(f"{prefix}query_norm", norms[0]),
             key_norm=None if norms is None else graph.weight(f"{prefix}key_norm", norms[1]),
-            joint_norm=part.joint_norm, gated=part.output_gate, epsilon=self._spec.norm_epsilon,
+            value_norm=part.value_norm, joint_norm=part.joint_norm, gated=part.output_gate,
+            epsilon=self._spec.norm_epsilon,
             sinks=None if sinks is None else graph.weight(f"{prefix}sinks", sinks),
         )  # fmt: skip
         wanted = []

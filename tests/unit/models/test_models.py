@@ -155,7 +155,16 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str
 
 
 OTHER_MODULES = (
-    *("mixtral", "glm4_moe", "gpt_oss", "lfm2", "qwen2_moe", "qwen3_moe"),
+    *(
+        "mixtral",
+        "gemma4_text",
+        "glm4_moe",
+        "gpt_oss",
+        "lfm2",
+        "lfm2_moe",
+        "qwen2_moe",
+        "qwen3_moe",
+    ),
     *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """Modules of theirs have other names than files, or parts; end-to-end tests open such files."""

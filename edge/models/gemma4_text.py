@@ -1,0 +1,113 @@
+"""Gemma 4: Gemma 3 whose layers without a window have heads of their own, and layers with a scale.
+
+Of its sizes, those without embeddings for each layer, shared keys and values, and experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from reprlib import repr as shown
+
+from edge.models.attention import Attention
+from edge.models.config import Config
+from edge.models.decoder import GLOBAL, LOCAL, decoder, head_size_of, layer_kinds, num_layers
+from edge.models.families import Family
+from edge.models.gemma import HEAD_SIZE, USUAL, gemma_facts, gemma_tensor_name
+from edge.models.rope import read_rotary
+from edge.models.spec import ModelSpec
+
+_PATTERN = 6
+"""One of so many layers sees all tokens."""
+_GLOBAL_HEAD_SIZE = 512
+_ROPE = {
+    LOCAL: {"rope_type": "default", "rope_theta": 10_000.0},
+    GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+_OF_LAYERS = ("head_dim", "num_key_value_heads")
+"""What layers may have of their own."""
+
+
+def describe(config: Config) -> ModelSpec:
+    config = config.filled({**USUAL, "num_hidden_layers": 30, "vocab_size": 262_144})
+    _check(config)
+    count = num_layers(config)
+    usual = [LOCAL if (number + 1) % _PATTERN else GLOBAL for number in range(count)]
+    kinds = [*layer_kinds(config, usual=usual)]
+    kinds[-1] = GLOBAL  # whatever the file says
+    if not config.mapping("rope_parameters"):
+        config = config.changed(rope_parameters=_ROPE)
+    facts = gemma_facts(config, context_tokens=131_072, caps=(None, None))
+    mixers: dict[tuple[str, int, int], Attention] = {}
+    of_layers = []
+    for number, kind in enumerate(kinds):
+        own = (kind, *_heads(config, number, kind))
+        if own not in mixers:
+            mixers[own] = _attention(config, *own)
+        of_layers.append(mixers[own])
+    facts["feed_forward"]["has_scale"] = True
+    return decoder(
+        config,
+        family="gemma4_text",
+        rotaries=[each.rotary for each in of_layers],
+        mixers=of_layers,
+        **facts,
+    )
+
+
+def _attention(config: Config, kind: str, head_size: int, num_kv_heads: int) -> Attention:
+    has_bias = config.flag("attention_bias", False)
+    part = Attention(
+        num_heads=config.size("num_attention_heads"),
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        rotary=read_rotary(config, head_size, layer_type=kind),
+        window=None,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        query_key_norm=True,
+        value_norm=True,
+        score_scale=1.0,
+        has_post_norm=True,
+    )
+    if kind == GLOBAL:
+        return replace(part, keys_are_values=config.flag("attention_k_eq_v", False))
+    return replace(part, window=config.integer("sliding_window", 512))
+
+
+def _heads(config: Config, number: int, kind: str) -> tuple[int, int]:
+    """The size of a layer's heads, and how many KV heads it has."""
+    size, kv_heads = head_size_of(config, HEAD_SIZE), config.size("num_key_value_heads")
+    if "per_layer_config" not in config.values:
+        if kind == LOCAL:
+            return size, kv_heads
+        if config.flag("attention_k_eq_v", False):
+            kv_heads = config.size("num_global_key_value_heads", kv_heads)
+        return config.size("global_head_dim", _GLOBAL_HEAD_SIZE), kv_heads
+    found = config.mapping("per_layer_config").get(str(number), {})
+    if not isinstance(found, Mapping) or not set(found) <= set(_OF_LAYERS):
+        raise config.error(
+            f"per_layer_config must have {' and '.join(_OF_LAYERS)} of layer {number}, "
+            f"not {shown(found)}"
+        )
+    own = Config(found, source=f"{config.source}: per_layer_config.{number}")
+    return own.size("head_dim", size), own.size("num_key_value_heads", kv_heads)
+
+
+def _check(config: Config) -> None:
+    """Refuses what some sizes of the family have, by its field."""
+    for field, usual, what in (
+        ("hidden_size_per_layer_input", 256, "embeddings for each layer (E2B and E4B have them)"),
+        ("num_kv_shared_layers", 0, "layers that share keys and values"),
+        ("enable_moe_block", False, "experts beside a feed-forward block"),
+    ):
+        value = config.values.get(field)
+        if usual if value is None else value:
+            raise config.error(
+                f"{field}: {what} are not computed of Gemma 4; take a size without, such as the 31B"
+            )
+    if config.values.get("use_bidirectional_attention") == "all":
+        raise config.error("use_bidirectional_attention: such a model generates no text")
+
+
+FAMILY = Family(describe=describe, tensor_name=gemma_tensor_name)
