@@ -17,6 +17,7 @@ from edge.coordinator.requests import Request
 from edge.errors import EdgeError, NetworkError
 from edge.host.cache_paths import cache_root
 from edge.partition import ClusterSpec, Estimate, Move, UnderWay
+from edge.planning.able_peers import able_peers
 from edge.planning.cluster_profile import measured_cluster
 from edge.planning.proposal import Proposal
 from edge.planning.repairing import moved_proposal
@@ -108,6 +109,10 @@ class Joining:
             return  # a device was lost meanwhile
         peers = [*self._in_use(), *(each for each in there if each.id not in before.plan.devices)]
         async with self._reloading.opened() as checkpoint:
+            peers, _others = able_peers(peers, checkpoint.spec)
+            if {id for id, _epoch in new}.isdisjoint(each.id for each in peers):
+                self._refused |= new
+                return
             self._waiting |= new
             if (measured := await self._measured(checkpoint, peers)) is None:
                 return

@@ -255,6 +255,11 @@ class Backend(Protocol):
     name: str
 
     @property
+    def lacks(self) -> frozenset[str]:
+        """What of `ALL_NEEDS` it has no kernels for."""
+        ...
+
+    @property
     def is_stand_in(self) -> bool:
         """It computes in place of a device that is not here, so its speed says nothing."""
         ...

@@ -386,6 +386,7 @@ class PeerResources:
             is_busy=self._is_busy,
             is_leaving=self.leaving.is_set(),
             models=self._models(),
+            lacks=tuple(sorted(self.backend().lacks)),
         )
 
     def _models(self) -> tuple[HostedModel, ...]:

@@ -12,6 +12,7 @@ from edge.errors import CapacityError
 from edge.host.cache_paths import cache_root
 from edge.memory.shard_memory import most_overhead
 from edge.partition import ClusterSpec, Plan
+from edge.planning.able_peers import some_able_peers
 from edge.planning.choosing import facts_of
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.planning.kv_limits import with_kv_memory, with_less_kv_memory
@@ -41,7 +42,8 @@ async def measured_proposal(
     With `stream="auto"`, layers are read from disk only where there is no plan without that.
     """
     options.planned_workload(checkpoint.spec)  # what cannot be is refused before it is measured
-    notes: list[str] = []
+    peers, unused = some_able_peers(peers, checkpoint.spec, options.plan)
+    notes = [*unused]
     options = with_kv_memory(options, checkpoint.spec, facts_of(checkpoint, options), peers)
     weight_format = options.weight_format(checkpoint)
 
@@ -71,7 +73,7 @@ async def measured_proposal(
     if (
         only_known and measure != "nothing"
     ):  # how fast the disk makes it, its user wants to know before it starts
-        notes.clear()
+        notes[:] = unused
         known = await measured(only_known=False)
     return _proposed(checkpoint, known, replace(options, stream="on"), peers, changes, notes)
 

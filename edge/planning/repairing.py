@@ -25,6 +25,7 @@ from edge.partition import (
     UnderWay,
     Workload,
 )
+from edge.planning.able_peers import able_peers
 from edge.planning.choosing import by_id
 from edge.planning.cluster_profile import measured_cluster
 from edge.planning.load_options import LoadOptions
@@ -57,7 +58,8 @@ async def repaired_proposal(
     are read from disk where nothing fits without that. Raises CapacityError with what is missing on
     whom, PlanError where nobody is left.
     """
-    there = [peer for peer in peers if peer.id not in lost]
+    able, _others = able_peers(peers, checkpoint.spec)
+    there = [peer for peer in able if peer.id not in lost]
     repairing = _Repairing(
         checkpoint=checkpoint,
         peers=there,

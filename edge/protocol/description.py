@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from edge.host.free_memory import format_size
@@ -84,6 +85,8 @@ class PeerDescription:
     """What beginnings of earlier prompts take there; it makes room for requests."""
     models: tuple[HostedModel, ...]
     """What it runs."""
+    lacks: tuple[Printable, ...] = ()
+    """What some models need and its back end has no kernels for; see `ModelSpec.needs`."""
     is_busy: bool = False
     """It computes, loads or is measured at this moment."""
     is_leaving: bool = False
@@ -91,6 +94,10 @@ class PeerDescription:
 
     def __post_init__(self) -> None:
         self.device()
+
+    def lacking(self, needs: Collection[str]) -> tuple[str, ...]:
+        """What of these it has no kernels for."""
+        return tuple(each for each in self.lacks if each in needs)
 
     def device(self, *, buffer_bytes: int = 0) -> DeviceSpec:
         """As plans see it: memory for weights and KV, without the buffers of their steps."""

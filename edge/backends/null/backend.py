@@ -25,6 +25,7 @@ class NullBackend:
     """See Backend. It runs everywhere, and is used only where it is asked for by name."""
 
     name = "null"
+    lacks = frozenset(("linear_attention", "short_convolution"))
     is_stand_in = True
     device_name = "nothing, with made-up numbers"
     has_own_memory = False

@@ -51,6 +51,7 @@ class OrtBackend:
     """
 
     name = "ort"
+    lacks: frozenset[str] = frozenset()
     is_stand_in = False
 
     def __init__(self, *, threads: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge.backends.interface import ShardWeights
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size, usable_memory_bytes
-from edge.models.spec import ModelSpec
+from edge.models.spec import ALL_NEEDS, ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from edge.backends.triton.program import TritonProgram
 
 PART_KINDS = frozenset(("attention", "gated_mlp"))
-"""What `layers.py` has blocks for; known here, too, so that a refusal needs no torch."""
+"""What `layers.py` has blocks for, in their plain form; known here, too, so that a refusal needs no
+torch."""
 
 KEPT_FREE_BYTES = 1 << 30
 """The part of a GPU's memory for activations, CUDA's own, and a desktop that is drawn with it."""
@@ -41,6 +42,7 @@ class TritonBackend:
     """
 
     name = "triton"
+    lacks = ALL_NEEDS - PART_KINDS
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads
@@ -101,12 +103,7 @@ class TritonBackend:
         kv_tier: KVTier | None = None,
     ) -> TritonProgram:
         """Raises RequestError where the kernels compute wrongly, and for parts without one."""
-        missing = sorted({part.kind for kind in spec.kinds for part in kind.parts} - PART_KINDS)
-        if any(each.output_gate for each in spec.attentions.values()):
-            missing.append("gates of attention")
-        if any(each.has_sinks for each in spec.attentions.values()):
-            missing.append("attention sinks")
-        if missing:
+        if missing := [each for each in spec.needs if each in self.lacks]:
             raise RequestError(
                 f"a GPU peer has no kernel for {', '.join(missing)}, which this model has; start "
                 "the peer with --backend ort, so that this device's CPU computes it"

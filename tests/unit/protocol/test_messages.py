@@ -167,6 +167,7 @@ DESCRIPTION = PeerDescription(
             user="u", slower=1.25,
         ),
     ),
+    lacks=("experts",),
 )  # fmt: skip
 ANSWERS = (
     Done(),

@@ -1,0 +1,40 @@
+"""Which peers have kernels for all that a model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge.errors import RequestError
+from edge.models.spec import ModelSpec
+from edge.partition import Plan
+from edge.protocol.peer_info import PeerInfo
+
+
+def able_peers(peers: Sequence[PeerInfo], spec: ModelSpec) -> tuple[list[PeerInfo], list[str]]:
+    """Those that compute the model, and a sentence for each of the others."""
+    able, sentences = [], []
+    for peer in peers:
+        if missing := peer.lacking(spec.needs):
+            sentences.append(
+                f"{peer.name} is not used: its back end {peer.backend} has no kernel for "
+                f"{', '.join(missing)}, which this model has; start it with --backend ort, so that "
+                "its CPU computes"
+            )
+        else:
+            able.append(peer)
+    return able, sentences
+
+
+def some_able_peers(
+    peers: Sequence[PeerInfo], spec: ModelSpec, plan: object
+) -> tuple[list[PeerInfo], list[str]]:
+    """The same. Raises RequestError where there is none, and for one that a plan by hand uses."""
+    able, sentences = able_peers(peers, spec)
+    if sentences and not able:
+        raise RequestError(f"no peer can compute this model: {'; '.join(sentences)}")
+    if isinstance(plan, Plan):
+        known = {name for peer in able for name in (peer.id, peer.name)}
+        for peer in peers:
+            if {peer.id, peer.name} & set(plan.devices) - known:
+                raise RequestError(f"the plan by hand gives layers to {peer.name}; {sentences[0]}")
+    return able, sentences

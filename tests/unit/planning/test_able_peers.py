@@ -1,0 +1,83 @@
+"""A peer whose back end lacks a kernel that the model needs gets no layers, and one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edge.backends.triton.backend import TritonBackend
+from edge.errors import RequestError
+from edge.models.families import FAMILIES, read_family
+from edge.models.spec import ALL_NEEDS, ModelSpec
+from edge.planning.able_peers import able_peers, some_able_peers
+from tests.support.peer_infos import peer_info
+from tests.support.plans import make_plan
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 131,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "hidden_size_per_layer_input": 0,
+}
+GPU = peer_info("gpu", backend="triton", lacks=tuple(sorted(TritonBackend.lacks)))
+CPU = peer_info("cpu")
+
+
+def spec_of(family: str) -> ModelSpec:
+    values = {"model_type": family, **SIZES}
+    if family.startswith("lfm2"):
+        values["layer_types"] = ["conv", "conv", "full_attention", "conv"]
+    return read_family(values, source="here")[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_needs_are_known(family: str) -> None:
+    spec = spec_of(family)
+    assert set(spec.needs) <= ALL_NEEDS
+    assert {part.kind for kind in spec.kinds for part in kind.parts} <= set(spec.needs)
+
+
+@pytest.mark.parametrize(
+    ("family", "lacking"),
+    [
+        ("llama", ""),
+        ("gemma3_text", ""),
+        ("mixtral", "experts"),
+        ("gpt_oss", "experts, attention sinks"),
+        ("lfm2", "short_convolution"),
+        ("qwen3_5_text", "linear_attention, gates of attention"),
+        ("gemma4_text", "norms of values, scaled layers"),
+    ],
+)
+def test_gpus_are_left_out_where_they_lack_kernels(family: str, lacking: str) -> None:
+    able, sentences = able_peers([GPU, CPU], spec_of(family))
+    if not lacking:
+        assert (able, sentences) == ([GPU, CPU], [])
+        return
+    assert able == [CPU]
+    (sentence,) = sentences
+    assert sentence.startswith("gpu is not used: its back end triton has no kernel for ")
+    found = sentence.partition("no kernel for ")[2].partition(", which")[0]
+    assert sorted(found.split(", ")) == sorted(lacking.split(", "))
+    assert "--backend ort" in sentence
+
+
+def test_where_nobody_is_able_or_a_plan_by_hand_names_one_that_is_not() -> None:
+    spec = spec_of("mixtral")
+    with pytest.raises(RequestError, match="no peer can compute this model: gpu is not used"):
+        some_able_peers([GPU], spec, "auto")
+    assert some_able_peers([GPU, CPU], spec, "auto")[0] == [CPU]
+    plan = make_plan(spec, "solo", model="m", devices=["gpu"])
+    with pytest.raises(RequestError, match=r"by hand gives layers to gpu; gpu is not used: .*ort"):
+        some_able_peers([GPU, CPU], spec, plan)
+    plan = make_plan(spec, "solo", model="m", devices=["cpu"])
+    assert some_able_peers([GPU, CPU], spec, plan)[0] == [CPU]
+    assert some_able_peers([], spec, plan) == ([], [])
