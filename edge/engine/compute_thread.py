@@ -18,6 +18,10 @@ Result = TypeVar("Result")
 _Work = Callable[[], None]
 
 
+class ThreadEndedError(Exception):
+    """Work came when nobody does it any more."""
+
+
 class ComputeThread:
     """All but `safe_point` is for other threads, which is for its own."""
 
@@ -26,6 +30,8 @@ class ComputeThread:
         self._at_end = at_end
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._in_between: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._mutex = threading.Lock()
+        """Nothing that is awaited is behind the end in the queue."""
         self._is_closed = False
         self.is_working = False
         """It does what was asked at this moment."""
@@ -42,9 +48,16 @@ class ComputeThread:
         self._queue.put(work)
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Likewise, for who waits for the result; not done once the future is cancelled."""
+        """Likewise, for who waits for the result; not done once the future is cancelled.
+
+        Its result is ThreadEndedError once the thread is closed.
+        """
         done, work = _awaited(function)
-        self._queue.put(work)
+        with self._mutex:
+            if self._is_closed:
+                done.set_exception(ThreadEndedError())
+            else:
+                self._queue.put(work)
         return done
 
     def at_safe_point(self, function: Callable[[], Result]) -> Future[Result]:
@@ -64,8 +77,9 @@ class ComputeThread:
 
     def close(self) -> None:
         """End the thread, once it has done what was asked before, and wait for it."""
-        self._is_closed = True
-        self._queue.put(None)
+        with self._mutex:
+            self._is_closed = True
+            self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from edge import partition, transport
 from edge.backends.interface import ShardWeights, StageProgram
 from edge.concurrency.blocking import run_blocking, uninterrupted
+from edge.engine.compute_thread import ThreadEndedError
 from edge.engine.kv_copies import CopyRoom
 from edge.engine.shard_engine import NO_MASKS
 from edge.errors import (
@@ -703,7 +703,7 @@ def _mapped(error: Exception) -> Exception:
     error = map_store_error(error)
     if isinstance(error, partition.PlanError):
         return PlanError(str(error), error.problems)
-    if isinstance(error, CancelledError):
+    if isinstance(error, ThreadEndedError):
         return PlanError("the session was closed while it was loading")
     return error
 

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from edge.engine.compute_thread import ComputeThread
+from edge.engine.compute_thread import ComputeThread, ThreadEndedError
 
 WITHIN_S = 60.0
 
@@ -90,3 +90,12 @@ def test_a_thread_that_has_ended_lets_nobody_wait_for_a_safe_point(
     thread.close()
     thread.at_safe_point(lambda: log.append("after")).result(WITHIN_S)
     assert log == ["end", "after"]
+
+
+def test_a_thread_that_has_ended_says_so_to_who_would_wait(
+    thread: ComputeThread, log: list[str]
+) -> None:
+    thread.close()
+    with pytest.raises(ThreadEndedError):
+        thread.call(lambda: log.append("after")).result(WITHIN_S)
+    assert log == ["end"]
