@@ -406,9 +406,13 @@ class ShardEngine:
         self.links.close()  # perhaps its shards sum in another way than when `close` was called
         if self._prefixes is not None:
             self._prefixes.close()
-        if self._program is not None and not (self._parks and self._is_sound and self._reset()):
-            self._program.close()
-            self._program = None
+        if not (self._parks and self._is_sound and self._reset()):
+            program, self._program = self._program, None
+            try:
+                if program is not None:
+                    program.close()
+            except Exception:  # back ends raise whatever their libraries do
+                _log.exception("a shard did not close as it should")
 
     def _reset(self) -> bool:
         try:

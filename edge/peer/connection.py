@@ -101,6 +101,8 @@ class Connection:
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
         self._mine: dict[str, HostedShard] = {}
+        self._ending: dict[str, asyncio.Event] = {}
+        """Sessions that are being closed, by this coordinator or for another one."""
         self._replaced: dict[str, RequestError] = {}
         """Why sessions have ended that another coordinator's came for."""
         self._parked: list[str] = []
@@ -171,7 +173,7 @@ class Connection:
             stack.push_async_callback(run_blocking, self._kept.close)
             for writer in self._writers.values():
                 stack.push_async_callback(run_blocking, writer.close)
-            for session in list(self._mine):
+            for session in (*self._mine, *self._ending):
                 stack.push_async_callback(self._end_session, session)
         # Handlers are methods of this object: with them it would wait, buffers and all, until the
         # garbage is collected, which a daemon that has nothing to do does not.
@@ -668,24 +670,37 @@ class Connection:
     async def _end_session(
         self, session: str, *, parks: bool = False, is_asked: bool = True
     ) -> None:
-        """parks: see `Close`. is_asked: by this coordinator, which may come for it."""
+        """Its memory is free when this returns, whoever has begun to end it.
+
+        parks: see `Close`. is_asked: by this coordinator, which may come for it.
+        """
         hosted = self._mine.pop(session, None)
-        if hosted is not None:
-            key = hosted.assignment.key
-            program = None
+        if hosted is None:
+            if (ending := self._ending.get(session)) is not None:
+                await ending.wait()
+            return
+        ended = self._ending[session] = asyncio.Event()
+        key = hosted.assignment.key
+        program = None
+        try:
+            program = await hosted.aclose(parks=parks)
+        finally:
+            self._peer.sessions.pop(key, None)
+            self._peer.leases.give_back(key)
+            self._shards.give_back()
             try:
-                program = await hosted.aclose(parks=parks)
-            finally:
-                self._peer.sessions.pop(key, None)
-                self._peer.leases.give_back(key)
-                self._shards.give_back()
                 if program is not None:
-                    await self._park(hosted.assignment, program, stays=is_asked)
+                    await self._park(hosted, program, stays=is_asked)
+            finally:
                 self._peer.release(key)
                 self._peer.audit.ended(key)
+                del self._ending[session]
+                ended.set()
 
-    async def _park(self, assignment: Assignment, program: StageProgram, *, stays: bool) -> None:
-        name = self._peer.park(self._user_id, assignment, program)
+    async def _park(self, hosted: HostedShard, program: StageProgram, *, stays: bool) -> None:
+        name = None
+        if hosted.is_as_planned:  # else the ledger has what it was to take since it began to end
+            name = self._peer.park(self._user_id, hosted.assignment, program)
         if name is None:
             await run_blocking(program.close)
         elif stays and not self._is_gone:

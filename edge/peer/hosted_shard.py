@@ -94,6 +94,12 @@ class HostedShard:
         return True
 
     @property
+    def is_as_planned(self) -> bool:
+        """Its peer's promise has moved no layers since: it is what its assignment says."""
+        stage = self.assignment.plan.stages[self.assignment.stage]
+        return self.streamed == stage.slices[self.assignment.rank].streamed_layers
+
+    @property
     def neighbour_devices(self) -> frozenset[str | None]:
         """Of those that it is linked with, or is to be."""
         return frozenset(place.device for place in (self._places or {}).values())
@@ -172,10 +178,8 @@ class HostedShard:
         """Close the links, end the compute thread, free everything; but for the program where
         `parks` asks for it and it may serve another session."""
         self.end_waits()
-        # One whose layers were moved since is not what its assignment says.
-        stage = self.assignment.plan.stages[self.assignment.stage]
-        is_as_loaded = self.streamed == stage.slices[self.assignment.rank].streamed_layers
-        program = await run_blocking(partial(self.shard.close, parks=parks and is_as_loaded))
+        parks = parks and self.is_as_planned
+        program = await run_blocking(partial(self.shard.close, parks=parks))
         if not self._kv_is_free:
             self._kv_is_free = True
             self._kv_room.give_back(self.kv)

@@ -46,11 +46,15 @@ class Leases:
         memory.
 
         silent_s: how long its coordinator has not been heard on the session's connection. Raises
-        RequestError where a later term was here, and then takes nothing.
+        RequestError where a later term was here. Then, or cut off, it takes nothing.
         """
         self.check(owner, lease)
         self._open[session] = _Open(owner=owner, lease=lease, end=end, silent_s=silent_s)
-        await self._end_replaced(owner, lease, by=session)
+        try:
+            await self._end_replaced(owner, lease, by=session)
+        except BaseException:
+            self.give_back(session)
+            raise
 
     def give_back(self, session: str) -> None:
         """It is over; unknown ones are ignored."""

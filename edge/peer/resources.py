@@ -260,6 +260,8 @@ class PeerResources:
         use = self.ledger.uses.get(assignment.key)
         if key is None or use is None or self.leaving.is_set():
             return None
+        if self._promising.locked():
+            return None  # the ledger has what it is to take, not what it takes
         user = self._users.get(assignment.key)
         use = replace(use, kv_bytes=0)  # what was kept there is forgotten
         name = self._parked.park(key, program, use)

@@ -4,6 +4,7 @@ refused. Real peers of this process that compute nothing."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -121,6 +122,33 @@ def test_a_replaced_coordinator_is_refused_whatever_it_asks(tmp_path: Path) -> N
     asyncio.run(main())
 
 
+def test_what_is_being_freed_is_waited_for(tmp_path: Path) -> None:
+    """Whose coordinator has just gone: another plan is made from what peers say is free."""
+    may_end = threading.Event()
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 1) as (daemon,):
+            peer, lease = daemon.resources, Lease(run="r", term=1)
+            old = await load([daemon], "solo", LIMITS, Owner(), tmp_path, lease)
+            (hosted,) = peer.sessions.values()
+            hosted.shard._thread.post(lambda: (may_end.wait(), None)[1])
+            try:
+                await old.abort()
+                async with asyncio.timeout(PATIENCE_S):
+                    while not hosted._is_closed:  # noqa: ASYNC110  nobody is told
+                        await asyncio.sleep(0.001)
+                taking = asyncio.create_task(peer.leases.take_over(None, Lease(run="r", term=2)))
+                for _ in range(50):
+                    await asyncio.sleep(0)
+                assert not taking.done()
+            finally:
+                may_end.set()
+            await taking
+            assert not peer.ledger.uses
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("moment", ["idle", "in a step"])
 def test_a_coordinator_that_falls_silent_frees_everything(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,6 +229,25 @@ def test_terms_are_of_one_owner_and_forgotten_last() -> None:
         assert len(ended) == 2
         leases.check("b", Lease(run="r", term=1))
         assert len(leases._terms["a"]) == MOST_RUNS
+
+    asyncio.run(main())
+
+
+def test_who_goes_while_it_waits_for_room_has_taken_nothing() -> None:
+    async def main() -> None:
+        leases, ends = Leases(), asyncio.Event()
+
+        async def end(_error: RequestError) -> None:
+            ends.set()
+            await asyncio.Event().wait()
+
+        await leases.take("a", Lease(run="r", term=1), "old", end, silent_s=lambda: 0.0)
+        lease = Lease(run="r", term=2)
+        taking = asyncio.create_task(leases.take("a", lease, "new", end, silent_s=lambda: 0.0))
+        await ends.wait()
+        taking.cancel()
+        await asyncio.wait([taking])
+        assert not leases._open
 
     asyncio.run(main())
 
