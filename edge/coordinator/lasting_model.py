@@ -82,7 +82,7 @@ class LastingModel:
         """What loads it where its plan ends of its own accord."""
         self._recovering: asyncio.Task[None] | None = None
         self._losses = self._failures = self._tokens = 0
-        """Since a request got a token, or none was under way."""
+        """Since a request got a token, or a plan ran that ended while none was under way."""
 
     def begin(self, loaded: LoadedModel) -> None:
         """What it runs by at first, which was loaded with `ended`."""
@@ -167,6 +167,8 @@ class LastingModel:
             fail_all(requests, self.failure)
             return
         self._waiting |= {request.id: request for request in requests}
+        if not self._waiting:
+            self._losses = self._failures = 0
         load, self._moves_by = self._moves_by, None
         if not isinstance(error, _MovesError):
             load = None  # it was lost before it could move
@@ -234,7 +236,7 @@ class LastingModel:
         new copy; a checkpoint that cannot be loaded here is not another one the next time.
         """
         tokens = sum(len(request.answer) for request in self._waiting.values())
-        if tokens != self._tokens or not self._waiting:
+        if tokens != self._tokens:
             self._tokens, self._losses, self._failures = tokens, 0, 0
         if isinstance(error, PeerLostError):
             self._losses += 1
@@ -267,6 +269,6 @@ def _told(lost: EdgeError, final: EdgeError) -> EdgeError:
     if final is lost or str(final) == str(lost):
         return lost
     told = f"{lost}; and it could not go on without: {final}"
-    if isinstance(lost, PeerLostError):
-        return PeerLostError(lost.peer, told.removeprefix(f"peer {lost.peer}: "))
-    return type(lost)(told) if not isinstance(lost, PeerError) else PeerError(lost.peer, told)
+    if isinstance(lost, PeerError):
+        return type(lost)(lost.peer, told.removeprefix(f"peer {lost.peer}: "))
+    return type(lost)(told)

@@ -16,7 +16,14 @@ from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import OnEnd, Request
 from edge.coordinator.scheduler import Orders, Scheduler
 from edge.engine.distributed_sampling import TokenChoice
-from edge.errors import CapacityError, EdgeError, PeerLostError, RequestError
+from edge.errors import (
+    CapacityError,
+    EdgeError,
+    NetworkError,
+    PeerError,
+    PeerLostError,
+    RequestError,
+)
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.reference import sample
 from edge.protocol.client import PeerClient
@@ -381,6 +388,53 @@ def test_losses_without_end_are_given_up() -> None:
             await reply.ended.wait()
             assert len(reply.errors) == 1
             assert len(reload.lost) == MOST_LOSSES_WITHOUT_A_TOKEN
+            await model.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "error", [gone("x"), PeerError("x", "it is broken"), NetworkError("nobody answers")]
+)
+def test_a_model_that_nobody_asks_is_not_loaded_for_ever(error: EdgeError) -> None:
+    async def main() -> None:
+        async with peer(SamplingPeer(steps=None)) as first, asyncio.timeout(60):
+            model = await lasting(first, Reloads(*[error] * 100))
+            assert model._loaded is not None
+            model._loaded.fail(gone("odd"))
+            while model.failure is None:  # noqa: ASYNC110  nobody is told
+                await asyncio.sleep(0)
+            assert str(error) in str(model.failure)
+            await model.aclose()
+
+    asyncio.run(main())
+
+
+def test_each_loss_of_a_model_that_nobody_asks_is_the_first() -> None:
+    async def main() -> None:
+        async with peer(SamplingPeer(steps=None)) as first, asyncio.timeout(60):
+            losses = 2 * MOST_LOSSES_WITHOUT_A_TOKEN
+            model = await lasting(first, Reloads(*[first] * losses))
+            for number in range(losses):
+                assert model._loaded is not None
+                model._loaded.fail(gone("odd"))
+                while len(model.recoveries) == number:  # noqa: ASYNC110  nobody is told
+                    await asyncio.sleep(0)
+            await model.aclose()
+
+    asyncio.run(main())
+
+
+def test_who_failed_is_named_once() -> None:
+    async def main() -> None:
+        async with peer(SamplingPeer(steps=None)) as first, asyncio.timeout(60):
+            model = await lasting(first, Reloads(CapacityError("c lacks 5 GiB")))
+            assert model._loaded is not None
+            model._loaded.fail(PeerError("odd", "it is broken"))
+            while model.failure is None:  # noqa: ASYNC110  nobody is told
+                await asyncio.sleep(0)
+            told = "peer odd: it is broken; and it could not go on without: c lacks 5 GiB"
+            assert str(model.failure) == told
             await model.aclose()
 
     asyncio.run(main())
