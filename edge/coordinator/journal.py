@@ -443,11 +443,17 @@ class Journal:
                 os.close(self._descriptor)
 
     def remove(self) -> None:
-        """Nobody needs it any more."""
+        """Nobody needs it any more. Where it cannot be, `on_fail` is told."""
+        why = ""
         with self._mutex:
             if self.is_open:
-                self.path.unlink(missing_ok=True)
+                try:
+                    self.path.unlink(missing_ok=True)
+                except OSError as error:
+                    why = error.strerror or str(error)
         self.close()
+        if why:
+            self._on_fail(f"{self.path} stays there, though nobody needs it any more: {why}")
 
     def __enter__(self) -> Self:
         return self

@@ -161,3 +161,16 @@ def test_no_folder_is_no_reason_not_to_answer(
     with caplog.at_level(logging.WARNING):
         assert KeptReplies(tmp_path / "file" / "replies").begin(asked(), Lease()) is None
     assert "the answer is not kept" in caplog.text
+
+
+def test_one_that_cannot_be_removed_does_not_spoil_the_reply(
+    replies: KeptReplies, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = begun(replies)
+    folder = journal.path.parent
+    folder.rename(folder.with_name("elsewhere"))
+    folder.write_text("")
+    journal.remove()
+    assert not journal.is_open
+    (told,) = caplog.messages
+    assert told.startswith(f"{journal.path} stays there")
