@@ -111,27 +111,32 @@ class Reloading:
     """It was loaded anew."""
     came_back: tuple[PeerInfo, ...] = ()
     """Devices that count as lost, and answered when they were last asked."""
+    _waited_without: frozenset[str] | None = field(default=None, init=False)
+    """The devices without which others were waited for in vain."""
 
     async def __call__(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
-        """Waits for further peers where those that are left are too few, and it may wait; a moment,
-        in any case, for one of which only a connection was lost to free what it held."""
+        """Waits for further peers where those that are left are too few, and it may wait, which it
+        does once for each loss; a moment, in any case, for one of which only a connection was lost
+        to free what it held."""
         self.on_lost(lost)
-        clock = asyncio.get_running_loop().time
-        until_s = clock() + self.options.wait_for_peers_s
-        freed_s = clock() + FREED_WITHIN_S
+        loop = asyncio.get_running_loop()
+        has_waited = self._waited_without == frozenset(lost)
+        until_s = loop.time() + (0.0 if has_waited else self.options.wait_for_peers_s)
+        freed_s = loop.time() + FREED_WITHIN_S
         while True:
             try:
                 return await self._load_on_who_has_room(lost, on_end)
             except (CapacityError, NoPeersError):
-                if self.came_back and clock() < freed_s:
+                if self.came_back and loop.time() < freed_s:
                     # Its connection may be one that nobody closed: who is not told of that keeps
                     # the memory, which a plan is then made without.
                     await gather_all(self._freed(peer) for peer in self.came_back)
                     await asyncio.sleep(FREED_LOOK_EVERY_S)
                     continue
-                if clock() >= until_s:
+                if loop.time() >= until_s:
+                    self._waited_without = frozenset(lost)
                     raise
-            await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, until_s - clock())))
+            await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, until_s - loop.time())))
             with contextlib.suppress(NetworkError):  # there is still nobody
                 await self.look_for_more()
 
@@ -177,7 +182,8 @@ class Reloading:
                 self.options,
                 before=before,
                 lost=set(before.plan.devices) - {peer.id for peer in peers},
-                cached={peer.id: kept[peer.id] for peer in peers},
+                # Who starts again without keys has another id at the same address.
+                cached={peer.id: kept.get(peer.id, ()) for peer in peers},
             )
             bringing = self.bringing(checkpoint, proposal, peers)
             return await self._loaded(bringing, proposal, peers, living, on_end)
@@ -244,6 +250,7 @@ class Reloading:
         brought: Mapping[Seat, Brought] | None = None,
     ) -> LoadedModel:
         loaded = await load_model(bringing, peers, on_end=on_end, brought=brought)
+        self._waited_without = None
         self.forecast.replace(proposal)
         self.changed.set()
         self.manifests = loaded.manifests

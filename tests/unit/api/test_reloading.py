@@ -1,0 +1,73 @@
+"""Which peers a model is loaded on again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.api.candidates import Candidates
+from edge.demos.bundled import MODEL
+from edge.peer.daemon import PeerDaemon
+from tests.support.null_peers import null_peers
+from tests.support.passing_time import let_pass
+from tests.support.plans import bundled_plan
+
+
+def test_who_starts_again_without_keys_is_another_one_at_the_same_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as (first, second):
+            addresses = [each.resources.addresses[0] for each in (first, second)]
+            async with await edge.AsyncCluster.connect(addresses, insecure=True) as cluster:
+                ids = {peer.address: peer.id for peer in cluster.peers}
+                plan = bundled_plan("solo", devices=[ids[addresses[0]]])
+                load = cluster.load(MODEL, plan=plan, dtype="int8", replan="off")
+                async with await load as model:
+                    await second.aclose()
+                    settings = replace(second.resources.settings, listen=addresses[1])
+                    again = PeerDaemon(settings, None)
+                    await again.start()
+                    try:
+                        before = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+                        await first.aclose()
+                        after = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+                        assert after.token_ids == before.token_ids
+                        assert model.plan.devices == (again.resources.id,)
+                        await model.aclose()
+                    finally:
+                        await again.aclose()
+
+    asyncio.run(main())
+
+
+def test_peers_are_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as was asked for, however often loading is tried."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("edge.api.reloading.LOOK_EVERY_S", 0.0)
+    looks: list[Candidates] = []
+
+    async def look(candidates: Candidates) -> None:
+        looks.append(candidates)
+        let_pass(400.0)
+
+    monkeypatch.setattr(Candidates, "look", look)
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 1) as (daemon,):
+            addresses = daemon.resources.addresses[:1]
+            async with await edge.AsyncCluster.connect(addresses, insecure=True) as cluster:
+                load = cluster.load(MODEL, dtype="int8", replan="off", wait_for_peers_s=1000.0)
+                async with await load as model:
+                    await daemon.aclose()
+                    with pytest.raises(edge.PeerLostError, match="none of the model's peers"):
+                        await model.generate([1, 2, 3], max_new_tokens=8)
+        assert len(looks) == 3
+
+    asyncio.run(main())
