@@ -39,7 +39,9 @@ class StandingBy:
         self._planned: Proposal | None = None
         """What is stood by for; None: it is to be looked anew who could."""
         self._known: frozenset[tuple[str, int]] = frozenset()
-        """Who was there then, by id and epoch."""
+        """Who might have been there then, by id and epoch; of these: """
+        self._away: Sequence[PeerInfo] = ()
+        """who was not."""
         self._clients: list[PeerClient] = []
         """Their devices keep what was brought over them, as long as they are open."""
         self._repairs: dict[str, ReadyRepair] = {}
@@ -70,9 +72,10 @@ class StandingBy:
     async def _look(self) -> None:
         before, candidates = self._reloading.forecast.proposal, self._reloading.candidates()
         known = frozenset((peer.id, peer.epoch) for peer in candidates)
-        if before is self._planned and known == self._known:
+        is_as_then = before is self._planned and known == self._known
+        if is_as_then and not (self._away and await _living(self._away)):
             return
-        self._planned, self._known = before, known
+        self._planned, self._known, self._away = before, known, ()
         await self._let_go()  # what it had is parked there for a moment yet
         try:
             await self._stand_by(before, candidates)
@@ -84,9 +87,9 @@ class StandingBy:
 
     async def _stand_by(self, before: Proposal, candidates: Sequence[PeerInfo]) -> None:
         """Have the devices without a part load what they would take over, one after the other."""
-        asked = {peer.address: peer.credentials for peer in candidates}
-        infos, _failures = await describe_all(asked)
-        living = with_unique_names([each for each in infos if not each.is_leaving], candidates)
+        living = await _living(candidates)
+        answered = {each for peer in living for each in (peer.id, peer.address)}
+        self._away = [peer for peer in candidates if answered.isdisjoint((peer.id, peer.address))]
         if {peer.id for peer in living} <= set(before.plan.devices):
             return
         cached = await self._reloading.cached(living)
@@ -166,6 +169,11 @@ class StandingBy:
 
     async def _let_go(self) -> None:
         self._repairs.clear()
-        clients, self._clients = self._clients, []
-        for client in clients:
-            await client.aclose()
+        while self._clients:
+            await self._clients[-1].aclose()
+            self._clients.pop()  # only now: who is cut off here comes again
+
+
+async def _living(peers: Sequence[PeerInfo]) -> Sequence[PeerInfo]:
+    infos, _failures = await describe_all({peer.address: peer.credentials for peer in peers})
+    return with_unique_names([each for each in infos if not each.is_leaving], peers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,5 +116,61 @@ def test_nothing_is_kept_for_who_is_gone(tmp_path: Path, monkeypatch: pytest.Mon
     async def main() -> None:
         async with standing_by(tmp_path):
             pass
+
+    asyncio.run(main())
+
+
+def test_nothing_is_left_open_by_who_ends_as_it_lets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with standing_by(tmp_path) as (model, _daemons):
+            found, lets_go = attendant(model), asyncio.Event()
+            (client,) = found._clients
+            aclose = client.aclose
+
+            async def cut_off() -> None:
+                monkeypatch.undo()
+                lets_go.set()
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(client, "aclose", cut_off)
+            found._lost()
+            await lets_go.wait()
+            await found.aclose()
+            assert client.aclose == aclose
+            assert client._ended is not None
+            assert all(task.done() for task in client._tasks)
+
+    asyncio.run(main())
+
+
+def test_who_was_away_for_a_moment_stands_by_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody looks for peers that join."""
+    monkeypatch.setattr("edge.api.standing_by.SETTLES_S", 0.0)
+    monkeypatch.setattr("edge.api.standing_by.LOOK_EVERY_S", 0.01)
+
+    async def main() -> None:
+        async with standing_by(tmp_path) as (model, (_first, second)):
+            found, peer = attendant(model), second.resources
+            settings = replace(peer.settings, listen=peer.addresses[0])
+            await second.aclose()
+            await until(lambda: bool(found._away))
+            assert not found._repairs
+            again = PeerDaemon(settings, None, peer.id)
+            await again.start()
+            try:
+                await until(lambda: bool(found._repairs))
+                (ready,) = parked(again)
+                looked = found._clients
+                for _ in range(3):
+                    found._reloading.changed.set()
+                    await until(lambda: not found._reloading.changed.is_set())
+                assert (parked(again), found._clients) == ([ready], looked)
+            finally:
+                await model.aclose()
+                await again.aclose()
 
     asyncio.run(main())
