@@ -55,7 +55,8 @@ class KeptReplies:
             while True:
                 path = self._folder / f"{secrets.token_hex(4)}{_SUFFIX}"
                 with contextlib.suppress(FileExistsError):
-                    return Journal.begin(path, asked, lease, _log.warning)
+                    journal = Journal.begin(path, asked, lease, _log.warning)
+                    return journal if journal.is_open else None
         except OSError as error:
             why = error.strerror or error
             _log.warning(

@@ -154,6 +154,22 @@ def test_a_full_disk_ends_the_journal_and_not_the_reply(
     assert len(read_journal(journal.path).tokens) == 5
 
 
+def test_a_disk_that_is_full_from_the_start_keeps_nothing(
+    replies: KeptReplies, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So nobody is told that the answer can be gone on with."""
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30, limits[1]))
+    try:
+        assert replies.begin(asked(), Lease()) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert len(caplog.messages) == 1
+    assert not replies.entries()
+
+
 def test_no_folder_is_no_reason_not_to_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
