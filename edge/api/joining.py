@@ -127,12 +127,12 @@ class Joining:
             if move.when == "idle":
                 return
             self._waiting -= new
-            self._refused |= new
             if proposal is None:
                 names = ", ".join(each.name for each in there)
                 _log.info("%s joined: no plan with them pays for a move", names)
             else:
                 await self._move(checkpoint, peers, move, proposal)
+            self._refused |= new  # only now: where sending fails, it is tried again
 
     async def _measured(
         self, checkpoint: Checkpoint, peers: Sequence[PeerInfo]

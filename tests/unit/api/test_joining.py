@@ -1,0 +1,88 @@
+"""Peers that join, as a model that runs sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge.api.joining import MOVES_APART_S, Joining
+from edge.errors import PeerLostError
+from tests.support.passing_time import let_pass
+from tests.support.peer_infos import peer_info
+
+OLD, NEW = peer_info("old"), peer_info("new")
+
+
+class Running:
+    """What a move needs to know of a model on one peer."""
+
+    def __init__(self) -> None:
+        self.forecast = SimpleNamespace(
+            proposal=SimpleNamespace(
+                cluster=SimpleNamespace(devices=[OLD]), plan=SimpleNamespace(devices=("old",))
+            )
+        )
+        self.plan = self.forecast.proposal.plan
+        self.peers = {"old": OLD}
+        self.options = None
+        self.requests = ()
+        self.failure = None
+        self.is_recovering = False
+        self.moves: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        yield
+
+    def bringing(self, *_what: object) -> None:
+        return None
+
+    def move(self, reason: str, _load: object) -> None:
+        self.moves.append(reason)
+
+
+def test_who_is_lost_on_the_way_is_tried_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = SimpleNamespace(plan=SimpleNamespace(devices=("old", "new")))
+    move = SimpleNamespace(when="now", to=SimpleNamespace(predicted=None), before=None, pause_s=1.0)
+    sent: list[bool] = []
+
+    async def moved_proposal(*_args: object, **_named: object) -> Any:
+        return move, there
+
+    async def ship_ahead(*_args: object) -> int:
+        sent.append(True)
+        if len(sent) == 1:
+            raise PeerLostError("new", "it closed the connection")
+        return 0
+
+    async def measured(*_args: object) -> str:
+        return "measured"
+
+    monkeypatch.setattr("edge.api.joining.moved_proposal", moved_proposal)
+    monkeypatch.setattr("edge.api.joining.ship_ahead", ship_ahead)
+    monkeypatch.setattr(Joining, "_measured", measured)
+
+    async def main() -> None:
+        running: Any = Running()
+        nobody: Any = SimpleNamespace(looks=lambda _used: _never())
+        joining = Joining(nobody, running, running)
+        for moves in (0, 0, 1):
+            await joining._look_at([OLD, NEW])
+            assert len(running.moves) == moves
+            if sent == [True] and moves == 0:
+                let_pass(MOVES_APART_S / 2)
+        await joining.aclose()
+
+    asyncio.run(main())
+
+
+async def _never() -> AsyncIterator[None]:
+    await asyncio.Event().wait()
+    yield
