@@ -107,9 +107,11 @@ class StandingBy:
                         cached=cached,
                     )
                     bringing = self._reloading.bringing(checkpoint, repaired, there)
-                except (CapacityError, PlanError):
-                    continue  # it cannot go on without this one
-                await self._bring(before, bringing, there, brought)
+                    await self._bring(before, bringing, there, brought)
+                except (CapacityError, PlanError) as error:
+                    # It cannot go on without this one, or somebody has less room than was said.
+                    _log.info("nobody stands by for a device: %s", error)
+                    continue
                 parts = {seat: (id, bringing.layout(seat)) for id, seat in seats(repaired.plan)}
                 if all(part in brought for part in parts.values()):
                     self._repairs[lost] = ReadyRepair(

@@ -13,9 +13,12 @@ import pytest
 
 import edge
 from edge.api.standing_by import StandingBy
+from edge.coordinator.bringing import Bringing, Brought, make_ready
 from edge.demos.bundled import MODEL
+from edge.errors import CapacityError
 from edge.peer.daemon import PeerDaemon
 from edge.planning.standing_by import taken_over
+from edge.protocol.topology import Seat
 from tests.support.null_peers import null_peers
 from tests.support.plans import bundled_plan
 
@@ -106,6 +109,31 @@ def test_where_it_cannot_be_used_all_are_asked(tmp_path: Path) -> None:
             await until(lambda: bool(model.recoveries))
             (session,) = second.resources.sessions.values()
             assert session.shard._program is ready, "it stays for a moment, whoever comes for it"
+
+    asyncio.run(main())
+
+
+def test_who_has_no_room_for_one_part_has_another_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def has_room(bringing: Bringing, seat: Seat, *where: Any) -> Brought:
+        if seat == (0, 0):
+            raise CapacityError("no room")
+        return await make_ready(bringing, seat, *where)
+
+    monkeypatch.setattr("edge.api.standing_by.make_ready", has_room)
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 3) as daemons:
+            addresses = [each.resources.addresses[0] for each in daemons]
+            async with await edge.AsyncCluster.connect(addresses, insecure=True) as cluster:
+                ids = {peer.address: peer.id for peer in cluster.peers}
+                running = [ids[address] for address in addresses[:2]]
+                plan = bundled_plan("tensor_2", devices=running)
+                load = cluster.load(MODEL, plan=plan, dtype="int8", standby="kv", replan="off")
+                async with await load as model:
+                    await until(lambda: bool(attendant(model)._repairs))
+                    assert list(attendant(model)._repairs) == running[1:]
 
     asyncio.run(main())
 
