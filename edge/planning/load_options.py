@@ -179,7 +179,7 @@ class LoadOptions:
     replan: Replan = option(
         "auto",
         help="auto: use a device that joins while the model runs, where the pause for that pays "
-        "for itself within a minute; off: from the next loss on.",
+        "for itself within a minute; off: after a loss, where it is known or waited for.",
     )
     """What joins is measured first, unless it was before. Answers under way go on with the same
     tokens; where another plan would round otherwise, it waits until none is under way. A plan by
