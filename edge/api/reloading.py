@@ -118,6 +118,8 @@ class Reloading:
         """Waits for further peers where those that are left are too few, and it may wait, which it
         does once for each loss; a moment, in any case, for one of which only a connection was lost
         to free what it held."""
+        ids = {peer.name: peer.id for peer in self.candidates()}
+        lost = {ids.get(each, each) for each in lost}
         self.on_lost(lost)
         loop = asyncio.get_running_loop()
         has_waited = self._waited_without == frozenset(lost)
@@ -279,9 +281,7 @@ class Reloading:
         infos, _failures = await describe_all(
             {address: peer.credentials for address, peer in known.items()},
             timeouts_s={
-                address: (
-                    LOST_ANSWERS_WITHIN_S if {peer.id, peer.name} & set(lost) else ANSWER_WITHIN_S
-                )
+                address: (LOST_ANSWERS_WITHIN_S if peer.id in lost else ANSWER_WITHIN_S)
                 for address, peer in known.items()
             },
         )

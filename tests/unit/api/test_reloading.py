@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import edge
 from edge.api.candidates import Candidates
+from edge.api.reloading import Reloading
 from edge.demos.bundled import MODEL
 from edge.peer.daemon import PeerDaemon
 from tests.support.null_peers import null_peers
@@ -69,5 +71,31 @@ def test_peers_are_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                     with pytest.raises(edge.PeerLostError, match="none of the model's peers"):
                         await model.generate([1, 2, 3], max_new_tokens=8)
         assert len(looks) == 3
+
+    asyncio.run(main())
+
+
+def test_who_was_lost_while_it_loaded_is_known_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is waited for as others are, until it has freed what it held for a lost connection."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 1) as (daemon,):
+            addresses = daemon.resources.addresses[:1]
+            async with (
+                await edge.AsyncCluster.connect(addresses, insecure=True) as cluster,
+                await cluster.load(MODEL, dtype="int8", replan="off") as model,
+            ):
+                reload = model._held.loaded._reload
+                assert isinstance(reload, Reloading)
+                lost: list[Collection[str]] = []
+                reload.on_lost = lost.append
+                (peer,) = cluster.peers
+                loaded = await reload({peer.name}, lambda _requests, _error: None)
+                assert lost == [{peer.id}]
+                assert [each.id for each in reload.came_back] == [peer.id]
+                await loaded.aclose()
 
     asyncio.run(main())
