@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.api.embedding import Pooling, check_dimensions, pooled, rows_for
-from edge.api.generation_options import GenerationOptions, GenerationOverrides
+from edge.api.generation_options import GenerationOptions, GenerationOverrides, check_priority
 from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply
 from edge.api.progress_bars import progress_bars
@@ -27,6 +27,7 @@ from edge.coordinator.journal import Asked, Journal, KeptLoad, KeptRequest, Read
 from edge.coordinator.kept_replies import LAST, KeptReplies
 from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.observation import gather_grams
+from edge.coordinator.shares import ANYBODY, Priority, Who
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.spec import ModelSpec
@@ -225,20 +226,20 @@ class DescribedModel:
                 Asked(begun_s=time.time(), load=held.load, request=kept), held.lease
             )
 
-        return self._begin_reply(request, reading, keep, client)
+        return self._begin_reply(request, reading, keep, Who(client, options.priority))
 
     def _begin_reply(
         self,
         request: GenerationRequest,
         reading: Reading | None,
         keep: Keep,
-        client: str = "",
+        who: Who = ANYBODY,
     ) -> BeginReply:
         self._require_open()
         held = self._held
         match = self._matching(request)
         begin = partial(ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast)
-        return partial(begin, reading, match, keep, client=client)
+        return partial(begin, reading, match, keep, who=who)
 
     def _resumed(self, reply: KeptReply | str) -> BeginReply:
         """A reply that goes on; its journal is ours until then. Reads its file."""
@@ -522,13 +523,15 @@ class AsyncModel(DescribedModel):
         normalize: bool = True,
         dimensions: int | None = None,
         client: str = "",
+        priority: Priority = "normal",
     ) -> NDArray[np.float32]:
         """Float32 [hidden] of a text or token ids; of a list of them [texts, hidden], in its order.
 
         They are made of the hidden states after the last norm: pooling takes their mean, or only
         that of the last token. normalize: to the length 1. dimensions: only so many of the first
-        values, for models that were trained for that. client: see `stream`. Raises RequestError for
-        a text that does not fit the context, and for dimensions that the model has not.
+        values, for models that were trained for that. client: see `stream`. priority: see
+        `GenerationOptions`. Raises RequestError for a text that does not fit the context, and for
+        dimensions that the model has not.
         """
         prompts = several(texts)
         checked = [
@@ -537,11 +540,13 @@ class AsyncModel(DescribedModel):
         ]
         rows = rows_for(pooling)
         check_dimensions(dimensions, self._held.hidden_size)
+        check_priority(priority)
+        who = Who(client, priority)
         self._require_open()
         found = np.empty((len(checked), dimensions or self._held.hidden_size), np.float32)
 
         async def fill(number: int, tokens: tuple[int, ...]) -> None:
-            states = await evaluate(self._held.loaded, tokens, rows, client=client)
+            states = await evaluate(self._held.loaded, tokens, rows, who=who)
             found[number] = pooled(states, normalize=normalize, dimensions=dimensions)
 
         await gather_all(fill(number, tokens) for number, tokens in enumerate(checked))

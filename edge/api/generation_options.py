@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import TypedDict
 
 from edge.coordinator.generation import GenerationRequest
-from edge.errors import RequestError
+from edge.coordinator.shares import PRIORITIES, Priority
+from edge.errors import RequestError, shown
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import parse_json, read_file
 from edge.option_fields import option
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar, JsonSchema, schema_grammar
+
+
+def check_priority(priority: object) -> None:
+    """Raises RequestError for one that there is not."""
+    if not isinstance(priority, str) or priority not in PRIORITIES:
+        known = ", ".join(map(repr, PRIORITIES))
+        raise RequestError(f"priority must be one of {known}, not {shown(priority)}")
 
 
 def _read_schema(text: str) -> JsonSchema:
@@ -78,6 +86,10 @@ class GenerationOptions:
     model thinks comes before. An answer that `max_new_tokens` or `stop` cut is not whole."""
     grammar: str | None = None
     """The answer is a text of this grammar, in llguidance's form of Lark."""
+    priority: Priority = "normal"
+    """Where requests wait for each other: "high", "normal" or "low". Of those that wait, high ones
+    get four times the tokens of normal ones, and these four times those of low ones; all are
+    served."""
     ignore_eos: bool = False
     """The answer goes on past its end; for measuring."""
     journal: bool = False
@@ -88,6 +100,7 @@ class GenerationOptions:
         longest = self.max_new_tokens
         if longest is not None and (type(longest) is not int or longest < 1):
             raise RequestError(f"max_new_tokens must be 1 or more, not {longest!r}")
+        check_priority(self.priority)
         self.request((0,), end_ids=frozenset(), room=1, usual=SamplingParameters())
 
     def request(
@@ -166,5 +179,6 @@ class GenerationOverrides(TypedDict, total=False):
     logprobs: int | None
     json_schema: JsonSchema | None
     grammar: str | None
+    priority: Priority
     ignore_eos: bool
     journal: bool

@@ -17,6 +17,7 @@ from edge.api.reply import Reply, ReplyStream
 from edge.api.scoring import Score
 from edge.concurrency.loop_thread import LoopThread
 from edge.coordinator.kept_replies import LAST
+from edge.coordinator.shares import Priority
 from edge.errors import RequestError
 from edge.option_fields import with_overrides
 from edge.planning.drift import Drift
@@ -159,6 +160,7 @@ class Model(DescribedModel):
         normalize: bool = True,
         dimensions: int | None = None,
         client: str = "",
+        priority: Priority = "normal",
     ) -> NDArray[np.float32]:
         """Float32 [hidden] of a text or token ids; of a list of them [texts, hidden], in its order.
 
@@ -166,7 +168,12 @@ class Model(DescribedModel):
         """
         return self._loop.run(
             self._model.embed(
-                texts, pooling=pooling, normalize=normalize, dimensions=dimensions, client=client
+                texts,
+                pooling=pooling,
+                normalize=normalize,
+                dimensions=dimensions,
+                client=client,
+                priority=priority,
             )
         )
 

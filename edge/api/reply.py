@@ -26,6 +26,7 @@ from edge.coordinator.generation import (
 from edge.coordinator.journal import Journal, Reading
 from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.requests import Request
+from edge.coordinator.shares import ANYBODY, Who
 from edge.errors import EdgeError, RequestError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.planning.forecast import Forecast
@@ -116,7 +117,7 @@ class ReplyUnderWay:
         keep: Keep,
         mailbox: Mailbox,
         *,
-        client: str = "",
+        who: Who,
     ) -> None:
         """reading: of an answer in a conversation; else all is said. match: makes what keeps the
         answer to its grammar, if it has one; takes its time."""
@@ -129,7 +130,7 @@ class ReplyUnderWay:
             terms=request.terms,
             sink=self,
             goes_on=request.goes_on,
-            client=client,
+            who=who,
         )
         self._match = match
         self._starting: asyncio.Task[None] | None = None
@@ -413,11 +414,11 @@ class ReplyStream:
 
 
 async def evaluate(
-    loaded: LastingModel, token_ids: tuple[int, ...], rows: Rows = "logits", *, client: str = ""
+    loaded: LastingModel, token_ids: tuple[int, ...], rows: Rows = "logits", *, who: Who = ANYBODY
 ) -> NDArray[np.float32]:
     """The logits [tokens, vocab] after each of the tokens, or hidden states [rows, hidden]."""
     sink = _RowsSink()
-    request = Request(prompt=token_ids, terms=None, sink=sink, rows=rows, client=client)
+    request = Request(prompt=token_ids, terms=None, sink=sink, rows=rows, who=who)
     loaded.submit(request)
     try:
         return await sink.result

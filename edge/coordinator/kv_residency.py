@@ -4,8 +4,8 @@ Pure: counts of tokens in, decisions out. Every shard keeps the same tokens of a
 layers and heads), so a number of tokens means the same to all of them.
 
 A request starts when the disk, or the memory alone, has room for the longest that all started ones
-may become: whatever happens then, somebody can go on. The next to start is the first of the client
-that was given least so far (`shares.py`). Once started it waits for memory for what it has and a
+may become: whatever happens then, somebody can go on. Who starts next, `shares.py`
+says. Once started it waits for memory for what it has and a
 quantum of new tokens, first come, first served. While somebody waits, who has had its quantum goes
 to disk and to the end of the line; else it gets another. So no request waits for more than one
 quantum of each of the others.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edge.coordinator.shares import Shares
+from edge.coordinator.shares import ANYBODY, Shares, Who
 
 QUANTUM_TOKENS = 64
 """New tokens before a request makes room for one that waits: moving a cache takes as long as
@@ -56,7 +56,7 @@ class Member:
     """Tokens it has; one more than is in its cache while it waits for its next."""
     longest: int
     """Tokens it may grow to."""
-    client: str = ""
+    who: Who = ANYBODY
     steps_out: int = 0
     """Steps of it that are under way: its cache is in use."""
     place: Place = "new"
@@ -109,8 +109,8 @@ class Residency:
         self._held = held
         self.shares = Shares()
         """Whoever joins must have come there."""
-        self._new: dict[str, deque[Member]] = {}
-        """By client, none of them empty."""
+        self._new: dict[Who, deque[Member]] = {}
+        """By who asked, none of them empty."""
         self._ready: deque[Member] = deque()
         """Started, without memory; the first gets it next."""
         self._inside: list[Member] = []
@@ -127,7 +127,7 @@ class Residency:
         """Raises ValueError for one that could never start."""
         if member.longest > self._longest:
             raise ValueError(f"{member.longest} tokens never fit into {self._longest}")
-        self._new.setdefault(member.client, deque()).append(member)
+        self._new.setdefault(member.who, deque()).append(member)
 
     def leave(self, member: Member) -> None:
         """The request is over, wherever its cache is."""
@@ -136,7 +136,7 @@ class Residency:
             self._free += member.held
         if member in self._ready:
             self._ready.remove(member)
-        if member in self._new.get(member.client, ()):
+        if member in self._new.get(member.who, ()):
             self._take_new(member)
         self._disk_is_full = False  # what it had there is free
 
@@ -267,10 +267,10 @@ class Residency:
         return self._new[self.shares.first(self._new)][0]
 
     def _take_new(self, member: Member) -> Member:
-        line = self._new[member.client]
+        line = self._new[member.who]
         line.remove(member)
         if not line:
-            del self._new[member.client]
+            del self._new[member.who]
         return member
 
     @property

@@ -176,7 +176,7 @@ class LoadedModel:
                 new_tokens=terms.max_new_tokens if terms else 0,
                 goes_on=request.goes_on,
                 is_led=request.matcher is not None,
-                client=request.client,
+                who=request.who,
                 rows=request.rows,
             )
         except ValueError as error:

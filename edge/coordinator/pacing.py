@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edge.coordinator.shares import WEIGHTS, Who
+
 FEWEST_TOKENS = 4
 """Fewer take as long: the weights are read for them, too."""
 
@@ -27,19 +29,31 @@ _PATIENCE = 24
 """Chunks before a larger one is tried again: fewer than one token in twenty waits for that."""
 
 
-def time_of_prompts(reading: Sequence[str], answering: Sequence[str]) -> float:
+def time_of_prompts(reading: Sequence[Who], answering: Sequence[Who]) -> float:
     """Seconds that chunks may take for each second that tokens of answers take.
 
-    The clients of the requests whose prompts are read, and of those that are answered; some are.
-    Each client has an equal part of the time, and in it each of its requests. At least 1: prompts
-    never get less than all answers together.
+    Who asked for the prompts that are read, and for the answers under way; there are some. Each
+    priority has a part of the time by its weight, in it each client an equal one, and in that each
+    of its requests. At least 1: prompts never get less than all answers together, unless all of
+    them are of lower priority.
     """
-    parts = [
-        reading.count(client) / (reading.count(client) + answering.count(client))
-        for client in {*reading, *answering}
-    ]
-    part = sum(parts) / len(parts)
-    return max(1.0, part / (1 - part))
+    everybody = {*reading, *answering}
+    parts = weights = 0.0
+    for priority, weight in WEIGHTS.items():
+        clients = [who for who in everybody if who.priority == priority]
+        if clients:
+            of_prompts = [
+                reading.count(who) / (reading.count(who) + answering.count(who)) for who in clients
+            ]
+            parts += weight * sum(of_prompts) / len(clients)
+            weights += weight
+    part = parts / weights
+    least = min(1.0, _most_weight(reading) / _most_weight(answering))
+    return max(least, part / (1 - part))
+
+
+def _most_weight(of: Sequence[Who]) -> int:
+    return max(WEIGHTS[who.priority] for who in of)
 
 
 class Pacing:

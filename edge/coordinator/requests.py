@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.coordinator.kept_kv import KeptKv
+from edge.coordinator.shares import ANYBODY, Who
 from edge.errors import EdgeError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.protocol.step import FinishReason, Rows, SamplingTerms
@@ -59,8 +60,8 @@ class Request:
     """A prompt that begins with this one and its answer is likely to follow."""
     matcher: Matcher | None = None
     """Where its answer must keep to a grammar. Behind the answer's tokens so far."""
-    client: str = ""
-    """Who asked: clients are served alike, however much each asks for."""
+    who: Who = ANYBODY
+    """Who asked, and how urgently."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     answer: list[int] = field(default_factory=list)
     """Tokens so far."""

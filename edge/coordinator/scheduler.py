@@ -24,7 +24,7 @@ from edge.coordinator.beginnings import (
 )
 from edge.coordinator.kv_residency import Member, Residency
 from edge.coordinator.pacing import Pacing, time_of_prompts
-from edge.coordinator.shares import ANSWER_WEIGHT
+from edge.coordinator.shares import ANSWER_WEIGHT, ANYBODY, Who
 from edge.protocol.step import (
     MAX_CHUNK_TOKENS,
     SHORTEST_STEP,
@@ -95,7 +95,7 @@ class _Entry:
     """Somebody will ask for more, with all of it as the beginning."""
     is_led: bool
     """What its next token may be depends on the last one: it has no part in runs."""
-    client: str
+    who: Who
     """Who asked."""
     restored: int = 0
     """Tokens of the answer that are given, once the prompt is computed; or"""
@@ -217,7 +217,7 @@ class Scheduler:
         restores_prompt: bool = False,
         goes_on: bool = False,
         is_led: bool = False,
-        client: str = "",
+        who: Who = ANYBODY,
         rows: Rows = "logits",
     ) -> None:
         """Start a request for `new_tokens` tokens, or with 0 for `rows`.
@@ -225,8 +225,8 @@ class Scheduler:
         answer: tokens that follow the prompt and that another plan has chosen. restored: so many of
         them need not be computed, because their keys and values can be given; restores_prompt:
         those of the prompt, too. goes_on: a prompt that begins with it and its answer is likely to
-        follow. is_led: what its next token may be is told with each step. client: who asked; time
-        is shared between clients. Raises ValueError for one that could never start.
+        follow. is_led: what its next token may be is told with each step. who: asked, and how
+        urgently. Raises ValueError for one that could never start.
         """
         most_restored = max(0, len(answer) - 1)
         if not prompt or new_tokens < 0 or not restores_prompt <= restored <= most_restored:
@@ -236,9 +236,9 @@ class Scheduler:
             self._beginnings is not None and request in self._beginnings
         ):
             raise ValueError("a request needs an id of its own")
-        member = Member(request, len(tokens), len(tokens) + new_tokens, client)
+        member = Member(request, len(tokens), len(tokens) + new_tokens, who)
         self._residency.join(member)
-        self._shares.come(client)
+        self._shares.come(who)
         self._active[request] = _Entry(
             request,
             tokens,
@@ -249,7 +249,7 @@ class Scheduler:
             restored=restored,
             restores_prompt=restores_prompt,
             is_led=is_led,
-            client=client,
+            who=who,
         )
 
     def cancel(self, request: str) -> None:
@@ -257,7 +257,7 @@ class Scheduler:
         gone = self._active.pop(request, None)
         if gone is None:
             return
-        self._shares.go(gone.client)
+        self._shares.go(gone.who)
         if not self._keep(gone):
             self._residency.leave(gone.memory)
             self._finished.append(request)
@@ -348,7 +348,7 @@ class Scheduler:
             if entry is None:
                 continue  # cancelled meanwhile
             entry.tokens.append(token)
-            self._shares.give(entry.client, ANSWER_WEIGHT)
+            self._shares.give(entry.who, ANSWER_WEIGHT)
             entry.memory.length += 1
             entry.computed = len(entry.tokens) - 1
             if end is not None:
@@ -559,7 +559,7 @@ class Scheduler:
             size = next_chunk(entry.prompt_tokens - start, self._most_in_chunk(entry))
             chunk = tuple(entry.tokens[start : start + size])
             entry.computed += len(chunk)
-            self._shares.give(entry.client, len(chunk))
+            self._shares.give(entry.who, len(chunk))
             if entry.as_prompt == start and len(chunk) >= SHORTEST_STEP:
                 entry.as_prompt = entry.computed
             if entry.computed < entry.prompt_tokens:
@@ -578,13 +578,13 @@ class Scheduler:
         return None
 
     def _next_turn(self) -> str:
-        """Whose prompt is read on: the first of the client that was given least."""
+        """Whose prompt is read on."""
         turns = [self._active.get(name) for name in self._turns]
-        clients = {entry.client: entry.request for entry in reversed(turns) if entry is not None}
+        firsts = {entry.who: entry.request for entry in reversed(turns) if entry is not None}
         name = self._turns[0]
-        if len(clients) > 1:
-            order = dict.fromkeys(entry.client for entry in turns if entry is not None)
-            name = clients[self._shares.first(order)]
+        if len(firsts) > 1:
+            order = dict.fromkeys(entry.who for entry in turns if entry is not None)
+            name = firsts[self._shares.first(order)]
         self._turns.remove(name)
         return name
 
@@ -593,11 +593,11 @@ class Scheduler:
         most = self._chunk_tokens
         if entry.rows is not None:
             most = min(most, self._row_chunk_tokens[entry.rows])
-        answering = [each.client for each in self._active.values() if each.is_answering]
+        answering = [each.who for each in self._active.values() if each.is_answering]
         if not answering or not self._rows_agree:
             return most
         waiting = (self._active.get(name) for name in self._turns)
-        reading = [entry.client, *(each.client for each in waiting if each is not None)]
+        reading = [entry.who, *(each.who for each in waiting if each is not None)]
         times = time_of_prompts(reading, answering)
         return self._pacing.chunk_tokens(most, answers=len(answering), times=times)
 

@@ -117,7 +117,11 @@ class Answers:
             observed = self._metrics.reply(tokens)
             try:
                 vectors = await model.embed(
-                    prompts, pooling=self._pooling, dimensions=asked.dimensions, client=client
+                    prompts,
+                    pooling=self._pooling,
+                    dimensions=asked.dimensions,
+                    client=client,
+                    priority=asked.priority,
                 )
                 observed.end("finished")
             finally:

@@ -11,6 +11,7 @@ from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.fields import Fields
 from edge.server.openai_fields import MOST_STOPS, schema_of
+from edge.server.priorities import priority_of
 from edge.server.tools import (
     Offer,
     arguments_text,
@@ -48,6 +49,7 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
             top_k=body.whole("top_k", least=0),
             stop=body.texts("stop_sequences", most=MOST_STOPS),
             json_schema=schema_of(form, flat=True),
+            priority=priority_of(body),
         ),
         tools=offer.tools,
         forced=offer.forced,

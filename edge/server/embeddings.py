@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.coordinator.shares import Priority
 from edge.server.fields import Fields
+from edge.server.priorities import priority_of, priority_or_tier_of
 
 Json = dict[str, Any]
 
@@ -28,6 +30,7 @@ class Asked:
     as_base64: bool = False
     cuts: bool = False
     """Those that are longer than the context are cut to it."""
+    priority: Priority = "normal"
 
 
 def openai_asked(body: Fields) -> Asked:
@@ -40,6 +43,7 @@ def openai_asked(body: Fields) -> Asked:
         inputs=_inputs(body, "input"),
         dimensions=body.whole("dimensions", least=1),
         as_base64=as_base64,
+        priority=priority_or_tier_of(body),
     )
 
 
@@ -50,6 +54,7 @@ def ollama_asked(body: Fields) -> Asked:
         inputs=_inputs(body, "input"),
         dimensions=body.whole("dimensions", least=1),
         cuts=body.raw("truncate") is not False,
+        priority=priority_of(body),
     )
 
 
@@ -58,7 +63,7 @@ def ollama_prompt(body: Fields) -> Asked:
     prompt = body.need_text("prompt")
     if not prompt:
         raise body.refuse("prompt", "must not be empty")
-    return Asked(inputs=(prompt,), cuts=True)
+    return Asked(inputs=(prompt,), cuts=True, priority=priority_of(body))
 
 
 def openai_reply(asked: Asked, vectors: NDArray[np.float32], *, model: str, tokens: int) -> Json:

@@ -12,6 +12,7 @@ from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.fields import Fields
 from edge.server.openai_fields import MOST_STOPS, message_of
+from edge.server.priorities import priority_of
 from edge.server.tools import openai_tools
 
 Json = dict[str, Any]
@@ -68,6 +69,7 @@ def _options(body: Fields) -> GenerationOptions:
         stop=options.texts("stop", most=MOST_STOPS),
         seed=options.whole("seed", least=0),
         json_schema="object" if form == "json" else form,
+        priority=priority_of(body),
     )
 
 

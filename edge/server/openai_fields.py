@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Question
 from edge.server.fields import Fields
+from edge.server.priorities import priority_or_tier_of
 from edge.server.tools import openai_calls, openai_tools
 from edge.text.grammar import JsonSchema
 
@@ -45,6 +46,7 @@ def options_of(
         seed=body.whole("seed", least=0),
         logprobs=logprobs,
         json_schema=json_schema,
+        priority=priority_or_tier_of(body),
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edge.coordinator.shares import PRIORITIES
 from edge.server.embeddings import MOST_INPUTS
 from edge.server.openai_fields import MOST_ANSWERS, MOST_LOGPROBS, MOST_STOPS
+from edge.server.priorities import TIERS
 from edge.version import __version__
 
 Json = dict[str, Any]
@@ -58,6 +60,8 @@ _FUNCTION = _object(
 _OPENAI_MESSAGE = _object(
     {"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": _CONTENT}
 )
+_PRIORITY: Json = {"enum": list(PRIORITIES)}
+_URGENCY = {"priority": _PRIORITY, "service_tier": {"enum": list(TIERS)}}
 _SAMPLING = {
     "temperature": _number(0, 2),
     "top_p": _number(1e-6, 1),
@@ -107,6 +111,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "parallel_tool_calls": _FLAG,
                 "chat_template_kwargs": _OBJECT,
                 **_SAMPLING,
+                **_URGENCY,
             },
         ),
     ),
@@ -120,6 +125,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "stream": _FLAG,
                 "logprobs": _whole(0, MOST_LOGPROBS),
                 **_SAMPLING,
+                **_URGENCY,
             },
         ),
     ),
@@ -136,6 +142,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "tool_choice": _either({"enum": ["auto", "none", "required"]}, _OBJECT),
                 "parallel_tool_calls": _FLAG,
                 **_SAMPLING,
+                **_URGENCY,
             },
         ),
     ),
@@ -153,6 +160,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
             {
                 "encoding_format": {"enum": ["float", "base64"]},
                 "dimensions": _whole(1),
+                **_URGENCY,
             },
         ),
     ),
@@ -177,6 +185,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                     _object({"name": _FUNCTION["properties"]["name"], "input_schema": _OBJECT})
                 ),
                 "tool_choice": _object({"type": {"enum": ["auto", "none", "any", "tool"]}}),
+                "priority": _PRIORITY,
             },
         ),
     ),
@@ -202,6 +211,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "format": _either({"const": "json"}, _OBJECT),
                 "options": _OPTIONS,
                 "tools": _OPENAI_TOOLS,
+                "priority": _PRIORITY,
             },
         ),
     ),
@@ -216,6 +226,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "think": _FLAG,
                 "format": _either({"const": "json"}, _OBJECT),
                 "options": _OPTIONS,
+                "priority": _PRIORITY,
             },
         ),
     ),
@@ -223,12 +234,12 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
         "A vector for each text, as Ollama has it",
         _asked(
             {"input": _either(_TEXT, _list({**_TEXT, "minLength": 1}, least=1, most=MOST_INPUTS))},
-            {"truncate": _FLAG, "dimensions": _whole(1)},
+            {"truncate": _FLAG, "dimensions": _whole(1), "priority": _PRIORITY},
         ),
     ),
     "/api/embeddings": (
         "A vector for one text, as Ollama had it",
-        _asked({"prompt": {**_TEXT, "minLength": 1}}),
+        _asked({"prompt": {**_TEXT, "minLength": 1}}, {"priority": _PRIORITY}),
     ),
 }
 _LOOKS: Mapping[str, tuple[str, Mapping[str, Json]]] = {

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from edge.coordinator.beginnings import Beginnings
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.scheduler import Match, Orders, Scheduler
+from edge.coordinator.shares import PRIORITIES, Who
 from edge.protocol.step import FinishReason, Step, StepEntry
 
 
@@ -85,7 +86,7 @@ class Peers:
             answer=tokens[count:],
             new_tokens=new_tokens,
             goes_on=prompt % 3 > 0,
-            client="abc"[prompt % 3],
+            who=Who("abc"[prompt % 3], PRIORITIES[new_tokens % 3]),
         )
 
     def cancel(self, index: int) -> None:

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.scheduler import Scheduler
-from edge.coordinator.shares import ANSWER_WEIGHT, Shares
+from edge.coordinator.shares import (
+    ANSWER_WEIGHT,
+    PRIORITIES,
+    WEIGHTS,
+    Priority,
+    Shares,
+    Who,
+)
 from edge.protocol.step import FinishReason, Step
 
 
@@ -17,7 +24,13 @@ class Clients:
     """Some that each keep so many requests waiting, and peers that answer every step."""
 
     def __init__(
-        self, waiting: list[int], *, requests: int, memory: int, disk: int, new_tokens: int
+        self,
+        waiting: list[tuple[int, Priority]],
+        *,
+        requests: int,
+        memory: int,
+        disk: int,
+        new_tokens: int,
     ) -> None:
         residency = Residency(
             memory_tokens=memory, disk_tokens=disk, requests=requests, quantum_tokens=8
@@ -27,18 +40,20 @@ class Clients:
         )
         self.scheduler.rows_agree()
         self.new_tokens = new_tokens
-        self.finished: Counter[str] = Counter()
+        self.finished: Counter[Who] = Counter()
         self.left: dict[str, int] = {}
+        self.asked: dict[str, Who] = {}
         self.out: deque[Step] = deque()
-        for number, count in enumerate(waiting):
+        self.everybody = [Who(f"c{n}", priority) for n, (_count, priority) in enumerate(waiting)]
+        for who, (count, _priority) in zip(self.everybody, waiting, strict=True):
             for _request in range(count):
-                self.ask(f"c{number}")
+                self.ask(who)
 
-    def ask(self, client: str) -> None:
-        name = f"{client} {len(self.left)}"
-        self.left[name] = self.new_tokens
+    def ask(self, who: Who) -> None:
+        name = f"{len(self.left)}"
+        self.left[name], self.asked[name] = self.new_tokens, who
         prompt = list(range(len(self.left), len(self.left) + 20))
-        self.scheduler.add(name, prompt, new_tokens=self.new_tokens, client=client)
+        self.scheduler.add(name, prompt, new_tokens=self.new_tokens, who=who)
 
     def step(self) -> None:
         """Follow the orders there are, and answer the oldest step once."""
@@ -61,9 +76,8 @@ class Clients:
         self.scheduler.answered([7] * len(ends), ends, last=True)
         over = [e.request for e in step.entries if e.logit_rows and not self.left[e.request]]
         for name in over:
-            client = name.split()[0]
-            self.finished[client] += 1
-            self.ask(client)
+            self.finished[self.asked[name]] += 1
+            self.ask(self.asked[name])
 
 
 @given(
@@ -79,11 +93,40 @@ def test_who_asks_for_fifty_is_served_as_who_asks_for_one(
 ) -> None:
     """Where there is not room for all of them at once."""
     requests = min(requests, len(waiting) - 1)
-    clients = Clients(waiting, requests=requests, memory=memory, disk=disk, new_tokens=new_tokens)
+    clients = Clients(
+        [(count, "normal") for count in waiting],
+        requests=requests,
+        memory=memory,
+        disk=disk,
+        new_tokens=new_tokens,
+    )
     while clients.finished.total() < 20 * len(waiting):
         clients.step()
-    served = [clients.finished[f"c{number}"] for number in range(len(waiting))]
+    served = [clients.finished[who] for who in clients.everybody]
     assert max(served) <= 1.5 * min(served)
+
+
+@given(
+    waiting=st.lists(
+        st.tuples(st.integers(2, 9), st.sampled_from(PRIORITIES)), min_size=2, max_size=4
+    ),
+    disk=st.sampled_from([0, 300]),
+    new_tokens=st.integers(2, 5),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_priority_is_served_by_its_weight_and_none_starves(
+    waiting: list[tuple[int, Priority]], disk: int, new_tokens: int
+) -> None:
+    """Where one answer is computed at a time, and others always wait."""
+    clients = Clients(waiting, requests=1, memory=40, disk=disk, new_tokens=new_tokens)
+    weights = {who: WEIGHTS[who.priority] for who in clients.everybody}
+    alike = Counter(who.priority for who in clients.everybody)
+    of_all = sum(WEIGHTS[priority] for priority in alike)
+    while clients.finished.total() < 4 * of_all * max(alike.values()):
+        clients.step()
+    for who, weight in weights.items():
+        due = clients.finished.total() * weight / of_all / alike[who.priority]
+        assert abs(clients.finished[who] - due) <= 2 + 0.1 * due
 
 
 @given(
@@ -93,8 +136,9 @@ def test_who_asks_for_fifty_is_served_as_who_asks_for_one(
 def test_who_comes_anew_has_no_claim_and_no_debt(
     events: list[tuple[str, int]], tokens: int
 ) -> None:
-    shares, under_way = Shares(), Counter[str]()
-    for client, count in events:
+    shares, under_way = Shares(), Counter[Who]()
+    for name, count in events:
+        client = Who(name)
         if under_way[client] and count % 3 == 0:
             shares.go(client)
             under_way[client] -= 1
@@ -102,22 +146,38 @@ def test_who_comes_anew_has_no_claim_and_no_debt(
         shares.come(client)
         under_way[client] += 1
         shares.give(client, count)
-    asking = [client for client in "abcd" if under_way[client]]
-    shares.come("new")
+    asking, new = [client for client in map(Who, "abcd") if under_way[client]], Who("new")
+    shares.come(new)
     if not asking:
         return
-    assert shares.first([*asking, "new"]) != "new", "the least served was there before"
-    given: Counter[str] = Counter()
+    assert shares.first([*asking, new]) != new, "the least served was there before"
+    given: Counter[Who] = Counter()
     for _turn in range(400):
-        given[client := shares.first([*asking, "new"])] += 1
+        given[client := shares.first([*asking, new])] += 1
         shares.give(client, ANSWER_WEIGHT * tokens)
-    assert given["new"] >= 400 // (len(asking) + 1) - 1
+    assert given[new] >= 400 // (len(asking) + 1) - 1
+
+
+def test_what_nobody_else_wanted_is_no_debt() -> None:
+    """Neither of a client that was alone, nor of a priority."""
+    for one, other in ((Who("a"), Who("b")), (Who("a"), Who("a", "low"))):
+        shares = Shares()
+        shares.come(one)
+        shares.give(one, 1_000_000)
+        shares.go(one)
+        shares.come(other)
+        shares.come(one)
+        turns = []
+        for _turn in range(10):
+            turns.append(shares.first([one, other]))
+            shares.give(turns[-1], 10)
+        assert turns.count(one) >= 5
 
 
 def test_what_idle_clients_were_given_is_forgotten_in_the_end() -> None:
     shares = Shares()
-    shares.come("stays")
+    shares.come(Who("stays"))
     for number in range(3000):
-        shares.come(f"c{number}")
-        shares.go(f"c{number}")
-    assert len(shares._given) <= 1025
+        shares.come(Who(f"c{number}"))
+        shares.go(Who(f"c{number}"))
+    assert len(shares._clients["normal"]._given) <= 1025

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from edge.coordinator.pacing import Pacing, time_of_prompts
+from edge.coordinator.shares import PRIORITIES, Who
 
 
 def chunks(
@@ -56,9 +57,25 @@ def test_what_is_slower_now_is_noticed_and_one_that_was_held_up_is_not() -> None
 
 
 def test_prompts_have_half_of_the_time_or_what_their_clients_are_due() -> None:
-    assert time_of_prompts([""], [""]) == 1.0
-    assert time_of_prompts([""], [""] * 9) == 1.0
-    assert time_of_prompts([""] * 12, [""]) == pytest.approx(12.0)
-    assert time_of_prompts(["a"] * 50, ["b"] * 4) == pytest.approx(1.0)
-    assert time_of_prompts(["a"] * 50, ["a", "b"]) == 1.0
-    assert time_of_prompts(["a", "b", "c"], ["d"]) == pytest.approx(3.0)
+    a, b, c, d = map(Who, "abcd")
+    assert time_of_prompts([a], [a]) == 1.0
+    assert time_of_prompts([a], [a] * 9) == 1.0
+    assert time_of_prompts([a] * 12, [a]) == pytest.approx(12.0)
+    assert time_of_prompts([a] * 50, [b] * 4) == pytest.approx(1.0)
+    assert time_of_prompts([a] * 50, [a, b]) == 1.0
+    assert time_of_prompts([a, b, c], [d]) == pytest.approx(3.0)
+
+
+def test_who_is_in_no_hurry_takes_less_time_of_others() -> None:
+    high, normal, low = (Who("a", each) for each in PRIORITIES)
+    assert time_of_prompts([high], [normal] * 9) == pytest.approx(4.0)
+    assert time_of_prompts([high], [low]) == pytest.approx(16.0)
+    assert time_of_prompts([low], [normal]) == pytest.approx(1 / 4)
+    assert time_of_prompts([low], [normal, Who("b")]) == pytest.approx(1 / 4)
+    assert time_of_prompts([low] * 3, [low]) == pytest.approx(3.0)
+    pacing = Pacing()
+    for _chunk in range(40):
+        pacing.decoded(16.0)
+        size = pacing.chunk_tokens(256, answers=4, times=1 / 4)
+        pacing.read(size, 3.0 + size / 8)
+    assert size in (6, 8), "as long as a quarter of a step"

@@ -79,6 +79,12 @@ def test_its_schemas_are_schemas() -> None:
         ("/v1/completions", {"prompt": [1, 2], "stop": ["a"], "temperature": 0.5}, True),
         ("/v1/completions", {"prompt": "a"}, True),
         ("/v1/completions", {"prompt": ""}, False),
+        ("/v1/responses", {"input": "a", "service_tier": "flex"}, True),
+        ("/v1/responses", {"input": "a", "service_tier": "first"}, False),
+        ("/v1/embeddings", {"input": "a", "priority": "low"}, True),
+        ("/v1/messages", {"messages": [HELLO], "max_tokens": 1, "priority": "high"}, True),
+        ("/v1/messages", {"messages": [HELLO], "max_tokens": 1, "priority": 1}, False),
+        ("/api/chat", {"messages": [HELLO], "priority": "urgent"}, False),
     ],
 )
 def test_it_says_what_the_server_takes(path: str, body: dict[str, Any], is_right: bool) -> None:
