@@ -2,14 +2,17 @@
 
 python -m edge.demos.bench.conversation --shape W
 python -m edge.demos.bench.conversation --checkpoint smollm2-135m-float32 --append
+python -m edge.demos.bench.conversation --shape small --beginning 16000 --turns 3 --new-tokens 200
 
 A turn's prompt is all that was said and a few new tokens. Beside it, in the same minute: the new
-tokens alone, from an empty context, and the whole prompt anew, of which nothing was kept.
+tokens alone, from an empty context, and the whole prompt anew, of which nothing was kept; and what
+the peers themselves took for the turn, in which attention looks at all that was said.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -21,12 +24,23 @@ from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint, described
 from edge.partition import Parallel
+from edge.protocol.step_times import PeerTimes
 
 _PAUSE_S = {"typing for 3 s": 3.0, "at once": 0.0}
 """Between an answer and what is said to it."""
 
 _IDLE_S = 2.0
 """An answer of some ten tokens has been made a part of the beginning by then."""
+
+
+def prompt_s(times: Sequence[PeerTimes]) -> float:
+    """What the stages took for prompts, one after the other."""
+    stages: dict[int, float] = {}
+    for each in times:
+        own = each.prompt
+        took_s = own.compute_s + own.load_s + own.reduce_s + own.send_s
+        stages[each.stage] = max(stages.get(each.stage, 0.0), took_s)
+    return sum(stages.values())
 
 
 @click.command()
@@ -38,6 +52,9 @@ _IDLE_S = 2.0
 @click.option("--turns", type=click.IntRange(2), default=6, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(2), default=32, show_default=True, help="A turn.")
 @click.option("--answer-tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option(
+    "--beginning", type=click.IntRange(0), default=0, show_default=True, help="Before the first."
+)
 @folder_option
 @append_option
 def main(
@@ -49,15 +66,17 @@ def main(
     turns: int,
     new_tokens: int,
     answer_tokens: int,
+    beginning: int,
     folder: Path,
     append: bool,
 ) -> None:
     """Time to the first token, and ratios to that of the new tokens alone."""
-    path = checkpoint(shape, folder) if own is None else own
+    context = max(2048, beginning + 64 + turns * (new_tokens + answer_tokens))
+    path = checkpoint(shape, folder, context_tokens=context) if own is None else own
     random = np.random.default_rng(0)
     with (
         edge.Cluster.local(peers, threads=threads) as cluster,
-        cluster.load(path, dtype="int4", plan=plan, context_tokens=2048, concurrency=4) as model,
+        cluster.load(path, dtype="int4", plan=plan, context_tokens=context, concurrency=4) as model,
     ):
 
         def said(count: int) -> list[int]:
@@ -73,13 +92,15 @@ def main(
         ask(said(new_tokens), 8)
         for pause, pause_s in _PAUSE_S.items():
             figures = Figures()
-            history: list[int] = []
+            history = said(beginning)
             for turn in range(turns):
                 history += said(new_tokens)
                 time.sleep(pause_s if turn else 0.0)
+                model.measure()
                 reply = ask(history, answer_tokens, goes_on=True)
                 if turn:
                     taken_s = reply.statistics["first_token_s"]
+                    peers_s = prompt_s(model.measure())
                     time.sleep(_IDLE_S)
                     alone_s = ask(said(new_tokens), 1).statistics["first_token_s"]
                     anew_s = ask([*said(1), *history], 1).statistics["first_token_s"]
@@ -87,6 +108,8 @@ def main(
                     figures.add("first token of its new tokens alone", "ms", 1e3 * alone_s)
                     figures.add("first token, all computed anew", "ms", 1e3 * anew_s)
                     figures.add("ratio to its new tokens alone", "x", taken_s / alone_s)
+                    figures.add("the peers' own time for it", "ms", 1e3 * peers_s)
+                    figures.add("ratio to the peers' own time for it", "x", taken_s / peers_s)
                     figures.add("ratio to all anew", "x", taken_s / anew_s)
                 history += reply.token_ids
             results.publish(
@@ -94,7 +117,8 @@ def main(
                 question="the next turn of a conversation",
                 variant=(
                     f"{pause}, {peers} x {threads} threads, {plan}, "
-                    f"{turns} turns of {new_tokens} + {answer_tokens} tokens, int4"
+                    f"{turns} turns of {new_tokens} + {answer_tokens} tokens"
+                    f"{f' behind {beginning}' if beginning else ''}, int4"
                 ),
                 link="TCP over loopback",
                 model=described(shape) if own is None else own.name,

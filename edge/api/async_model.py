@@ -28,6 +28,7 @@ from edge.coordinator.kept_replies import LAST, KeptReplies
 from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.observation import gather_grams
 from edge.coordinator.shares import ANYBODY, Priority, Who
+from edge.coordinator.work import Work
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.spec import ModelSpec
@@ -165,6 +166,11 @@ class DescribedModel:
     def recoveries(self) -> Sequence[Recovery]:
         """How it went on after peers were lost, or others joined; the first time first."""
         return tuple(self._held.loaded.recoveries)
+
+    @property
+    def work(self) -> Work:
+        """How many tokens its peers were given to compute so far, and in how many steps."""
+        return self._held.loaded.work
 
     @property
     def is_recovering(self) -> bool:

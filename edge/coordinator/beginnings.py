@@ -25,6 +25,10 @@ from edge.protocol.step import SHORTEST_STEP
 FEWEST_TOKENS = 16
 """Fewer are computed as fast as they are asked for."""
 
+ATTENTION_TOKENS = 4000
+"""A token behind so many takes twice as long as one behind none. Measured with 6 layers of 1024 on
+a CPU: prompts of 1,000 and 16,000 tokens were read at 1,382 and 473 tok/s."""
+
 REWORK_TOKENS = 64
 """Of an answer, in one step: who comes meanwhile waits no longer than for that."""
 
@@ -98,6 +102,17 @@ class Beginnings:
                 best = Found(request=request, tokens=tokens, is_whole=common == len(cache.tokens))
         return best
 
+    def cost(self, request: str, among: Iterable[str]) -> float:
+        """Of computing a cache again, while these are there, as many tokens at the beginning of a
+        prompt would take."""
+        cache = self._caches[request]
+        others = (self._caches[each] for each in among if each != request)
+        shared = max(
+            (min(common_tokens(cache.tokens, each.tokens), each.usable) for each in others),
+            default=0,
+        )
+        return _cost(max(cache.usable, len(cache.tokens) * cache.goes_on)) - _cost(shared)
+
     def useful(self, common: int, prompt_tokens: int) -> int:
         """How many of the tokens that a prompt has in common with a cache are not computed."""
         found = self._whole_units(min(common, prompt_tokens - SHORTEST_STEP))
@@ -123,6 +138,10 @@ class Beginnings:
 
     def _whole_units(self, tokens: int) -> int:
         return tokens // self.unit_tokens * self.unit_tokens
+
+
+def _cost(tokens: int) -> float:
+    return tokens + tokens**2 / (2 * ATTENTION_TOKENS)
 
 
 def common_tokens(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:

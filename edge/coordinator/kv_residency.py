@@ -10,8 +10,12 @@ quantum of new tokens, first come, first served. While somebody waits, who has h
 to disk and to the end of the line; else it gets another. So no request waits for more than one
 quantum of each of the others.
 
+Of who waits to start, those go first that begin with what memory has, but nobody is overtaken for
+ever. So requests with a common beginning come one after the other.
+
 What a request that is over leaves behind is kept in memory that nobody else needs, for who begins
-with the same tokens. The one that was not used for longest goes first.
+with the same tokens. The one goes first that is cheapest to compute again for the memory that it
+takes; but what was not used for long becomes cheap (GreedyDual-Size: Cao and Irani, 1997).
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from edge.coordinator.shares import ANYBODY, Shares, Who
@@ -26,6 +31,9 @@ from edge.coordinator.shares import ANYBODY, Shares, Who
 QUANTUM_TOKENS = 64
 """New tokens before a request makes room for one that waits: moving a cache takes as long as
 computing a few tokens."""
+
+MOST_OVERTAKEN = 32
+"""Requests of a client that start before one that came before them; so many are looked at."""
 
 Place = Literal["new", "reserving", "memory", "swapping out", "disk", "kept"]
 """Reserving: memory is kept for it, and every shard sees whether the disk has room, too."""
@@ -70,6 +78,10 @@ class Member:
     """Tokens that every shard's disk has room for: as many as are computed by way of it."""
     was_inside: bool = False
     """`settle` has told of it."""
+    overtaken: int = 0
+    """Requests of its client that came later, and have started."""
+    worth_from: float = 0.0
+    """Of one that is kept: what the one was worth that went before it was last used."""
 
     @property
     def can_step(self) -> bool:
@@ -118,6 +130,10 @@ class Residency:
         self._most_kept = most_kept
         self._kept: dict[str, Member] = {}
         """Over, and still in memory: of what is free. The longest unused first."""
+        self._worth = 0.0
+        """Of the last of them that went."""
+        self.found: Callable[[str], int] = lambda _request: 0
+        """How many tokens of a request that is to start memory has."""
         self._swap_out: list[str] = []
         self._reserve: dict[str, int] = {}
         """What `settle` has to tell."""
@@ -147,6 +163,7 @@ class Residency:
         self.leave(member)
         if stays:
             member.place, member.held = "kept", self._price(member.length)
+            member.worth_from = self._worth
             self._kept[member.request] = member
         return stays
 
@@ -157,7 +174,8 @@ class Residency:
 
     def used(self, request: str) -> None:
         """A kept cache was of use: others go before it."""
-        self._kept[request] = self._kept.pop(request)
+        member = self._kept[request] = self._kept.pop(request)
+        member.worth_from = self._worth
 
     def drop(self, request: str) -> None:
         """A kept cache is another request's from now on, or nobody's."""
@@ -167,17 +185,36 @@ class Residency:
         """Whether the kept cache finds room once all other kept ones are gone."""
         return not self._is_crowded and self._kept[request].held <= self._free
 
-    def crowded_out(self, spared: Collection[str | None] = ()) -> tuple[str, ...]:
-        """The kept caches that are in somebody's way, but for these: they are gone."""
+    def crowded_out(
+        self,
+        cost: Callable[[str, Collection[str]], float] = lambda _request, _others: 1.0,
+        spared: Collection[str | None] = (),
+    ) -> tuple[str, ...]:
+        """The kept caches that are in somebody's way, but for these: they are gone.
+
+        cost: of computing one again, while the others are kept.
+        """
         gone = []
-        for request in list(self._kept):
-            held = sum(member.held for member in self._kept.values())
-            if not self._is_crowded and held <= self._free and len(self._kept) <= self._most_kept:
+        while self._is_in_the_way:
+            worth = {
+                request: member.worth_from + cost(request, self._kept) / max(1, member.held)
+                for request, member in self._kept.items()
+                if request not in spared
+            }
+            if not worth:
                 break
-            if request not in spared:
-                gone.append(request)
-                del self._kept[request]
+            least = min(worth, key=worth.__getitem__)
+            self._worth = max(self._worth, worth[least])
+            gone.append(least)
+            del self._kept[least]
         return tuple(gone)
+
+    @property
+    def _is_in_the_way(self) -> bool:
+        """What is kept."""
+        held = sum(member.held for member in self._kept.values())
+        is_much = held > self._free or len(self._kept) > self._most_kept
+        return bool(self._kept) and (is_much or self._is_crowded)
 
     @property
     def _is_crowded(self) -> bool:
@@ -192,9 +229,10 @@ class Residency:
     @property
     def awaits_room(self) -> bool:
         """Somebody could come into memory, if those there let a run end now."""
-        if not self._ready and not self._can_start:
+        coming = self._ready[0] if self._ready else self._startable(self._first_new)
+        if coming is None:
             return False
-        wanted = self._price(self._needed(self._ready[0] if self._ready else self._next_new))
+        wanted = self._price(self._needed(coming))
         return wanted <= self._free or (
             not self._disk_is_full
             and any(
@@ -263,8 +301,22 @@ class Residency:
         return (*self._inside, *self._ready)
 
     @property
-    def _next_new(self) -> Member:
-        return self._new[self.shares.first(self._new)][0]
+    def _first_new(self) -> Member | None:
+        return self._new[self.shares.first(self._new)][0] if self._new else None
+
+    @property
+    def _next_new(self) -> Member | None:
+        """Who starts now: of those whose turn it is, the one of which memory has most."""
+        first = self._first_new
+        if first is None or len(self._started) >= self._requests:
+            return None
+        if first.overtaken < MOST_OVERTAKEN:
+            line = list(islice(self._new[first.who], MOST_OVERTAKEN))
+            if len(line) > 1:
+                nearest = max(line, key=lambda member: self.found(member.request))
+                if self._startable(nearest) is not None:
+                    return nearest
+        return self._startable(first)
 
     def _take_new(self, member: Member) -> Member:
         line = self._new[member.who]
@@ -273,13 +325,14 @@ class Residency:
             del self._new[member.who]
         return member
 
-    @property
-    def _can_start(self) -> bool:
-        if not self._new or len(self._started) >= self._requests:
-            return False
-        longest = [member.longest for member in (*self._started, self._next_new)]
+    def _startable(self, member: Member | None) -> Member | None:
+        """This one, if it may start."""
+        if member is None or len(self._started) >= self._requests:
+            return None
+        longest = [each.longest for each in (*self._started, member)]
         disk = 0 if self._disk_is_full else self._disk
-        return sum(longest) <= disk or sum(map(self._price, longest)) <= self._memory
+        fits = sum(longest) <= disk or sum(map(self._price, longest)) <= self._memory
+        return member if fits else None
 
     def _price(self, tokens: int) -> int:
         """Tokens of memory that N tokens of one request take."""
@@ -300,8 +353,10 @@ class Residency:
         return max(0, member.held - self._price(max(member.length, member.quantum_end)))
 
     def _admit(self) -> None:
-        while self._can_start:
-            self._ready.append(self._take_new(self._next_new))
+        while (member := self._next_new) is not None:
+            for other in islice(self._new[member.who], self._new[member.who].index(member)):
+                other.overtaken += 1
+            self._ready.append(self._take_new(member))
         while self._ready and self._price(self._needed(self._ready[0])) <= self._free:
             member = self._ready.popleft()
             member.place = "memory"

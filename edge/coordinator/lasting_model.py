@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import OnEnd, Request, fail_all
+from edge.coordinator.work import Work
 from edge.errors import (
     CheckpointError,
     EdgeError,
@@ -76,6 +77,8 @@ class LastingModel:
         """None while it is loaded anew."""
         self._last: LoadedModel
         """The one that runs, or ran last."""
+        self._past = Work()
+        """Of those before it."""
         self._waiting: dict[str, Request] = {}
         """Requests while nothing runs."""
         self._moves_by: Load | None = None
@@ -102,6 +105,11 @@ class LastingModel:
     @property
     def token_weight_bytes(self) -> dict[str, int]:
         return self._last.token_weight_bytes
+
+    @property
+    def work(self) -> Work:
+        """What its peers were given to compute, by all its plans."""
+        return self._past + self._last.work
 
     @property
     def is_recovering(self) -> bool:
@@ -202,6 +210,7 @@ class LastingModel:
                         lost.add(again.peer)
                     _log.info("loading on what is left failed: %s", again)
                     continue
+                self._past = self.work
                 self._last = loaded
                 if loaded.failure is None:
                     break

@@ -18,6 +18,7 @@ from edge.coordinator.kept_kv import Copy, HeldLayer, KeptKv, KvForm
 from edge.coordinator.requests import OnEnd, Request
 from edge.coordinator.scheduler import Orders, Scheduler
 from edge.coordinator.stalls import Silence, Stalls
+from edge.coordinator.work import Work
 from edge.errors import (
     CapacityError,
     EdgeError,
@@ -121,6 +122,11 @@ class LoadedModel:
     def requests(self) -> tuple[Request, ...]:
         """Those that are under way."""
         return tuple(self._requests.values())
+
+    @property
+    def work(self) -> Work:
+        """What its peers were given to compute."""
+        return self._scheduler.work
 
     @property
     def blamed(self) -> frozenset[str]:

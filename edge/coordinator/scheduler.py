@@ -25,6 +25,7 @@ from edge.coordinator.beginnings import (
 from edge.coordinator.kv_residency import Member, Residency
 from edge.coordinator.pacing import Pacing, time_of_prompts
 from edge.coordinator.shares import ANSWER_WEIGHT, ANYBODY, Who
+from edge.coordinator.work import Work
 from edge.protocol.step import (
     MAX_CHUNK_TOKENS,
     SHORTEST_STEP,
@@ -193,6 +194,9 @@ class Scheduler:
         """In memory, and their beginnings not looked for yet."""
         self._given_up: dict[str, str] = {}
         self._disk_full = ""
+        self.work = Work()
+        if beginnings is not None:
+            residency.found = self._found
 
     def rows_agree(self) -> None:
         """A row is the same however many others are in its step, as long as they are even: a prompt
@@ -269,10 +273,12 @@ class Scheduler:
             self._give_up(settled.stuck, self._disk_full)
         self._come.extend(settled.came)
         match = self._look_for_beginnings()
-        dropped = self._residency.crowded_out([each.source for each in match.values()])
-        for name in dropped:
-            assert self._beginnings is not None, "who keeps nothing has nothing to drop"
-            self._beginnings.drop(name)
+        dropped: tuple[str, ...] = ()
+        if self._beginnings is not None:  # else nothing is kept
+            spared = [each.source for each in match.values()]
+            dropped = self._residency.crowded_out(self._beginnings.cost, spared)
+            for name in dropped:
+                self._beginnings.drop(name)
         orders = Orders(
             yields=yields,
             finish=tuple(self._finished),
@@ -343,6 +349,7 @@ class Scheduler:
             self._under_way.popleft()
             self._wanted.popleft()
         self._last_s = at_s if self._under_way else None
+        self.work += Work(answer_tokens=len(tokens), steps=int(not last))
         for part, token, end in zip(step.entries, tokens, ends, strict=False):
             entry = self._active.get(part.request)
             if entry is None:
@@ -437,6 +444,14 @@ class Scheduler:
             return Match(prompt=prompt)
         return None
 
+    def _found(self, request: str) -> int:
+        """Tokens of a request that need not be computed, as it is now."""
+        entry = self._active[request]
+        if self._beginnings is None or entry.rows is not None:
+            return 0
+        kept = self._beginnings.find(entry.prompt)
+        return max([0 if kept is None else kept.tokens, *(each for each, _ in self._alike(entry))])
+
     def _alike(self, entry: _Entry) -> Iterator[tuple[int, _Entry]]:
         """Requests under way that begin with the same tokens, and how many of use they have."""
         for other in self._active.values():
@@ -507,6 +522,7 @@ class Scheduler:
             if step is not None:
                 self._under_way.append(step)
                 self._wanted.append(0)
+                self.work += Work(steps=1)
                 for part in step.entries:
                     entry = self._active.get(part.request)
                     if entry is None:
@@ -559,6 +575,7 @@ class Scheduler:
             size = next_chunk(entry.prompt_tokens - start, self._most_in_chunk(entry))
             chunk = tuple(entry.tokens[start : start + size])
             entry.computed += len(chunk)
+            self.work += Work(prompt_tokens=len(chunk))
             self._shares.give(entry.who, len(chunk))
             if entry.as_prompt == start and len(chunk) >= SHORTEST_STEP:
                 entry.as_prompt = entry.computed

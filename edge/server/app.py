@@ -125,6 +125,8 @@ class Server:
 
     async def _show_metrics(self, _request: Request) -> Response:
         self._metrics.note_models({name: name in self._shelf.loaded for name in self._shelf.names})
+        for name, model in self._shelf.loaded.items():
+            self._metrics.note_work(name, model.work)
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _cluster(self, request: Request) -> Response:

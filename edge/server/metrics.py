@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from edge.coordinator.work import Work
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -51,6 +53,17 @@ class Metrics:
         self._loaded = Gauge(
             "edge_model_loaded", "1 while the model is loaded", ["model"], registry=self._registry
         )
+        self._computed = Counter(
+            "edge_computed_tokens",
+            "Tokens that the peers were given to compute, of prompts and of answers",
+            ["model", "of"],
+            registry=self._registry,
+        )
+        self._steps = Counter(
+            "edge_steps", "Steps that the peers were given", ["model"], registry=self._registry
+        )
+        self._seen: dict[str, Work] = {}
+        """Of each model, when it was looked at last."""
         self.new_tokens = 0
         self.last_tokens_per_s: float | None = None
         """Of the last whole reply that was long enough to tell."""
@@ -66,6 +79,16 @@ class Metrics:
         """Which models there are, by name, and whether each is loaded now."""
         for name, is_loaded in loaded.items():
             self._loaded.labels(name).set(is_loaded)
+
+    def note_work(self, name: str, work: Work) -> None:
+        """Of a model that is loaded, since it was."""
+        seen = self._seen.get(name, Work())
+        if work.steps < seen.steps:
+            seen = Work()  # it was loaded anew
+        self._seen[name] = work
+        self._computed.labels(name, "prompts").inc(work.prompt_tokens - seen.prompt_tokens)
+        self._computed.labels(name, "answers").inc(work.answer_tokens - seen.answer_tokens)
+        self._steps.labels(name).inc(work.steps - seen.steps)
 
     def under_way(self) -> list[dict[str, float]]:
         """Of each reply that has begun and not ended, the oldest first."""

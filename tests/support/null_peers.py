@@ -67,12 +67,14 @@ async def load(
     owner: Owner,
     folder: Path,
     lease: Lease | None = None,
+    *,
+    path: Path = MODEL,
 ) -> LoadedModel:
-    """The bundled model, cut by the layout of that name."""
+    """The bundled model, or one of its shape, cut by the layout of that name."""
     peers = [await describe_peer(daemon.resources.addresses[0], None) for daemon in daemons]
     plan = bundled_plan(layout, devices=[peer.id for peer in peers])
     stages = len(plan.stages)
-    with Checkpoint.open(MODEL) as checkpoint:
+    with Checkpoint.open(path) as checkpoint:
         options = LoadOptions(dtype="int8")
         bringing = Bringing(
             checkpoint=checkpoint,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.coordinator.kv_residency import Member, Residency, Settled
+from edge.coordinator.kv_residency import MOST_OVERTAKEN, Member, Residency, Settled
 
 
 def residency(
@@ -185,3 +185,60 @@ def test_requests_hold_whole_pages_of_memory() -> None:
     d = joined(found, "d", 21, 25)
     assert found.settle() == came("d"), "alone it may take all there is"
     assert d.room == 25
+
+
+def kept(found: Residency, *names: str) -> None:
+    """Requests that leave caches of ten tokens."""
+    for name in names:
+        member = joined(found, name, 10, 10)
+        found.shares.come(member.who)
+        found.settle()
+        assert found.keep(member)
+
+
+def test_what_is_cheap_to_compute_again_goes_first() -> None:
+    found = Residency(memory_tokens=100, requests=8, most_kept=3)
+    costs = {"a": 12.0, "b": 30.0, "c": 4.0, "d": 12.0}
+    kept(found, "a", "b", "c", "d")
+    assert found.crowded_out(lambda name, _others: costs[name]) == ("c",)
+    kept(found, "e")
+    costs["e"] = 12.0
+    assert found.crowded_out(lambda name, _others: costs[name], ["a"]) == ("d",)
+    assert set(found.kept) == {"a", "b", "e"}
+
+
+def test_what_is_dear_and_not_used_goes_in_the_end() -> None:
+    """Unless it is used now and then."""
+    found = Residency(memory_tokens=100, requests=8, most_kept=3)
+
+    def cost(name: str, _others: object) -> float:
+        return 50.0 if name in {"dear", "used"} else 10.0
+
+    kept(found, "dear", "used")
+    lasted = 0
+    while "dear" in found.kept:
+        kept(found, f"n{lasted}")
+        found.crowded_out(cost)
+        found.used("used")
+        lasted += 1
+    assert 4 < lasted < 20
+    assert "used" in found.kept
+
+
+def test_who_begins_with_what_is_there_starts_first_but_overtakes_nobody_for_ever() -> None:
+    found = Residency(memory_tokens=20, requests=1)
+    found.found = lambda name: int(name.startswith("like"))
+    members = [joined(found, name, 5, 10) for name in ("other", "another")]
+    members += [joined(found, f"like {number}", 5, 10) for number in range(2 * MOST_OVERTAKEN)]
+    found.shares.come(members[0].who)
+    order = []
+    while True:
+        came = found.settle().came
+        if not came:
+            break
+        order += came
+        (member,) = [each for each in members if each.request in came]
+        found.leave(member)
+    assert order[:3] == ["like 0", "like 1", "like 2"]
+    assert MOST_OVERTAKEN - 2 <= order.index("other") <= MOST_OVERTAKEN
+    assert len(order) == len(members)

@@ -1,0 +1,22 @@
+"""How much a model was given to compute: what prompts begin with alike, and who goes away, show in
+it."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Since the model was loaded."""
+
+    prompt_tokens: int = 0
+    """Of prompts, in steps that were sent; those whose keys and values were found are not in it."""
+    answer_tokens: int = 0
+    """Of answers, in steps that have ended, also where nobody wanted them any more."""
+    steps: int = 0
+    """That were sent, and those that runs went on with."""
+
+    def __add__(self, other: Work) -> Work:
+        prompt, answer, steps = map(sum, zip(astuple(self), astuple(other), strict=True))
+        return Work(prompt_tokens=prompt, answer_tokens=answer, steps=steps)

@@ -1,0 +1,75 @@
+"""Requests with a common beginning, on real peers that compute nothing: it is computed once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.demos.bundled import MODEL
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.protocol.step import StepLimits
+from edge.weights.checkpoint import Checkpoint
+from tests.support.null_peers import expected_tokens, load, null_peers, request
+from tests.support.scripted_peers import Owner, Results
+
+PATIENCE_S = 120.0
+GREEDY = SamplingParameters()
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 700, size=count).tolist()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model, with a longer context."""
+    folder = Path(shutil.copytree(MODEL, tmp_path_factory.mktemp("model") / MODEL.name))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
+    return folder
+
+
+async def prompt_work(
+    path: Path, folder: Path, layout: str, prompts: Sequence[Sequence[int]], limits: StepLimits
+) -> int:
+    """Tokens of these prompts that were computed; all are asked at once, and get two tokens."""
+    async with null_peers(folder, 2) as daemons:
+        model = await load(daemons, layout, limits, Owner(), folder, path=path)
+        sinks = []
+        for prompt in prompts:
+            sinks.append(Results())
+            model.submit(request(prompt, sinks[-1], new_tokens=2, parameters=GREEDY))
+        async with asyncio.timeout(PATIENCE_S):
+            for sink in sinks:
+                await sink.ended.wait()
+        await model.aclose()
+    with Checkpoint.open(path) as checkpoint:
+        for prompt, sink in list(zip(prompts, sinks, strict=True))[:: max(1, len(prompts) // 4)]:
+            assert sink.tokens == expected_tokens(checkpoint.spec, prompt, 2, GREEDY)
+    return model.work.prompt_tokens
+
+
+@pytest.mark.parametrize("layout", ["pipeline_2", "tensor_2"])
+def test_a_beginning_of_a_thousand_tokens_is_computed_once_for_32_requests(
+    path: Path, layout: str, tmp_path: Path
+) -> None:
+    """Four of them have room at once."""
+    tails = [10 + 3 * number for number in range(32)]
+    prompts = [tokens(0, 1000) + tokens(1 + number, tail) for number, tail in enumerate(tails)]
+    limits = StepLimits(context_tokens=1120, chunk_tokens=256, requests=4, cached_tokens=4 * 1120)
+    work = asyncio.run(prompt_work(path, tmp_path, layout, prompts, limits))
+    assert work <= 1.02 * (1000 + sum(tails))
+
+
+def test_requests_that_begin_alike_come_one_after_the_other(path: Path, tmp_path: Path) -> None:
+    """Eight beginnings, of which two have room, and each is asked for in turn."""
+    prompts = [tokens(number % 8, 200) + tokens(100 + number, 10) for number in range(32)]
+    limits = StepLimits(context_tokens=216, chunk_tokens=64, requests=2, cached_tokens=2 * 216)
+    work = asyncio.run(prompt_work(path, tmp_path, "pipeline_2", prompts, limits))
+    assert work <= 1.1 * (8 * 200 + 32 * 10)
