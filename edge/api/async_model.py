@@ -201,6 +201,7 @@ class DescribedModel:
         goes_on: bool = False,
         reading: Reading | None = None,
         client: str = "",
+        id: str | None = None,
     ) -> BeginReply:
         """A reply to be started by whoever reads it; the prompt and the options are checked."""
         tokens = self._checked_ids(self._ids(prompt))
@@ -232,7 +233,7 @@ class DescribedModel:
                 Asked(begun_s=time.time(), load=held.load, request=kept), held.lease
             )
 
-        return self._begin_reply(request, reading, keep, Who(client, options.priority))
+        return self._begin_reply(request, reading, keep, Who(client, options.priority), id)
 
     def _begin_reply(
         self,
@@ -240,12 +241,13 @@ class DescribedModel:
         reading: Reading | None,
         keep: Keep,
         who: Who = ANYBODY,
+        id: str | None = None,
     ) -> BeginReply:
         self._require_open()
         held = self._held
         match = self._matching(request)
         begin = partial(ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast)
-        return partial(begin, reading, match, keep, who=who)
+        return partial(begin, reading, match, keep, who=who, id=id)
 
     def _resumed(self, reply: KeptReply | str) -> BeginReply:
         """A reply that goes on; its journal is ours until then. Reads its file."""
@@ -494,16 +496,20 @@ class AsyncModel(DescribedModel):
         *,
         goes_on: bool = False,
         client: str = "",
+        id: str | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> AsyncReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest.
 
         goes_on: a prompt that begins with this one and its answer will follow, as in a
         conversation. While nothing else is to do, the model prepares for it. client: on whose
-        behalf; where requests wait, each client is served alike, however many it has.
+        behalf; where requests wait, each client is served alike, however many it has. id: what
+        logs call it on every device, and no other request; None: a random one.
         """
         options = with_overrides(options or GenerationOptions(), overrides)
-        return AsyncReplyStream(self._reply_to(prompt, options, goes_on=goes_on, client=client))
+        return AsyncReplyStream(
+            self._reply_to(prompt, options, goes_on=goes_on, client=client, id=id)
+        )
 
     async def check_grammar(self, prompt: Prompt, options: GenerationOptions) -> None:
         """Raise now what a stream would raise with its first token: RequestError for a schema or

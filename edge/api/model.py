@@ -136,16 +136,18 @@ class Model(DescribedModel):
         *,
         goes_on: bool = False,
         client: str = "",
+        id: str | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> ReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest.
 
         goes_on: a prompt that begins with this one and its answer will follow, as in a
         conversation. While nothing else is to do, the model prepares for it. client: on whose
-        behalf; where requests wait, each client is served alike, however many it has.
+        behalf; where requests wait, each client is served alike, however many it has. id: what
+        logs call it on every device, and no other request; None: a random one.
         """
         options = with_overrides(options or GenerationOptions(), overrides)
-        begin = self._reply_to(prompt, options, goes_on=goes_on, client=client)
+        begin = self._reply_to(prompt, options, goes_on=goes_on, client=client, id=id)
         return ReplyStream(begin, self._loop)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:

@@ -25,7 +25,7 @@ from edge.coordinator.generation import (
 )
 from edge.coordinator.journal import Journal, Reading
 from edge.coordinator.lasting_model import LastingModel, Recovery
-from edge.coordinator.requests import Request
+from edge.coordinator.requests import Request, new_request_id
 from edge.coordinator.shares import ANYBODY, Who
 from edge.errors import EdgeError, RequestError
 from edge.kernels.sampling.logprobs import Logprobs
@@ -118,6 +118,7 @@ class ReplyUnderWay:
         mailbox: Mailbox,
         *,
         who: Who,
+        id: str | None = None,
     ) -> None:
         """reading: of an answer in a conversation; else all is said. match: makes what keeps the
         answer to its grammar, if it has one; takes its time."""
@@ -131,6 +132,7 @@ class ReplyUnderWay:
             sink=self,
             goes_on=request.goes_on,
             who=who,
+            id=id or new_request_id(),
         )
         self._match = match
         self._starting: asyncio.Task[None] | None = None

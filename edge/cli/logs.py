@@ -25,11 +25,13 @@ class LogOptions:
     log_level: Literal["debug", "info", "warning", "error"] | None = option(
         None,
         choices=("debug", "info", "warning", "error"),
-        help="What is told: info also says who loads what, debug also who was refused.  [default: "
-        "warning]",
+        help="What is told: info also says who loads what, debug also who was refused, and which "
+        "requests came and went.  [default: warning]",
     )
     log_format: Literal["text", "json"] = option(
-        "text", help="json: one object on a line, with time, level, logger and message."
+        "text",
+        help="json: one object on a line, with time, level, logger and message, and of requests "
+        "their id.",
     )
     log_file: Path | None = option(
         None,
@@ -52,6 +54,8 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if (request := getattr(record, "request", None)) is not None:
+            facts["request"] = request
         if record.exc_info:
             facts["exception"] = self.formatException(record.exc_info)
         return json.dumps(facts)

@@ -42,6 +42,11 @@ class Sink(Protocol):
     def failed(self, error: EdgeError) -> None: ...
 
 
+def new_request_id() -> str:
+    """Like no other."""
+    return uuid.uuid4().hex
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """What was asked, and what has come of it so far.
@@ -62,7 +67,8 @@ class Request:
     """Where its answer must keep to a grammar. Behind the answer's tokens so far."""
     who: Who = ANYBODY
     """Who asked, and how urgently."""
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    id: str = field(default_factory=new_request_id)
+    """What peers, and logs of all devices, call it."""
     answer: list[int] = field(default_factory=list)
     """Tokens so far."""
     kept: KeptKv | None = None

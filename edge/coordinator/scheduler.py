@@ -449,7 +449,7 @@ class Scheduler:
         entry = self._active[request]
         if self._beginnings is None or entry.rows is not None:
             return 0
-        kept = self._beginnings.find(entry.prompt)
+        kept = self._beginnings.find(entry.tokens[: entry.prompt_tokens])
         return max([0 if kept is None else kept.tokens, *(each for each, _ in self._alike(entry))])
 
     def _alike(self, entry: _Entry) -> Iterator[tuple[int, _Entry]]:

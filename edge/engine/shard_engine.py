@@ -90,6 +90,8 @@ class ShardEngine:
             if assignment.copies_kv == "none"
             else KvCopies(report, copy_room or CopyRoom(), assignment.copies_kv)
         )
+        self._begun_s: dict[str, float] = {}
+        """When requests began that are not over, for the log."""
         self._is_over = False
         """It failed or is closed. A failed step leaves the shards out of step with each other:
         nothing runs after it."""
@@ -212,6 +214,9 @@ class ShardEngine:
         reported. masks: the tokens that may come next, of requests that may not have any. Both of
         no consequence but in the last stage, where every shard needs them.
         """
+        for request in terms:
+            self._begun_s[request] = time.monotonic()
+            _log.debug("request %s begins", request, extra={"request": request})
         if self.layout.is_last_stage:
             for request, each in terms.items():
                 self._choice.begin(request, each)
@@ -333,6 +338,11 @@ class ShardEngine:
         Of its cache N tokens stay, until it is finished once more.
         """
         self._choice.cancel(request)
+        if (begun_s := self._begun_s.pop(request, None)) is not None:
+            _log.debug(
+                "request %s is over, after %.3f s",
+                request, time.monotonic() - begun_s, extra={"request": request},
+            )  # fmt: skip
 
         def work() -> None:
             self._choice.forget(request)

@@ -20,6 +20,7 @@ from edge.concurrency.blocking import run_blocking
 from edge.coordinator.generation import Token
 from edge.server.embeddings import Asked
 from edge.server.gate import Gate
+from edge.server.keys import Caller
 from edge.server.metrics import Metrics
 from edge.server.refusals import Refusal
 from edge.server.shelf import Shelf
@@ -100,13 +101,13 @@ class Answers:
             return len((await self._prompt(model, question))[0])
 
     async def embed(
-        self, asked: Asked, name: str, *, client: str = ""
+        self, asked: Asked, name: str, caller: Caller
     ) -> tuple[NDArray[np.float32], int]:
         """A vector of each of the inputs [inputs, dimensions], and how many tokens they have.
 
         Raises as `ask` does. Together they count as one answer.
         """
-        async with self._gate.entered(1, client), self._shelf.using(name) as model:
+        async with self._gate.entered(1, caller), self._shelf.using(name) as model:
             prompts = [
                 model.tokenizer.encode(each) if isinstance(each, str) else list(each)
                 for each in asked.inputs
@@ -120,25 +121,21 @@ class Answers:
                     prompts,
                     pooling=self._pooling,
                     dimensions=asked.dimensions,
-                    client=client,
-                    priority=asked.priority,
+                    client=caller.name,
+                    priority=caller.priority(asked.priority),
                 )
                 observed.end("finished")
             finally:
                 observed.end("given up")
         return vectors, tokens
 
-    async def ask(
-        self, question: Question, name: str, *, client: str = ""
-    ) -> AsyncGenerator[Happening]:
+    async def ask(self, question: Question, name: str, caller: Caller) -> AsyncGenerator[Happening]:
         """What happens, until every answer is over. Closing it ends what is under way.
-
-        client: who asks; where requests wait, clients are served alike.
 
         Raises Refusal where too many others are asking, and what the model raises.
         """
         async with (
-            self._gate.entered(question.answers, client),
+            self._gate.entered(question.answers, caller),
             self._shelf.using(name) as model,
         ):
             prompt, thinks = await self._prompt(model, question)
@@ -149,12 +146,13 @@ class Answers:
                 must=question.forced,
                 several=question.several_calls,
             )
+            options = replace(options, priority=caller.priority(options.priority))
             question = replace(question, options=options)
             if question.options.has_grammar:
                 await model.check_grammar(prompt, question.options)
             yield Begin(prompt_tokens=len(prompt))
             if question.answers == 1:
-                async for each in self._one(model, question, prompt, 0, client, thinks=thinks):
+                async for each in self._one(model, question, prompt, 0, caller, thinks=thinks):
                     yield each
                 return
             async with contextlib.AsyncExitStack() as stack:
@@ -162,7 +160,7 @@ class Answers:
                     [
                         await stack.enter_async_context(
                             contextlib.aclosing(
-                                self._one(model, question, prompt, number, client, thinks=thinks)
+                                self._one(model, question, prompt, number, caller, thinks=thinks)
                             )
                         )
                         for number in range(question.answers)
@@ -194,7 +192,7 @@ class Answers:
         question: Question,
         prompt: Sequence[int],
         number: int,
-        client: str,
+        caller: Caller,
         *,
         thinks: bool,
     ) -> AsyncGenerator[Piece | End]:
@@ -209,7 +207,10 @@ class Answers:
         observed = self._metrics.reply(len(prompt))
         try:
             goes_on = bool(question.messages)
-            stream = model.stream(prompt, options, goes_on=goes_on, client=client)
+            id = caller.request_id
+            if id is not None and question.answers > 1:
+                id = f"{id}-{number}"
+            stream = model.stream(prompt, options, goes_on=goes_on, client=caller.name, id=id)
             async with stream:
                 async for token in stream:
                     count += 1

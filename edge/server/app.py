@@ -110,9 +110,10 @@ class Server:
             },
         )
         open_paths = [route.path for route in page]
-        self.app: ASGIApp = Guard(
+        self.guard = Guard(
             app, rules, self._metrics, (*routes, *open_paths), open_paths=(HEALTH, *open_paths)
         )
+        self.app: ASGIApp = self.guard
 
     async def _health(self, _request: Request) -> Response:
         """200 while it answers, 503 once its only model is gone or the server ends."""
@@ -200,12 +201,12 @@ class Server:
         )
         if not body.flag("stream"):
             whole = translator.whole(
-                self._answers.ask(question, name, client=request.scope["edge.client"])
+                self._answers.ask(question, name, request.scope["edge.caller"])
             )
             return JSONResponse(await _unless_gone(request, whole))
         chunks = await _started(
             request,
-            self._answers.ask(question, name, client=request.scope["edge.client"]),
+            self._answers.ask(question, name, request.scope["edge.caller"]),
             translator.chunks,
         )
         return _events(_openai_lines(chunks))
@@ -216,12 +217,12 @@ class Server:
         translator = openai_responses.Translator(model=name, question=question)
         if not body.flag("stream"):
             whole = translator.whole(
-                self._answers.ask(question, name, client=request.scope["edge.client"])
+                self._answers.ask(question, name, request.scope["edge.caller"])
             )
             return JSONResponse(await _unless_gone(request, whole))
         events = await _started(
             request,
-            self._answers.ask(question, name, client=request.scope["edge.client"]),
+            self._answers.ask(question, name, request.scope["edge.caller"]),
             translator.events,
         )
         return _events(_named_lines(events, "openai"))
@@ -235,7 +236,7 @@ class Server:
     async def _embedded(
         self, request: Request, name: str, asked: embeddings.Asked
     ) -> tuple[NDArray[np.float32], int]:
-        work = self._answers.embed(asked, name, client=request.scope["edge.client"])
+        work = self._answers.embed(asked, name, request.scope["edge.caller"])
         return await _unless_gone(request, work)
 
     async def _ollama_embed(self, request: Request) -> Response:
@@ -257,12 +258,12 @@ class Server:
         translator = anthropic_messages.Translator(model=name)
         if not body.flag("stream"):
             whole = translator.whole(
-                self._answers.ask(question, name, client=request.scope["edge.client"])
+                self._answers.ask(question, name, request.scope["edge.caller"])
             )
             return JSONResponse(await _unless_gone(request, whole))
         events = await _started(
             request,
-            self._answers.ask(question, name, client=request.scope["edge.client"]),
+            self._answers.ask(question, name, request.scope["edge.caller"]),
             translator.events,
         )
         return _events(_named_lines(events, "anthropic"))
@@ -287,12 +288,12 @@ class Server:
         translator = ollama.Translator(model=name, chat=chat)
         if body.raw("stream") is False:
             whole = translator.whole(
-                self._answers.ask(question, name, client=request.scope["edge.client"])
+                self._answers.ask(question, name, request.scope["edge.caller"])
             )
             return JSONResponse(await _unless_gone(request, whole))
         lines = await _started(
             request,
-            self._answers.ask(question, name, client=request.scope["edge.client"]),
+            self._answers.ask(question, name, request.scope["edge.caller"]),
             translator.lines,
         )
         return StreamingResponse(_json_lines(lines), media_type="application/x-ndjson")

@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 
+from edge.server.keys import Caller
 from edge.server.refusals import Refusal
 
 
@@ -36,14 +37,23 @@ class Gate:
         return self._inside.total()
 
     @contextlib.asynccontextmanager
-    async def entered(self, answers: int, client: str = "") -> AsyncIterator[None]:
+    async def entered(self, answers: int, caller: Caller) -> AsyncIterator[None]:
         """Raises Refusal where there is no room for so many answers of the client."""
+        client = caller.name
         if self.is_draining:
             raise Refusal(503, "this server is about to end; ask another one")
+        own = self._inside[client]
+        if caller.most_answers is not None and own + answers > caller.most_answers:
+            raise Refusal(
+                429,
+                f"{own} answers of this key are under way or wait, and {caller.most_answers} are "
+                "its most at once; try again soon",
+                code="rate_limit_exceeded",
+            )
         if not has_room(self._inside, client, answers, most=self._most):
             raise Refusal(
                 429,
-                f"{self.inside} answers are under way or wait, {self._inside[client]} of them "
+                f"{self.inside} answers are under way or wait, {own} of them "
                 f"yours, and {self._most} are the most at once; try again soon",
                 code="rate_limit_exceeded",
             )

@@ -7,18 +7,18 @@ origin is allowed to read anything.
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import json
 import logging
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edge.server.keys import Caller, Key, find_key
 from edge.server.metrics import Metrics
 from edge.server.refusals import Dialect, Refusal
 
@@ -33,7 +33,7 @@ _KEY_BYTES = 4096
 class Rules:
     """What a server asks of its clients."""
 
-    keys: tuple[str, ...] = ()
+    keys: tuple[Key, ...] = ()
     """One of them must be shown; none: everybody may come."""
     hosts: tuple[str, ...] = ()
     """Names that it is known by, beside numbers; empty: any."""
@@ -63,7 +63,7 @@ class Guard:
         """paths: that metrics name. open_paths: answered without a key, as they tell nothing."""
         self._app = app
         self._open_paths = frozenset(open_paths)
-        self._rules = rules
+        self.rules = rules
         self._metrics = metrics
         self._paths = frozenset(paths)
 
@@ -85,7 +85,7 @@ class Guard:
             await send(message)
 
         try:
-            scope["edge.client"] = self._check(scope, headers)
+            scope["edge.caller"] = replace(self._check(scope, headers), request_id=request_id)
             await self._app(scope, self._bounded(receive), sending)
         except Refusal as refusal:
             await refuse(refusal, dialect_of(scope["path"]), sending)
@@ -95,31 +95,32 @@ class Guard:
             _log.info(
                 "%s %s %s %d %.0f ms",
                 request_id, scope["method"], path, status, 1e3 * (time.perf_counter() - began_s),
+                extra={"request": request_id},
             )  # fmt: skip
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
-        """Who it is: a number for whose key it is, or where there are none an address."""
-        rules, path = self._rules, scope["path"]
-        client = str((scope.get("client") or ("",))[0])
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+        """Who it is: whose key it is, or where there are none an address."""
+        rules, path = self.rules, scope["path"]
+        caller = Caller(name=str((scope.get("client") or ("",))[0]))
         if rules.hosts and not _is_known_host(headers.get(b"host", b""), rules.hosts):
             raise Refusal(
                 403, "this server is not known by that name; ask it by its address, or localhost"
             )
         if rules.keys and path not in self._open_paths:
-            shown = _shown_key(headers)
-            # Every key is compared: how long it takes says nothing of which one is near.
-            known = [hmac.compare_digest(shown, key.encode()) for key in rules.keys]
-            if not any(known):
+            key = find_key(rules.keys, _shown_key(headers))
+            if key is None:
                 raise Refusal(
                     401,
                     "an API key is needed, as Authorization: Bearer KEY or x-api-key: KEY",
                     code="invalid_api_key",
                 )
-            client = f"key {known.index(True)}"
+            caller = Caller(
+                name=key.client, most_answers=key.most_answers, most_priority=key.most_priority
+            )
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > rules.most_body_bytes:
             raise self._too_long()
-        return client
+        return caller
 
     def _bounded(self, receive: Receive) -> Receive:
         """Whatever a body says of its length, no more of it is read."""
@@ -129,14 +130,14 @@ class Guard:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
-            if taken > self._rules.most_body_bytes:
+            if taken > self.rules.most_body_bytes:
                 raise self._too_long()
             return message
 
         return bounded
 
     def _too_long(self) -> Refusal:
-        return Refusal(413, f"a body has at most {self._rules.most_body_bytes:,} bytes here")
+        return Refusal(413, f"a body has at most {self.rules.most_body_bytes:,} bytes here")
 
 
 async def refuse(refusal: Refusal, dialect: Dialect, send: Send) -> None:

@@ -82,7 +82,14 @@ def test_openai_chat(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert client.models.retrieve(model.id).id == model.id == MODEL.name
     reply = client.chat.completions.create(
-        model=model.id, messages=ASKED, temperature=0, logprobs=True, top_logprobs=2, n=2, seed=3
+        model=model.id,
+        messages=ASKED,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+        n=2,
+        seed=3,
+        service_tier="flex",
     )
     assert [choice.message.content for choice in reply.choices] == [ANSWER] * 2
     assert [choice.finish_reason for choice in reply.choices] == ["stop"] * 2
@@ -376,6 +383,8 @@ def test_who_goes_away_ends_the_answer(url: str) -> None:
             else:
                 poll_until(lambda: figure(url, "edge_answers_under_way"))
         poll_until(lambda: figure(url, "edge_answers_under_way") == 0)
+        computed = figure(url, f'edge_computed_tokens_total{{model="{MODEL.name}",of="answers"}}')
+        assert computed >= figure(url, "edge_generated_tokens_total") > 0
         ended = figure(url, 'edge_answers_total{end="given up"}')
         finished_early = figure(url, 'edge_answers_total{end="finished"}')
         assert ended == before + number or finished_early

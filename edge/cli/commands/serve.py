@@ -20,19 +20,21 @@ import uvicorn
 from edge.api.async_cluster import AsyncCluster
 from edge.api.async_model import AsyncModel
 from edge.api.embedding import Pooling
+from edge.cli.field_options import given_options
+from edge.cli.logs import LogOptions, set_up_logging
 from edge.cli.options import ClusterOptions, cluster_options, model_options, way_to
 from edge.errors import RequestError
-from edge.offload import read_file
 from edge.partition import Plan
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
 from edge.server.app import MOST_ANSWERS, Server
 from edge.server.guard import Rules
+from edge.server.keys import read_keys
 from edge.server.previews import Previews
 from edge.server.shelf import Shelf
 
-_MOST_KEY_FILE_BYTES = 1 << 20
-_SHORTEST_KEY = 16
+_log = logging.getLogger(__name__)
+
 _DRAIN_S = 30.0
 """For answers under way when the server is told to end."""
 
@@ -61,8 +63,8 @@ _DRAIN_S = 30.0
 @click.option(
     "--api-key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Keys that clients show, one a line. Needed to listen on other addresses than this "
-    "machine's own.",
+    help="Keys that clients show, one a line, with their limits. Read again at SIGHUP. Needed to "
+    "listen on other addresses than this machine's own.",
 )
 @click.option(
     "--pooling",
@@ -79,6 +81,7 @@ _DRAIN_S = 30.0
     help="Answers under way or waiting; further requests are told to come again.",
 )
 @cluster_options
+@given_options("logs", LogOptions)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
 def command(
     model: str,
@@ -92,6 +95,7 @@ def command(
     max_answers: int,
     options: LoadOptions,
     peers: ClusterOptions,
+    logs: LogOptions,
     as_json: bool,
 ) -> None:
     """Serve MODEL to what speaks OpenAI's, Anthropic's or Ollama's interface.
@@ -112,6 +116,8 @@ def command(
       curl http://127.0.0.1:11435/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
     """
+    if logs != LogOptions():
+        set_up_logging(logs)
     if further:
         check_for_several(options)
     keys = () if api_key_file is None else read_keys(api_key_file)
@@ -132,6 +138,7 @@ def command(
                 listening,
                 keep_alive_s=keep_alive_s,
                 rules=rules,
+                key_file=api_key_file,
                 max_answers=max_answers,
                 pooling=pooling,
                 as_json=as_json,
@@ -185,20 +192,6 @@ def check_for_several(options: LoadOptions) -> None:
             )
 
 
-def read_keys(path: Path) -> tuple[str, ...]:
-    """Raises RequestError for a file without keys, or with one that can be guessed."""
-    try:
-        lines = read_file(path, _MOST_KEY_FILE_BYTES).decode().split()
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{path} cannot be read as keys: {error}") from error
-    if not lines or any(len(line) < _SHORTEST_KEY for line in lines):
-        raise RequestError(
-            f"{path} must have keys of {_SHORTEST_KEY} characters or more, one a line; "
-            'python -c "import secrets; print(secrets.token_urlsafe())" makes one'
-        )
-    return tuple(lines)
-
-
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -228,11 +221,15 @@ async def serve(
     *,
     keep_alive_s: float | None,
     rules: Rules,
+    key_file: Path | None,
     max_answers: int,
     pooling: Pooling,
     as_json: bool,
 ) -> None:
-    """Until SIGTERM or Ctrl-C: then what is under way is finished, and nobody else let in."""
+    """Until SIGTERM or Ctrl-C: then what is under way is finished, and nobody else let in.
+
+    key_file: where the rules have their keys from; None: there are none.
+    """
     async with _opened(peers, options) as cluster:
         plan = options.plan if isinstance(options.plan, str) else "auto"
         planned = replace(options, plan=plan)
@@ -284,7 +281,7 @@ async def serve(
             click.echo(f"OpenAI: {url}/v1   Anthropic and Ollama: {url}   metrics: {url}/metrics")
             click.echo(f"Chat, and what runs where: {url}")
         try:
-            await _Drained(config, server).serve(sockets=[listening])
+            await _Drained(config, server, key_file).serve(sockets=[listening])
         finally:
             await shelf.aclose()
 
@@ -297,9 +294,10 @@ def _described(model: AsyncModel) -> str:
 class _Drained(uvicorn.Server):
     """Lets nobody in from the first signal on, and ends at once at the second."""
 
-    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+    def __init__(self, config: uvicorn.Config, server: Server, key_file: Path | None) -> None:
         super().__init__(config)
         self._server = server
+        self._key_file = key_file
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -308,11 +306,23 @@ class _Drained(uvicorn.Server):
         signals = (signal.SIGINT, signal.SIGTERM)
         for each in signals:
             loop.add_signal_handler(each, self._end)
+        if self._key_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload, self._key_file)
         try:
             yield
         finally:
-            for each in signals:
+            for each in (*signals, signal.SIGHUP):
                 loop.remove_signal_handler(each)
+
+    def _reload(self, key_file: Path) -> None:
+        """Keys that are gone let nobody in any more; what they have under way is finished."""
+        guard = self._server.guard
+        try:
+            guard.rules = replace(guard.rules, keys=read_keys(key_file))
+        except RequestError as error:
+            _log.warning("the keys stay as they were: %s", error)
+        else:
+            _log.info("%d keys were read from %s", len(guard.rules.keys), key_file)
 
     def _end(self) -> None:
         self.force_exit = self.should_exit

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ GREEDY = SamplingParameters()
 
 
 def tokens(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(3, 700, size=count).tolist()
+    return [int(each) for each in np.random.default_rng(seed).integers(3, 700, size=count)]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,40 @@ def test_a_beginning_of_a_thousand_tokens_is_computed_once_for_32_requests(
     limits = StepLimits(context_tokens=1120, chunk_tokens=256, requests=4, cached_tokens=4 * 1120)
     work = asyncio.run(prompt_work(path, tmp_path, layout, prompts, limits))
     assert work <= 1.02 * (1000 + sum(tails))
+
+
+def test_what_nobody_waits_for_is_computed_no_further(path: Path, tmp_path: Path) -> None:
+    """In the middle of a prompt, and in the middle of an answer."""
+
+    class Leaves(Results):
+        """Has heard enough with the first token."""
+
+        def token(self, *told: Any) -> bool:
+            super().token(*told)
+            return True
+
+    async def main() -> None:
+        limits = StepLimits(
+            context_tokens=2000, chunk_tokens=16, requests=4, cached_tokens=4 * 2000
+        )
+        async with null_peers(tmp_path, 2) as daemons:
+            model = await load(daemons, "pipeline_2", limits, Owner(), tmp_path, path=path)
+            long = request(tokens(7, 1900), Results(), new_tokens=2, parameters=GREEDY)
+            model.submit(long)
+            while not model.work.steps:  # noqa: ASYNC110  daemons of this loop go on
+                await asyncio.sleep(0)
+            model.cancel(long.id)
+            left, other = Leaves(), Results()
+            model.submit(request(tokens(8, 20), left, new_tokens=1900, parameters=GREEDY))
+            async with asyncio.timeout(PATIENCE_S):
+                await left.begun.wait()
+                model.submit(request(tokens(9, 20), other, new_tokens=2, parameters=GREEDY))
+                await other.ended.wait()
+            await model.aclose()
+        assert model.work.prompt_tokens < 1900 / 2
+        assert model.work.answer_tokens < 1900 / 2
+
+    asyncio.run(main())
 
 
 def test_requests_that_begin_alike_come_one_after_the_other(path: Path, tmp_path: Path) -> None:

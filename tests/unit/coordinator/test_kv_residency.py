@@ -231,7 +231,7 @@ def test_who_begins_with_what_is_there_starts_first_but_overtakes_nobody_for_eve
     members = [joined(found, name, 5, 10) for name in ("other", "another")]
     members += [joined(found, f"like {number}", 5, 10) for number in range(2 * MOST_OVERTAKEN)]
     found.shares.come(members[0].who)
-    order = []
+    order: list[str] = []
     while True:
         came = found.settle().came
         if not came:

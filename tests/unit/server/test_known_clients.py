@@ -1,34 +1,43 @@
-"""By what a server knows its clients apart."""
+"""By what a server knows its clients apart, and what each of them may do."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from pathlib import Path
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from edge.errors import RequestError
 from edge.server.guard import Guard, Rules
+from edge.server.keys import Caller, Key, read_keys
 from edge.server.metrics import Metrics
 
-KEYS = ("a-key-of-sixteen-or-more", "another-key-of-somebody")
+ONE = Key(text="a-key-of-sixteen-or-more")
+OTHER = Key(text="another-key-of-somebody", most_answers=3, most_priority="low")
 
 
 @pytest.mark.parametrize(
-    ("keys", "shown", "client"),
+    ("keys", "shown", "known"),
     [
-        (KEYS, KEYS[0], "key 0"),
-        (KEYS, KEYS[1], "key 1"),
-        (KEYS, "a-key-that-nobody-has", None),
-        ((), "", "192.0.2.7"),
+        ((ONE, OTHER), ONE.text, Caller(name=ONE.client)),
+        (
+            (ONE, OTHER),
+            OTHER.text,
+            Caller(name=OTHER.client, most_answers=3, most_priority="low"),
+        ),
+        ((ONE, OTHER), "a-key-that-nobody-has", None),
+        ((), "", Caller(name="192.0.2.7")),
     ],
 )
 def test_a_client_is_known_by_its_key_or_its_address(
-    keys: tuple[str, ...], shown: str, client: str | None
+    keys: tuple[Key, ...], shown: str, known: Caller | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[str] = []
+    seen: list[Caller] = []
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
-        seen.append(scope["edge.client"])
+        seen.append(scope["edge.caller"])
 
     async def receive() -> Message:
         return {"type": "http.request"}
@@ -43,5 +52,60 @@ def test_a_client_is_known_by_its_key_or_its_address(
         "headers": [(b"x-api-key", shown.encode())],
         "client": ("192.0.2.7", 4711),
     }
-    asyncio.run(Guard(app, Rules(keys=keys), Metrics(), (), open_paths=())(scope, receive, send))
-    assert seen == ([] if client is None else [client])
+    guard = Guard(app, Rules(keys=keys), Metrics(), (), open_paths=())
+    with caplog.at_level(logging.INFO, "edge.server.guard"):
+        asyncio.run(guard(scope, receive, send))
+    (told,) = caplog.records
+    request_id = vars(told)["request"]
+    assert request_id in told.getMessage()
+    assert not shown or shown not in caplog.text
+    for caller in seen:
+        assert caller.request_id == request_id
+        assert known == Caller(
+            name=caller.name,
+            most_answers=caller.most_answers,
+            most_priority=caller.most_priority,
+        )
+    assert bool(seen) == (known is not None)
+
+
+def test_a_key_stays_the_same_client_wherever_it_stands() -> None:
+    assert ONE.client == Key(text=ONE.text, most_answers=1).client != OTHER.client
+    assert ONE.text not in ONE.client
+
+
+def test_a_request_gets_no_more_than_its_key_may_have() -> None:
+    assert Caller().priority("high") == "high"
+    assert Caller(most_priority="normal").priority("high") == "normal"
+    assert Caller(most_priority="normal").priority("low") == "low"
+
+
+def test_keys_and_their_limits_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text(
+        f"# of us\n{ONE.text}\n\n  {OTHER.text}  answers=3 priority=low\nlooks=like-a-limit\n"
+    )
+    assert read_keys(file) == (ONE, OTHER, Key(text="looks=like-a-limit"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no keys"),
+        ("# nothing else", "has no keys"),
+        ("short", "line 1 has a key that can be guessed"),
+        (f"{ONE.text}\n{ONE.text} answers=2", "has a key twice"),
+        (f"\n{ONE.text} answers=0", "line 2 has something behind its key"),
+        (f"{ONE.text} answers=99999999999", "behind its key"),
+        (f"{ONE.text} priority=urgent", "priority=high|normal|low"),
+        (f"{ONE.text} {OTHER.text}", "further keys go on lines of their own"),
+    ],
+)
+def test_what_is_no_file_of_keys_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text(text)
+    with pytest.raises(RequestError) as told:
+        read_keys(file)
+    assert said in str(told.value)
+    assert ONE.text not in str(told.value)
+    assert OTHER.text not in str(told.value)

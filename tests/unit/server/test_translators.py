@@ -18,6 +18,7 @@ from edge.server import (
 from edge.server.answers import Begin, End, Happening, Piece, Question
 from edge.server.fields import Fields
 from edge.server.gate import Gate, has_room
+from edge.server.keys import Caller
 from edge.server.refusals import Refusal
 from edge.text.answer_parts import ToolCall
 
@@ -261,19 +262,34 @@ def test_who_asks_for_much_leaves_room_for_others() -> None:
 
 def test_the_gate_counts_who_is_inside() -> None:
     async def main() -> None:
-        gate = Gate(3)
-        async with gate.entered(2):
+        gate, caller = Gate(3), Caller()
+        async with gate.entered(2, caller):
             with pytest.raises(Refusal, match="2 answers are under way") as many:
-                async with gate.entered(2):
+                async with gate.entered(2, caller):
                     pass
             assert many.value.status == 429
-            async with gate.entered(1):
+            async with gate.entered(1, caller):
                 assert gate.inside == 3
         assert gate.inside == 0
         gate.is_draining = True
         with pytest.raises(Refusal, match="about to end") as ending:
-            async with gate.entered(1):
+            async with gate.entered(1, caller):
                 pass
         assert ending.value.status == 503
+
+    asyncio.run(main())
+
+
+def test_a_key_has_no_more_answers_than_it_may() -> None:
+    async def main() -> None:
+        gate, limited = Gate(8), Caller(name="key a", most_answers=2)
+        async with gate.entered(1, limited), gate.entered(3, Caller(name="key b")):
+            with pytest.raises(Refusal, match="1 answers of this key") as many:
+                async with gate.entered(2, limited):
+                    pass
+            assert many.value.status == 429
+            assert many.value.headers["Retry-After"]
+            async with gate.entered(1, limited):
+                assert gate.inside == 5
 
     asyncio.run(main())

@@ -1,0 +1,104 @@
+"""The keys that clients show, what each of them may do, and who asks."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.coordinator.shares import PRIORITIES, Priority
+from edge.errors import RequestError
+from edge.offload import read_file
+
+_MOST_FILE_BYTES = 1 << 20
+_SHORTEST_KEY = 16
+_MOST_ANSWERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One of them, and its limits."""
+
+    text: str
+    most_answers: int | None = None
+    """Under way or waiting at once; None: as many as everybody."""
+    most_priority: Priority = "high"
+    """Requests that ask for more get this."""
+
+    @property
+    def client(self) -> str:
+        """What its requests are known by; the key does not follow from it."""
+        return f"key {hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who sent a request, and what it may do."""
+
+    name: str = ""
+    """Of a key, or an address: clients are served alike."""
+    request_id: str | None = None
+    """What logs call it, on every device."""
+    most_answers: int | None = None
+    most_priority: Priority = "high"
+
+    def priority(self, asked: Priority) -> Priority:
+        """What it gets where it asks for this."""
+        return max(asked, self.most_priority, key=PRIORITIES.index)
+
+
+def find_key(keys: Sequence[Key], shown: bytes) -> Key | None:
+    """Every key is compared: how long it takes says nothing of which one is near."""
+    found = [key for key in keys if hmac.compare_digest(shown, key.text.encode())]
+    return found[0] if found else None
+
+
+def read_keys(path: Path) -> tuple[Key, ...]:
+    """Of a file with a key on each line, and behind it its limits: `answers=N`, `priority=P`.
+
+    Raises RequestError for a file without keys, with one that can be guessed, or with a limit that
+    there is not.
+    """
+    try:
+        lines = read_file(path, _MOST_FILE_BYTES).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} cannot be read as keys: {error}") from error
+    keys = []
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if words and not words[0].startswith("#"):
+            keys.append(_key(words, f"{path}, line {number}"))
+    if not keys:
+        raise RequestError(f"{path} has no keys; {_HOW_TO_MAKE_ONE}")
+    if len({key.text for key in keys}) != len(keys):
+        raise RequestError(f"{path} has a key twice; each stands for a client of its own")
+    return tuple(keys)
+
+
+_HOW_TO_MAKE_ONE = (
+    f"it must have keys of {_SHORTEST_KEY} characters or more, one a line; "
+    'python -c "import secrets; print(secrets.token_urlsafe())" makes one'
+)
+
+
+def _key(words: Sequence[str], where: str) -> Key:
+    text, *limits = words
+    if len(text) < _SHORTEST_KEY:
+        raise RequestError(f"{where} has a key that can be guessed; {_HOW_TO_MAKE_ONE}")
+    most_answers: int | None = None
+    most_priority: Priority = "high"
+    for limit in limits:
+        name, _, value = limit.partition("=")
+        if name == "answers" and value.isdecimal() and 1 <= int(value[:9]) <= _MOST_ANSWERS:
+            most_answers = int(value[:9])
+        elif name == "priority" and value in PRIORITIES:
+            most_priority = value
+        else:
+            # Not the word itself: it may be another key.
+            raise RequestError(
+                f"{where} has something behind its key that is no limit; there are answers=N and "
+                f"priority={'|'.join(PRIORITIES)}, and further keys go on lines of their own"
+            )
+    return Key(text=text, most_answers=most_answers, most_priority=most_priority)
