@@ -99,7 +99,7 @@ def describe_gguf(
         wanted = {each: key for each, key in wanted.items() if key not in of_layers}
     keys = {each: f"{name}.{key}" for each, key in wanted.items()}
     for each in needed:
-        if keys[each] not in metadata:
+        if keys[each] not in metadata and each not in architecture.may_lack:
             raise CheckpointError(f"{source}: {keys[each]} is missing; download the file again")
     for key, plain in {**_PLAIN, **architecture.plain}.items():
         if key in wanted.values():

@@ -27,6 +27,17 @@ _LAYER_ROLES = {
     "router": "ffn_gate_inp",
     "router_correction": "exp_probs_b.bias",
     "shared_gate": "ffn_gate_inp_shexp",
+    "linear_query": "attn_qkv.query",
+    "linear_key": "attn_qkv.key",
+    "linear_value": "attn_qkv.value",
+    "linear_gate": "attn_gate",
+    "linear_decay": "ssm_alpha",
+    "linear_beta": "ssm_beta",
+    "linear_output": "ssm_out",
+    "linear_convolution": "ssm_conv1d.weight",
+    "linear_decay_bias": "ssm_dt.bias",
+    "linear_decay_rate": "ssm_a",
+    "linear_scale": "ssm_norm.weight",
     "short_before": "shortconv.before",
     "short_after": "shortconv.after",
     "short_value": "shortconv.value",
@@ -60,6 +71,8 @@ class Architecture:
     roles: names of tensors that are called otherwise than in most. fused: as of a Family, by what a
     tensor is called in its layer.
     has_window: one of layers that have one, which the family knows.
+    tiles_values: value heads of linear attention are in llama.cpp's order (gguf_linear.py).
+    may_lack: of fields that every other file has.
     finish: adds to the values of the config.json what llama.cpp knows without a key, or what
     follows from which tensors there are. It raises ValueError.
     """
@@ -73,6 +86,8 @@ class Architecture:
     roles: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     has_window: bool = False
+    tiles_values: bool = False
+    may_lack: tuple[str, ...] = ()
     finish: Callable[[dict[str, Any], Mapping[str, tuple[int, ...]]], None] = (
         lambda _values, _shapes: None
     )
@@ -177,6 +192,44 @@ _SOFTMAX: Mapping[str, tuple[object, ...]] = {
 }
 _SIGMOID: Mapping[str, tuple[object, ...]] = {"expert_gating_func": (2,)}
 
+
+def _delta(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Value heads are told by their size in all."""
+    whole, heads = values.pop("linear_values"), values["linear_num_value_heads"]
+    if type(whole) is not int or type(heads) is not int or heads < 1 or whole % heads:
+        raise ValueError(
+            f"values of linear attention of {shown(whole)} elements in {shown(heads)} heads; "
+            "download the file again"
+        )
+    values["linear_value_head_dim"] = whole // heads
+    if "moe_intermediate_size" in values:
+        values["norm_topk_prob"] = True
+        values.setdefault("intermediate_size", values["moe_intermediate_size"])
+
+
+_DELTA: Mapping[str, Any] = {
+    "keys": {"full_attention_interval": "full_attention_interval"},
+    "needed": {
+        "linear_conv_kernel_dim": "ssm.conv_kernel",
+        "linear_key_head_dim": "ssm.state_size",
+        "linear_num_key_heads": "ssm.group_count",
+        "linear_num_value_heads": "ssm.time_step_rank",
+        "linear_values": "ssm.inner_size",
+    },
+    "roles": {"mlp_norm": "post_attention_norm.weight"},
+    "finish": _delta,
+}
+_DELTA_EXPERTS: Mapping[str, Any] = {
+    **_DELTA,
+    "needed": {
+        **_DELTA["needed"],
+        **_EXPERTS,
+        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    },
+    "plain": {**_SOFTMAX, "expert_weights_norm": (True,)},
+    "may_lack": ("intermediate_size",),
+}
+
 _LFM2: Mapping[str, Any] = {
     "needed": {"conv_L_cache": "shortconv.l_cache"},
     "by_layer": {"kv_heads_of_layers": "attention.head_count_kv"},
@@ -271,12 +324,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         finish=_normed(False),
     ),
     "qwen3": Architecture(),
+    "qwen35": Architecture(**_DELTA, model_type="qwen3_5_text", tiles_values=True),
+    "qwen35moe": Architecture(**_DELTA_EXPERTS, model_type="qwen3_5_moe_text", tiles_values=True),
     "qwen3moe": Architecture(
         model_type="qwen3_moe",
         needed=_EXPERTS,
         plain={**_SOFTMAX, "expert_weights_norm": (True,)},
         finish=_normed(True),
     ),
+    "qwen3next": Architecture(**_DELTA_EXPERTS, model_type="qwen3_next"),
     "smollm3": Architecture(interleaves=True),
 }
 """Mistral's and Mixtral's models are of architecture "llama"."""

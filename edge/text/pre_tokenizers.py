@@ -41,10 +41,21 @@ _LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
+"""Marks belong to the letters that they are on."""
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_LETTERS = (
@@ -90,11 +101,14 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "llama3": _LLAMA_BPE,
     "llama-v3": _LLAMA_BPE,
     "falcon3": _LLAMA_BPE,
+    "lfm2": _LLAMA_BPE,
     "pixtral": _LLAMA_BPE,
     "smaug-bpe": PreTokenizer(steps=_cut(_LLAMA3), gpt2_words=False),
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
     "megrez": _QWEN,
+    "qwen35": PreTokenizer(steps=_cut(_QWEN35), gpt2_words=False, nfc=True),
+    "gpt-4o": PreTokenizer(steps=_cut(_O200K), gpt2_words=False),
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
     "refact": _DIGITS,

@@ -89,17 +89,19 @@ class RowsOfHeads:
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         return self.num_rows, *whole[1:]
 
-    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+    def runs(self, rows: range) -> list[range]:
+        """Where these rows are in the tensor, in their order."""
         own = len(self.rows)
         runs = []
         for head in range(rows.start // own, -(-rows.stop // own)):
             first, start = head * self.height + self.rows.start, head * own
             begin, end = max(rows.start - start, 0), min(rows.stop - start, own)
-            run = range(first + begin, first + end)
-            runs.append(store.read(self.tensor, rows=run, columns=columns))
-        if not runs:
-            return store.read(self.tensor, rows=range(0), columns=columns)
-        return np.concatenate(runs)
+            runs.append(range(first + begin, first + end))
+        return runs
+
+    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        runs = self.runs(rows) or [range(0)]
+        return np.concatenate([store.read(self.tensor, rows=run, columns=columns) for run in runs])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,33 +166,148 @@ class ColumnsOfOne:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expanded:
-    """A tensor as one with an axis of 1 more: a vector as a row, say."""
+class TiledRows:
+    """Rows of heads in groups, where the tensor has the first head of each group, then the second
+    of each, and so on. Rows before them are where they should be."""
 
     tensor: str
-    axis: int
-    size: int
-    """Of the first axis of the result."""
+    first: int
+    """Where this part begins in the tensor."""
+    before: int
+    """Rows of it that are no such heads."""
+    tiles: Tiles
 
     @property
     def num_rows(self) -> int:
-        return self.size
+        return self.before + self.tiles.count
 
     @property
     def extent(self) -> tuple[int, ...]:
-        return (self.size,) if self.axis else ()
+        return (self.first + self.num_rows,)
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        return (*whole[: self.axis], 1, *whole[self.axis :])
+        return self.num_rows, *whole[1:]
+
+    def runs(self, rows: range) -> list[range]:
+        """Where these rows are in the tensor, in their order."""
+        plain = range(rows.start, min(rows.stop, self.before))
+        tiled = range(max(rows.start - self.before, 0), max(rows.stop - self.before, 0))
+        runs = [plain] if plain else []
+        runs += [_shifted(run, self.before) for run in self.tiles.runs(tiled)]
+        return [_shifted(run, self.first) for run in runs]
+
+    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        runs = self.runs(rows) or [range(0)]
+        return np.concatenate([store.read(self.tensor, rows=run, columns=columns) for run in runs])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiledColumns:
+    """A whole matrix whose columns are heads in that order."""
+
+    tensor: str
+    num_rows: int
+    tiles: Tiles
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return self.num_rows, self.tiles.count
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        return whole
+
+    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        runs = self.tiles.runs(range(self.tiles.count) if columns is None else columns)
+        read = [store.read(self.tensor, rows=rows, columns=run) for run in runs or [range(0)]]
+        return np.concatenate(read, axis=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Heads in groups: of `size` elements, `each` of them to a group."""
+
+    groups: int
+    each: int
+    size: int
+
+    @property
+    def count(self) -> int:
+        """Elements of all."""
+        return self.groups * self.each * self.size
+
+    def runs(self, elements: range) -> list[range]:
+        """Where these are, which are counted group by group, where heads are not."""
+        found = []
+        for head in range(elements.start // self.size, -(-elements.stop // self.size)):
+            group, number = divmod(head, self.each)
+            start = (number * self.groups + group - head) * self.size
+            run = range(max(elements.start, head * self.size), (head + 1) * self.size)
+            found.append(range(start + run.start, start + min(run.stop, elements.stop)))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expanded:
+    """A part with an axis of 1 more: a vector as a row, say."""
+
+    part: TensorPart
+    axis: int
+
+    @property
+    def tensor(self) -> str:
+        return self.part.tensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.part.num_rows if self.axis else 1
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return self.part.extent
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        found = self.part.shape(whole)
+        return (*found[: self.axis], 1, *found[self.axis :])
 
     def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
         if self.axis == 0:
-            found = store.read(self.tensor, rows=columns)[None][: len(rows)]
-        else:
-            found = np.expand_dims(store.read(self.tensor, rows=rows), self.axis)
-            if columns is not None:
-                found = np.ascontiguousarray(found[:, columns.start : columns.stop])
+            columns = range(self.part.num_rows) if columns is None else columns
+            return self.part.read(store, columns, None)[None][: len(rows)]
+        found = np.expand_dims(self.part.read(store, rows, None), self.axis)
+        if columns is None:
+            return found
+        return np.ascontiguousarray(found[:, columns.start : columns.stop])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOfNegative:
+    """What a part's numbers are minus the exponentials of."""
+
+    part: TensorPart
+
+    @property
+    def tensor(self) -> str:
+        return self.part.tensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.part.num_rows
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return self.part.extent
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        return self.part.shape(whole)
+
+    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        with np.errstate(divide="ignore", invalid="ignore"):  # no number: the caller looks
+            found: NDArray[Any] = np.log(-self.part.read(store, rows, columns))
         return found
+
+
+def _shifted(rows: range, first: int) -> range:
+    return range(first + rows.start, first + rows.stop)
 
 
 def fused_rows(

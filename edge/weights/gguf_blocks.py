@@ -7,6 +7,7 @@ too. So they are the blocks of a kernel's own layout, only placed otherwise: no 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,14 @@ from edge.progress import OnProgress
 from edge.weights.block_matrices import Blocks, OffsetBlocks
 from edge.weights.encoding import Encoding
 from edge.weights.float_matrices import Floats
-from edge.weights.fused_rows import RowsOfOne, SomeRows, TensorPart
+from edge.weights.fused_rows import (
+    RowsOfHeads,
+    RowsOfOne,
+    SomeRows,
+    TensorPart,
+    TiledColumns,
+    TiledRows,
+)
 from edge.weights.integer_formats import small_floats
 from edge.weights.matrix_kind import CheckpointTensors
 from edge.weights.recipe import Kind, rule_role
@@ -41,15 +49,19 @@ def gguf_encoding(
     parts: names of roles' tensors that are parts of others.
     """
     floats = {rule.role for rule in small_floats(spec)}
-    types = {
-        role: store.block_type(_place(store, tensor_name(role), parts)[0])
+    names = {
+        role: tensor_name(role)
         for role, shape in tensor_shapes(spec).items()
         if len(shape) == 2 and role != "embedding"
+    }
+    types = {
+        role: store.block_type(parts[name].tensor if name in parts else name)
+        for role, name in names.items()
     }
     coded = frozenset(
         role
         for role, each in types.items()
-        if each.coded is not None and rule_role(role) not in floats
+        if rule_role(role) not in floats and _has_codes(each, parts.get(names[role]))
     )
     if not coded:
         return None
@@ -67,33 +79,63 @@ def gguf_encoding(
     return Encoding(recipe=recipe, grades=grades, open=open_source)
 
 
-def _place(store: GgufStore, name: str, parts: Mapping[str, TensorPart]) -> tuple[str, int]:
-    """The tensor in the file, and its first row of these, counted through stacked matrices."""
-    match parts.get(name):
-        case SomeRows(tensor=tensor, rows=rows):
-            return tensor, rows.start
-        case RowsOfOne(tensor=tensor, number=number, rows=rows):
-            return tensor, number * store.shape(tensor)[1] + rows.start
-        case None:
-            return name, 0
-        case part:  # numbers of its own for each expert, or one row: never matrices of codes
-            return part.tensor, 0
+def _has_codes(block: BlockType, part: TensorPart | None) -> bool:
+    """Blocks that can be put into the part's order as they are."""
+    if block.coded is None:
+        return False
+    return not isinstance(part, TiledColumns) or part.tiles.size % block.coded.run == 0
+
+
+def _runs(
+    store: GgufStore, name: str, part: TensorPart | None, rows: range
+) -> tuple[str, list[range]]:
+    """The tensor in the file, and where these rows are in it, counted through stacked matrices."""
+    match part:
+        case SomeRows(tensor=tensor, rows=own):
+            return tensor, [range(own.start + rows.start, own.start + rows.stop)]
+        case RowsOfOne(tensor=tensor, number=number, rows=own):
+            first = number * store.shape(tensor)[1] + own.start
+            return tensor, [range(first + rows.start, first + rows.stop)]
+        case RowsOfHeads() | TiledRows():
+            return part.tensor, part.runs(rows)
+    return name, [rows]
 
 
 def _read(
     store: GgufStore, parts: Mapping[str, TensorPart], name: str, rows: range, columns: range
 ) -> tuple[QuantizedMatrix, int]:
-    name, first = _place(store, name, parts)
-    rows = range(first + rows.start, first + rows.stop)
+    part = parts.get(name)
+    name, runs = _runs(store, name, part, rows)
     block = store.block_type(name)
     size = block.block_size
+    if isinstance(part, TiledColumns):
+        columns = range(store.shape(name)[1])
     blocks = range(columns.start // size, -(-columns.stop // size))
     step = max(1, _CHUNK_WEIGHTS // (len(blocks) * size))
-    pieces = [
-        as_matrix(block, store.blocks(name, range(row, min(row + step, rows.stop)), blocks))
-        for row in range(rows.start, rows.stop, step)
-    ]
-    return stacked(pieces), blocks.start * size
+    found = stacked(
+        [
+            as_matrix(block, store.blocks(name, range(row, min(row + step, run.stop)), blocks))
+            for run in runs
+            for row in range(run.start, run.stop, step)
+        ]
+    )
+    if isinstance(part, TiledColumns):
+        found = _in_order(found, part)
+    return found, blocks.start * size
+
+
+def _in_order(matrix: QuantizedMatrix, part: TiledColumns) -> QuantizedMatrix:
+    """All columns, head by head as the part has them."""
+    runs = part.tiles.runs(range(part.tiles.count))
+    size = matrix.block_size
+    order = [block for run in runs for block in range(run.start // size, run.stop // size)]
+    offsets = matrix.offsets
+    return replace(
+        matrix,
+        codes=matrix.codes[:, order],
+        scales=matrix.scales[:, order],
+        offsets=None if offsets is None else offsets[:, order],
+    )
 
 
 def as_matrix(block: BlockType, raw: NDArray[np.uint8]) -> QuantizedMatrix:

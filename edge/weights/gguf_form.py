@@ -19,6 +19,7 @@ from edge.models.experts import Experts
 from edge.models.families import read_family
 from edge.models.gguf import ROPE_FACTORS, GgufModel, describe_gguf, unknown_tensors
 from edge.models.gguf_architectures import EMBEDDING, STACKED_EXPERTS, Architecture
+from edge.models.linear_attention import LinearAttention
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.offload import (
     GgufFile,
@@ -43,6 +44,7 @@ from edge.weights.encoding import Encoding
 from edge.weights.form import CheckpointForm, with_tied_head
 from edge.weights.fused_rows import (
     Expanded,
+    SomeRows,
     TensorPart,
     columns_of_experts,
     fused_rows,
@@ -50,6 +52,7 @@ from edge.weights.fused_rows import (
     with_fused_rows,
 )
 from edge.weights.gguf_blocks import gguf_encoding
+from edge.weights.gguf_linear import linear_parts
 
 _MOST_ROPE_FACTORS = 1 << 16
 
@@ -146,6 +149,10 @@ def _parts(
     name = architecture.tensor_name
     parts: dict[str, TensorPart] = {**fused_rows(architecture.fused, spec, name)}
     weights = {f"{whole}.weight": each for whole, each in STACKED_EXPERTS.items()}
+    for layer in range(spec.num_layers):
+        mixer = spec.layer(layer).mixer
+        if isinstance(mixer, LinearAttention):
+            parts |= linear_parts(architecture, layer, mixer, spec.hidden_size, tensors)
     of_experts = rows_of_experts(weights, spec, name, there=tensors)
     biases = {
         f"{whole}.bias": tuple(f"{each}.bias" for each in matrices)
@@ -159,9 +166,9 @@ def _parts(
     for role in tensor_shapes(spec):
         each = name(role)
         if ".experts." in role and each not in tensors and each not in of_experts:
-            layer, matrix, suffix = each.split(".")[1], *each.split(".")[-3::2]
+            _blk, number, matrix, _expert, suffix = each.split(".")
             raise CheckpointError(
-                f"{source}: tensor blk.{layer}.{matrix}_exps.{suffix} is missing; the download is "
+                f"{source}: tensor blk.{number}.{matrix}_exps.{suffix} is missing; the download is "
                 f"incomplete, or the file is not of family {spec.family}"
             )
     for each, shape in shapes.items():
@@ -169,7 +176,9 @@ def _parts(
         if axis < 0 or shape[axis] != 1 or each not in tensors:
             continue
         if len(tensors[each].shape) == len(shape) - 1:
-            parts[each] = Expanded(tensor=each, axis=axis, size=shape[0])
+            size = shape[1] if axis == 0 else shape[0]
+            own = parts.get(each, SomeRows(tensor=each, rows=range(size)))
+            parts[each] = Expanded(part=own, axis=axis)
     return parts | of_experts
 
 

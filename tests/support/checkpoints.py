@@ -695,6 +695,28 @@ IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Whose rows are whole blocks of the types in GGUF files."""
 
+_DELTA_IN_BLOCKS: dict[str, Any] = {
+    **_DELTA,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "attention_bias": False,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "layer_types": 2 * ["linear_attention", "full_attention"],
+}
+_DELTA_EXPERTS: dict[str, Any] = {
+    **_DELTA_IN_BLOCKS,
+    "moe_intermediate_size": 96,
+    "shared_expert_intermediate_size": 64,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+}
+
 EXPERTS_IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2_moe_in_blocks": (
         "qwen2_moe",
@@ -758,6 +780,9 @@ EXPERTS_IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "layer_types": ["conv", "full_attention", "conv", "conv"],
         },
     ),
+    "qwen3_5_in_blocks": ("qwen3_5_text", _DELTA_IN_BLOCKS),
+    "qwen3_5_moe_in_blocks": ("qwen3_5_moe_text", _DELTA_EXPERTS),
+    "qwen3_next_in_blocks": ("qwen3_next", _DELTA_EXPERTS),
     "qwen3_moe_in_blocks": (
         "qwen3_moe",
         {

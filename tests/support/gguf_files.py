@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.gguf_experts import stacked, unstacked
+from tests.support.gguf_linear import in_file_order, put_together, taken_apart
 
 Type: Any = gguf.GGMLQuantizationType
 
@@ -53,6 +54,16 @@ _TENSORS = {
     "ffn_norm": "ffn_norm",
     "feed_forward.gate": "ffn_gate_inp",
     "feed_forward.expert_bias": "exp_probs_b.bias",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
     "conv.in_proj": "shortconv.in_proj",
     "conv.conv": "shortconv.conv",
     "conv.out_proj": "shortconv.out_proj",
@@ -75,7 +86,7 @@ _WHOLE = {
     "lm_head.weight": "output.weight",
 }
 
-_FLOATS = ("ffn_gate_inp", "shortconv.conv")
+_FLOATS = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d")
 """Matrices that files never hold as codes."""
 
 _ARCHITECTURES = {
@@ -88,6 +99,9 @@ _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "glm4_moe": "glm4moe",
     "lfm2_moe": "lfm2moe",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
 }
 
 _FURTHER = {
@@ -104,6 +118,10 @@ _FURTHER = {
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
     "conv_L_cache": "shortconv.l_cache",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "attention_multiplier": "attention.scale",
@@ -198,9 +216,11 @@ def write_gguf(
     checkpoint, beside `path`, of the weights that the file stands for, as the package reads them.
     """
     config = json.loads((folder / "config.json").read_text())
-    weights = stacked(load_file(folder / "model.safetensors"))
+    weights = taken_apart(stacked(load_file(folder / "model.safetensors")), config)
     name = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     is_gemma = name.startswith("gemma")
+    is_delta = name in ("qwen35", "qwen35moe", "qwen3next")
+    has_post_norms = is_gemma or is_delta or name in ("olmo2", "gpt-oss", "glm4moe")
     writer = gguf.GGUFWriter(path, name)
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     for key, value in (_metadata(config, name, head_size) | dict(change or {})).items():
@@ -211,15 +231,21 @@ def write_gguf(
             add_byte_level(writer, tokenizer, pre="gpt-2", settings=tokenizer_settings)
     meant: dict[str, NDArray[np.float32]] = {}
     for place, (source, values) in enumerate(weights.items()):
-        own = gguf_name(source, has_post_norms=is_gemma or name in ("olmo2", "gpt-oss", "glm4moe"))
+        own = gguf_name(source, has_post_norms=has_post_norms)
         turns = name in ("llama", "granite", "smollm3") and (
             ".q_proj." in source or ".k_proj." in source
         )
         stored = turned(values, head_size) if turns else values
-        if "shortconv.conv" in own or "inp_shexp" in own:
-            stored = values.squeeze()
-        if is_gemma and values.ndim == 1:
+        if "conv1d" in own or "shortconv.conv" in own or "inp_shexp" in own:
+            stored = stored.squeeze()
+        is_offset = (is_gemma or is_delta) and own.endswith("norm.weight")
+        is_offset = is_offset and "ssm_norm" not in own
+        if is_offset:
             stored = values + np.float32(1)
+        if own.endswith("ssm_a"):
+            stored = -np.exp(stored)
+        if name in ("qwen35", "qwen35moe"):
+            stored = in_file_order(source, stored, config)
         usual = kind(own) if callable(kind) else kind
         is_matrix = values.ndim > 1 and own.endswith("weight")
         wanted = usual if is_matrix and not any(each in own for each in _FLOATS) else Type.F32
@@ -235,8 +261,12 @@ def write_gguf(
         back = np.asarray(gguf.quants.dequantize(raw, wanted), np.float32).reshape(values.shape)
         if own == "token_embd.weight" and gguf.GGML_QUANT_SIZES[wanted][0] > 1:
             back = back.astype(np.float16).astype(np.float32)  # as such tables are read
-        if is_gemma and values.ndim == 1:
+        if is_offset:
             back = values
+        if name in ("qwen35", "qwen35moe"):
+            back = in_file_order(source, back, config, back=True)
+        if own.endswith("ssm_a"):
+            back = np.log(-back)
         meant[source] = turned_back(back, head_size) if turns else back
     rope = config.get("rope_parameters") or {}
     for kind_of_context in ("short", "long"):
@@ -254,6 +284,8 @@ def write_gguf(
     reference.mkdir()
     (reference / "config.json").write_text(json.dumps(config))
     meant = unstacked(meant, in_turn=name == "gpt-oss")
+    if name == "qwen3next":
+        meant = put_together(meant, config)
     save_file(meant, reference / "model.safetensors", metadata={"format": "pt"})
     return TinyCheckpoint(reference)
 
@@ -343,7 +375,7 @@ def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str,
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config.get("intermediate_size"),
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": _kv_heads(config),
         "attention.key_length": head_size,
@@ -376,7 +408,11 @@ def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str,
         found["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(trained))
     if config["model_type"] in _WINDOWED and config.get("sliding_window"):
         found["attention.sliding_window"] = config["sliding_window"]
-    return {f"{name}.{key}": value for key, value in found.items()}
+    if "linear_attention" in config.get("layer_types", ()):
+        found["full_attention_interval"] = config["layer_types"].index("full_attention") + 1
+        values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        found["ssm.inner_size"] = values
+    return {f"{name}.{key}": value for key, value in found.items() if value is not None}
 
 
 def _kv_heads(config: Mapping[str, Any]) -> Any:

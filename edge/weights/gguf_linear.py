@@ -1,0 +1,94 @@
+"""Where a GGUF file has the weights of linear attention.
+
+Value heads lie in one of two orders: those of a key head side by side, as in a folder, or the first
+one of each key head, then the second of each, which spares llama.cpp a copy. Which it is follows
+from the architecture. What the state decays by is the exponential of what a folder has, negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+from edge.models.gguf_architectures import Architecture
+from edge.models.linear_attention import LinearAttention
+from edge.weights.fused_rows import (
+    LogOfNegative,
+    RowsOfHeads,
+    SomeRows,
+    TensorPart,
+    TiledColumns,
+    TiledRows,
+    Tiles,
+)
+
+
+def linear_parts(
+    architecture: Architecture,
+    layer: int,
+    part: LinearAttention,
+    hidden_size: int,
+    there: Container[str],
+) -> dict[str, TensorPart]:
+    """By the names of the roles' tensors. there: the tensors of the file."""
+
+    def name(role: str) -> str:
+        return architecture.tensor_name(f"layers.{layer}.{role}")
+
+    def heads(tensor: str, size: int, *, first: int = 0, before: int = 0) -> TensorPart:
+        """`before` rows as they are, then `size` of each value head."""
+        if not is_tiled:
+            stop = first + before + part.num_value_heads * size
+            return SomeRows(tensor=tensor, rows=range(first, stop))
+        return TiledRows(tensor=tensor, first=first, before=before, tiles=tiles(size))
+
+    def tiles(size: int) -> Tiles:
+        return Tiles(groups=part.num_key_heads, each=part.value_heads, size=size)
+
+    is_tiled = architecture.tiles_values and part.value_heads > 1
+    keys, values = part.num_key_heads * part.key_size, part.value_heads * part.value_size
+    of_layer = f"blk.{layer}."
+    found: dict[str, TensorPart] = {
+        name("linear_decay_rate"): LogOfNegative(part=heads(name("linear_decay_rate"), 1))
+    }
+    fused = f"{of_layer}ssm_in.weight"
+    if fused in there:  # key head by key head, as older files have them
+        rows = {"query": part.key_size, "key": part.key_size, "value": values, "gate": values}
+        found |= _of_heads(fused, part.num_key_heads, rows, name)
+    else:
+        qkv = f"{of_layer}attn_qkv.weight"
+        found |= {
+            name("linear_query.weight"): SomeRows(tensor=qkv, rows=range(keys)),
+            name("linear_key.weight"): SomeRows(tensor=qkv, rows=range(keys, 2 * keys)),
+            name("linear_value.weight"): heads(qkv, part.value_size, first=2 * keys),
+        }
+    fused = f"{of_layer}ssm_ba.weight"
+    if fused in there:
+        rows = {"beta": part.value_heads, "decay": part.value_heads}
+        found |= _of_heads(fused, part.num_key_heads, rows, name)
+    if not is_tiled:
+        return found
+    for role, size in (
+        ("linear_gate.weight", part.value_size),
+        ("linear_decay.weight", 1),
+        ("linear_beta.weight", 1),
+        ("linear_decay_bias", 1),
+    ):
+        found.setdefault(name(role), heads(name(role), size))
+    convolution, output = name("linear_convolution"), name("linear_output.weight")
+    found[convolution] = heads(convolution, part.value_size, before=2 * keys)
+    found[output] = TiledColumns(tensor=output, num_rows=hidden_size, tiles=tiles(part.value_size))
+    return found
+
+
+def _of_heads(
+    tensor: str, heads: int, sizes: dict[str, int], name: Callable[[str], str]
+) -> dict[str, TensorPart]:
+    """Parts of so many rows of each key head, one under the other."""
+    found: dict[str, TensorPart] = {}
+    first, height = 0, sum(sizes.values())
+    for part, size in sizes.items():
+        found[name(f"linear_{part}.weight")] = RowsOfHeads(
+            tensor=tensor, heads=heads, rows=range(first, first + size), height=height
+        )
+        first += size
+    return found
