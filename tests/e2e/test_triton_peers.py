@@ -62,6 +62,26 @@ def plan_of(checkpoint: TinyCheckpoint, layout: str, first: str, *, multiple: in
     )
 
 
+def test_a_model_without_kernels_on_gpus_is_computed_by_the_others(
+    cluster: edge.Cluster, tiny_checkpoint: Checkpoints
+) -> None:
+    """The plan leaves the GPU peer out and says so; one by hand that uses it is refused at once."""
+    checkpoint = tiny_checkpoint("mixtral")
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    with cluster.load(checkpoint.path, dtype="float32") as model:
+        proposal = model.proposal
+        reply = model.generate(prompt, max_new_tokens=NEW_TOKENS)
+    (device,) = proposal.plan.devices
+    assert proposal.cluster.device(device).name == DEVICES["ort"]
+    assert proposal.notes[0].startswith(
+        f"{DEVICES['triton']} is not used: its back end triton has no kernel for experts, "
+    )
+    assert list(reply.token_ids) == checkpoint.greedy(prompt, NEW_TOKENS)
+    by_hand = plan_of(checkpoint, "pipeline_2", "ort")
+    with pytest.raises(edge.RequestError, match=r"by hand gives layers to local-1; .* --backend"):
+        cluster.load(checkpoint.path, dtype="float32", plan=by_hand)
+
+
 @pytest.mark.parametrize(
     ("family", "layout", "first"),
     [
