@@ -139,6 +139,10 @@ def _llama(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> No
         values["model_type"] = "mistral"
 
 
+def _ministral(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
+    values["rope_parameters"]["llama_4_scaling_beta"] = values.pop("query_growth", 0.0)
+
+
 def _gpt_oss(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
     if values["rope_parameters"].get("rope_type") == "yarn":
         values["rope_parameters"]["truncate"] = False
@@ -307,6 +311,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         has_window=True,
         finish=_llama,
     ),
+    "mistral3": Architecture(
+        interleaves=True,
+        model_type="ministral3",
+        keys={"query_growth": "attention.temperature_scale"},
+        has_window=True,
+        finish=_ministral,
+    ),
     "olmo2": Architecture(has_window=True, finish=_olmo),
     "phi3": Architecture(
         keys={"original_max_position_embeddings": "rope.scaling.original_context_length"},
@@ -335,4 +346,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3next": Architecture(**_DELTA_EXPERTS, model_type="qwen3_next"),
     "smollm3": Architecture(interleaves=True),
 }
-"""Mistral's and Mixtral's models are of architecture "llama"."""
+"""Mistral's models before Ministral 3, and Mixtral's, are of architecture "llama"."""

@@ -52,6 +52,7 @@ pytestmark = pytest.mark.slow
         ("glm4", Type.F32, "tensor_3"),
         ("granite", Type.F16, "pipeline_2"),
         ("phi3_in_blocks", Type.Q5_1, "tensor_3"),
+        ("ministral3", Type.F16, "tensor_3"),
         ("mixtral", Type.F16, "tensor_3"),
         ("qwen2_moe_in_blocks", Type.Q4_0, "tensor_3"),
         ("qwen3_moe_in_blocks", Type.Q8_0, "pipeline_2"),

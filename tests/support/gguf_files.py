@@ -92,6 +92,7 @@ _FLOATS = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d")
 _ARCHITECTURES = {
     "mistral": "llama",
     "mixtral": "llama",
+    "ministral3": "mistral3",
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
     "gpt_oss": "gpt-oss",
@@ -131,7 +132,7 @@ _FURTHER = {
 }
 """Keys of some architectures, by fields of a config.json."""
 
-_TURNING = ("llama", "granite", "smollm3")
+_TURNING = ("llama", "granite", "mistral3", "smollm3")
 _WINDOWED = ("mistral", "mixtral", "gemma2", "gemma3_text", "gpt_oss", "olmo3", "phi3")
 
 _HALVES: Mapping[int, tuple[int, ...]] = {
@@ -232,9 +233,7 @@ def write_gguf(
     meant: dict[str, NDArray[np.float32]] = {}
     for place, (source, values) in enumerate(weights.items()):
         own = gguf_name(source, has_post_norms=has_post_norms)
-        turns = name in ("llama", "granite", "smollm3") and (
-            ".q_proj." in source or ".k_proj." in source
-        )
+        turns = name in _TURNING and (".q_proj." in source or ".k_proj." in source)
         stored = turned(values, head_size) if turns else values
         if "conv1d" in own or "shortconv.conv" in own or "inp_shexp" in own:
             stored = stored.squeeze()
@@ -401,6 +400,8 @@ def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str,
         found["rope.scaling.original_context_length"] = trained
         found["rope.scaling.yarn_beta_fast"] = rope["beta_fast"]
         found["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
+    if config["model_type"] == "ministral3":
+        found["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
     if rope.get("rope_type") == "longrope":
         trained = config["original_max_position_embeddings"]
         factor = config["max_position_embeddings"] / trained
