@@ -22,6 +22,9 @@ from edge.models.short_convolution import ShortConvolution
 MAX_LAYERS = 4096
 MAX_KV_HEADS = 1 << 16
 """In all layers together: a layout has slices of each. 126 layers of 128 are 16 thousand."""
+MAX_EXPERTS_IN_ALL = 1 << 16
+"""In all layers together: each has weights of its own, which are told one by one. 60 layers of 512
+are 31 thousand."""
 _LONGEST_FAMILY = 100
 MAX_KINDS = 64
 """Kinds of layers in one model."""
@@ -135,6 +138,10 @@ class ModelSpec:
                 raise ValueError(f"{name} must be above 0, not {shown(value)}")
         if sum(each.num_kv_heads for each in self.attentions.values()) > MAX_KV_HEADS:
             raise ValueError(f"a model has at most {MAX_KV_HEADS} KV heads in all its layers")
+        blocks = (self.layer(number).feed_forward for number in range(self.num_layers))
+        experts = sum(block.num_experts for block in blocks if isinstance(block, Experts))
+        if experts > MAX_EXPERTS_IN_ALL:
+            raise ValueError(f"a model has at most {MAX_EXPERTS_IN_ALL} experts in all its layers")
 
     @property
     def num_layers(self) -> int:

@@ -151,6 +151,10 @@ def test_tensors_without_a_place_are_told() -> None:
         ({"rope__scaling__type": "other"}, "rope_type 'other' is not supported"),
         ({"rope__scaling__type": 7}, "rope_type 7 is not supported"),
         ({"expert_count": 8, "expert_used_count": 9}, "cannot go through 9 of 8 experts"),
+        (
+            {"expert_count": 1024, "expert_used_count": 2, "block_count": 4096},
+            "at most 65536 experts in all",
+        ),
         ({"expert_gating_func": 2}, r"llama\.expert_gating_func is 2, and such models are not"),
         ({"attention__causal": False}, r"llama\.attention\.causal is False"),
         ({"attention__key_length": 5}, "head"),
