@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.errors import CheckpointError
-from edge.models.families import note_on, read_family, reads_pictures
+from edge.models.families import Family, note_on, read_family, reads_pictures
 from edge.offload import SafetensorsStore, StoreError
 from edge.text import read_end_ids, read_sampling, read_tokenizer_files
 from edge.text.files import TOKENIZER, read_json
@@ -61,11 +61,7 @@ def open_folder(folder: Path) -> CheckpointForm:
         )
         own = packed_encoding(store, spec, name)
         if spec.has_states and isinstance(store, PackedStore):
-            raise CheckpointError(
-                f"{source}: models with states in place of keys and values (linear attention, "
-                "short convolutions) that are quantised on disk are not computed; take the model's "
-                "folder of floats, which Edge rounds itself"
-            )
+            _check_states(store, family, str(source))
     except BaseException as error:
         files.close()
         if isinstance(error, StoreError):
@@ -85,6 +81,18 @@ def open_folder(folder: Path) -> CheckpointForm:
         end_ids=end_ids,
         sampling=sampling,
         read_tokenizer=(lambda: read_tokenizer_files(folder)) if has_tokenizer else None,
+    )
+
+
+def _check_states(store: PackedStore, family: Family, source: str) -> None:
+    """Refuses what would be read otherwise than it is meant."""
+    fused = [n for n in store.packed if any(f".{each}." in n for each in family.fused_by_head)]
+    if store.method != "mlx" and not fused:
+        return
+    raise CheckpointError(
+        f"{source}: a model with states in place of keys and values (linear attention, short "
+        f"convolutions) that is quantised like this ({fused[0] if fused else store.method}) is not "
+        "computed; take the model's folder of floats, which Edge rounds itself, or a GGUF file"
     )
 
 

@@ -16,11 +16,11 @@ from edge.progress import OnProgress
 from edge.weights.block_matrices import mixed
 from edge.weights.encoding import Encoding, Rounded
 from edge.weights.float_matrices import Floats
-from edge.weights.integer_formats import head_kind
+from edge.weights.integer_formats import head_kind, small_floats
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.packed_folder import PackedStore
 from edge.weights.packed_matrix import CodedMatrix
-from edge.weights.recipe import Kind, Recipe, Rule
+from edge.weights.recipe import Kind, Recipe, Rule, rule_role
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
 
 _FINE_BITS = 8
@@ -40,10 +40,11 @@ def packed_encoding(
         for role, shape in shapes.items()
     ):
         return None
+    floats = {rule.role for rule in small_floats(spec)}
     packed = {
         role: store.packed[name]
         for role, name in names.items()
-        if role != "embedding" and name in store.packed
+        if role != "embedding" and name in store.packed and rule_role(role) not in floats
     }
     coded = {role: each for role, each in packed.items() if isinstance(each, CodedMatrix)}
     if not packed:

@@ -55,16 +55,21 @@ class PackedStore(Closing):
         store: WeightStore,
         packed: Mapping[str, PackedMatrix],
         *,
+        method: str,
         settings: object,
         as_float16: Collection[str],
     ) -> None:
         self.stored = store
         """The tensors as the files have them."""
+        self.method = method
+        """The name of the layout."""
         self._as_float16 = frozenset(as_float16)
         self.packed = dict(packed)
         hidden = {name for matrix in packed.values() for name in matrix.tensors}
         self._names = tuple(sorted((set(store.names()) - hidden) | set(packed)))
-        told = json.dumps([_READING_VERSION, settings, sorted(self._as_float16)], sort_keys=True)
+        told = json.dumps(
+            [_READING_VERSION, [method, settings], sorted(self._as_float16)], sort_keys=True
+        )
         digest = hashlib.sha256(f"{store.fingerprint}\0{told}".encode())
         self.fingerprint = digest.hexdigest()[:32]
         """From the store's, and from how its tensors are read."""
@@ -130,7 +135,7 @@ def packed_store(
     if not packed:
         return store
     packed = _taken_apart(packed, parts or {})
-    return PackedStore(store, packed, settings=[method, settings], as_float16=(embedding,))
+    return PackedStore(store, packed, method=method, settings=settings, as_float16=(embedding,))
 
 
 def _taken_apart(

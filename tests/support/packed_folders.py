@@ -22,6 +22,9 @@ from tests.support.checkpoints import TinyCheckpoint
 LINEAR = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
     *("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
+    *("w1", "w2", "w3", "in_proj", "out_proj"),  # of LFM2
+    *("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b"),  # of Qwen3.5
+    "in_proj_qkvz",  # of Qwen3-Next
 )
 E2M1 = np.array(
     [*(0, 0.5, 1, 1.5, 2, 3, 4, 6), *(-0.0, -0.5, -1, -1.5, -2, -3, -4, -6)], np.float32

@@ -366,3 +366,19 @@ def test_damaged_floats_of_4_bits_are_refused_by_their_name(
     damage(folder)
     with pytest.raises(CheckpointError, match=sentence):
         Checkpoint.open(folder).close()
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "what"),
+    [
+        ("lfm2_in_blocks", mlx(), "mlx"),
+        ("qwen3_next_in_blocks", gptq(), r"model\.layers\.0\.linear_attn\.in_proj_qkvz\.weight"),
+    ],
+)
+def test_models_with_states_that_would_be_read_otherwise(
+    tmp_path: Path, name: str, layout: Layout, what: str
+) -> None:
+    made = make_checkpoint(tmp_path / "made", name, layers=2)
+    write_packed(tmp_path / "model", made.path, layout)
+    with pytest.raises(CheckpointError, match=rf"quantised like this \({what}\) is not computed"):
+        Checkpoint.open(tmp_path / "model")
