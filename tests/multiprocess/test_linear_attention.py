@@ -1,9 +1,12 @@
-"""Models with states: what a request has so far is right wherever it was, or is computed again."""
+"""Models with states, or with layers whose heads differ: what a request has so far is right
+wherever it was, or is computed again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 import edge
 from edge.memory.step_memory import cache_token_bytes, state_bytes
@@ -17,16 +20,17 @@ NEW_TOKENS = 100
 """More than a request computes at once while another waits."""
 
 
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma4"])
 def test_requests_take_turns_and_a_chat_goes_on(
-    tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path
+    tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path, family: str
 ) -> None:
     """More requests than memory has tokens for, and then one that begins with an old one's all."""
-    checkpoint = tiny_checkpoint("qwen3_5")
+    checkpoint = tiny_checkpoint(family)
     prompts = [checkpoint.prompt(40 + 7 * index) for index in range(5)]
     longest = 40 + 7 * 4 + NEW_TOKENS + 20
     plan = make_plan(checkpoint.spec, "tensor_2", model=checkpoint.path.name)
     layouts = [shard_layout(checkpoint.spec, plan, stage=0, rank=rank) for rank in range(2)]
-    states = STATES_AT_ONCE * max(map(state_bytes, layouts))
+    states = STATES_AT_ONCE * max(map(state_bytes, layouts))  # of gemma4 none
     tokens = 2 * longest * max(cache_token_bytes(layout, "float32") for layout in layouts)
     with (
         edge.Cluster.local(
