@@ -9,7 +9,7 @@ from edge.transport.address import format_address, parse_address
 from edge.transport.background import Work
 from edge.transport.channel import Channel, MemoryChannel
 from edge.transport.collective import Collective, MeshCollective, SoloCollective
-from edge.transport.credentials import Credentials, Member
+from edge.transport.credentials import Credentials, Member, Past
 from edge.transport.discovery.interface import Discovery, DiscoveryBus, MemoryDiscovery
 from edge.transport.discovery.peers import PeerEvent, PeerFound, PeerGone, PeerRecord
 from edge.transport.encoded import EncodedHop, open_mesh
@@ -28,7 +28,7 @@ from edge.transport.link import Link, LinkState
 from edge.transport.link_guard import EAGER_BYTES
 from edge.transport.listener import Listener, listen
 from edge.transport.memory_link import MemoryLink
-from edge.transport.tcp import connect, connect_link
+from edge.transport.tcp import bring_rotation, connect, connect_link
 from edge.transport.tcp_channel import TcpChannel
 from edge.transport.tcp_link import TcpLink
 from edge.transport.wire_format import WIRE_FORMATS, WireFormatName, WireRule
@@ -60,6 +60,7 @@ __all__ = [
     "MemoryDiscovery",
     "MemoryLink",
     "MeshCollective",
+    "Past",
     "PeerEvent",
     "PeerFound",
     "PeerGone",
@@ -76,6 +77,7 @@ __all__ = [
     "WireRule",
     "Work",
     "ZeroconfDiscovery",
+    "bring_rotation",
     "connect",
     "connect_link",
     "format_address",

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,21 @@ class Member:
     """As those who took it in know it; for people."""
     roles: frozenset[str]
     """What it may do."""
+    edition: int
+    """How many certificates it has got before this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """A key that the cluster had before."""
+
+    tag_key: bytes = field(repr=False)
+    rotation: bytes = field(repr=False)
+    """What whoever still has that is told, signed: by it a member of then becomes one of now."""
+
+    def tag(self, who: bytes, transcript: bytes) -> bytes:
+        """See `Credentials`."""
+        return _tag(self.tag_key, who, transcript)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +54,21 @@ class Credentials:
     admitted: Callable[[Mapping[str, Any], bytes], Member]
     """Who shows this certificate, as `ssl` describes one that TLS has verified, and as it is (DER).
     RefusedError for one that is not to be talked to (any more)."""
-    is_admitted: Callable[[str], bool]
-    """Whether the device with this id may still be talked to."""
+    is_admitted: Callable[[str, int | None], bool]
+    """Whether the device with this id may still be talked to, by the edition of its certificate
+    where that is known."""
 
     news: Callable[[], bytes]
     """What members tell each other with every connection, signed: who has been expelled."""
     heard: Callable[[bytes], None]
     """Takes what another member has told; RefusedError for what nobody may tell."""
+
+    past: Callable[[], Sequence[Past]]
+    """Keys of before, the newest first."""
+    follow: Callable[[bytes], None]
+    """Takes the rotation to the cluster's next key; RefusedError where this device may not."""
+    now: Callable[[], "Credentials"]
+    """These, or what has taken their place since: by a new key of the cluster."""
 
     own_secret: bytes = field(repr=False)
     """Known to this device alone: keys of what it leaves with others are made of it."""
@@ -54,4 +77,8 @@ class Credentials:
 
     def tag(self, who: bytes, transcript: bytes) -> bytes:
         """A member's proof that it is one, for these nonces only; ``who`` makes it."""
-        return hmac.digest(self.tag_key, b"edge " + who + b"\0" + transcript, hashlib.sha256)
+        return _tag(self.tag_key, who, transcript)
+
+
+def _tag(key: bytes, who: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(key, b"edge " + who + b"\0" + transcript, hashlib.sha256)

@@ -8,6 +8,8 @@
     ├── ProtocolError              what arrived, or was to be sent, is not what the protocol allows
     │   └── VersionMismatchError   the other side speaks another version of the protocol
     ├── RefusedError               the other side is not, or no longer, to be talked to
+    │   ├── UnknownHereError       it does not know us: perhaps it has an older key of our cluster
+    │   └── OutdatedError          we had an older key, and have been told the one of now
     └── AddressError               an address that cannot be read, listened on or connected to
 
 The operating system's own errors are mapped onto this tree once, where a socket is touched;
@@ -56,6 +58,14 @@ class VersionMismatchError(ProtocolError):
 
 class RefusedError(TransportError):
     """One of the two sides is not of the other's cluster. The message says what to do."""
+
+
+class UnknownHereError(RefusedError):
+    """The other side has another key than we: of another cluster, or of ours before."""
+
+
+class OutdatedError(RefusedError):
+    """We had a key that the cluster had before, and have been told the one that it has now."""
 
 
 class AddressError(TransportError):

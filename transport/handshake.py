@@ -15,6 +15,11 @@ Then each side sends one frame of kind ``hello``, the connecting side first. Not
 of an answer: a listener that refuses would otherwise reset the connection, and its answer be lost.
 With credentials the hellos carry a secret each. TLS ends with them, and the keys of the records
 that follow are made of both.
+
+A cluster may get a new key while a member is away. Whoever knows the key of before answers its tag,
+made with that key, by another one and by the rotation, under the same cover, and hangs up. Or it
+comes itself with a tag that says so, and brings the rotation. What is told is signed; the member
+then begins again with the key of now.
 """
 
 import base64
@@ -28,8 +33,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.transport.async_socket import AsyncSocket
-from edge.transport.credentials import NONCE_BYTES, TAG_BYTES, Credentials
-from edge.transport.errors import PeerLostError, ProtocolError, RefusedError, VersionMismatchError
+from edge.transport.credentials import NONCE_BYTES, TAG_BYTES, Credentials, Past
+from edge.transport.errors import (
+    OutdatedError,
+    PeerLostError,
+    ProtocolError,
+    RefusedError,
+    UnknownHereError,
+    VersionMismatchError,
+)
 from edge.transport.frame import (
     PREFIX_BYTES,
     PROTOCOL_VERSION,
@@ -56,6 +68,12 @@ itself."""
 _NEWS = "news"
 _IS_SECURED = 0x10
 _CONNECTING, _LISTENING = b"connecting", b"listening"
+_AHEAD, _BRINGING = b"ahead", b"bringing"
+_ROTATION, _TAKEN = "rotation", "taken"
+_HEADER_BYTES = 1 << 10
+
+MAX_ROTATION_BYTES = 256 << 10
+"""Only who has shown a key of the cluster can make us set aside so much."""
 
 
 class Role(enum.IntEnum):
@@ -102,31 +120,21 @@ async def greet(
         ProtocolError: the other side is not Edge, or does not keep to the protocol.
         PeerLostError: the other side closed the connection.
     """
-    preamble = _preamble(role, credentials)
-    await connection.send_all([preamble])
-    answered = await _receive_preamble(connection)
-    _check_secured_alike(connection, answered, credentials)
     if credentials is None:
+        await _exchange_preambles(connection, role, None)
         await connection.send_all(encode_hello(hello))
         theirs, _ = await _receive_hello(connection, 0)
         theirs.pop(MEMBER, None)
         return Greeted(role=role, hello=theirs, secrets=None)
-    nonces = os.urandom(NONCE_BYTES)
-    await connection.send_all([nonces])
-    nonces += await _receive_exactly(connection, NONCE_BYTES)
-    transcript = preamble + nonces
-    await connection.send_all([credentials.tag(_CONNECTING, transcript)])
-    try:
-        tag = await _receive_exactly(connection, TAG_BYTES)
-    except PeerLostError:
-        raise RefusedError(
-            f"{connection.peer} does not know this device: pair them with `edge pair`, and if they "
-            "were paired before, this device has been expelled or the cluster has a new key"
-        ) from None
+    transcript, tag = await _exchange_tags(connection, role, credentials, _CONNECTING)
+    if hmac.compare_digest(tag, credentials.tag(_AHEAD, transcript)):
+        cover = _cover(credentials.tag_key, transcript, listens=False)
+        credentials.follow(await _receive_payload(SealedSocket(connection, cover), _ROTATION))
+        raise OutdatedError(f"the cluster has a new key, as {connection.peer} says; try again")
     if not hmac.compare_digest(tag, credentials.tag(_LISTENING, transcript)):
         raise RefusedError(f"{connection.peer} is of another cluster: pair them with `edge pair`")
     digest = hashlib.sha256(transcript).digest()
-    tls = _begin_tls(connection, credentials, digest, listens=False)
+    tls = _begin_tls(connection, credentials, transcript, listens=False)
     certificate = await tls.handshake()
     member = credentials.admitted(*certificate)
     if device not in (None, member.id):
@@ -170,10 +178,11 @@ async def answer(
     transcript = preamble + nonces + nonce
     tag = await _receive_exactly(connection, TAG_BYTES)
     if not hmac.compare_digest(tag, credentials.tag(_CONNECTING, transcript)):
+        await _answer_other_key(connection, credentials, transcript, tag)
         raise RefusedError(f"{connection.peer} is not of this cluster")
     await connection.send_all([credentials.tag(_LISTENING, transcript)])
     digest = hashlib.sha256(transcript).digest()
-    tls = _begin_tls(connection, credentials, digest, listens=True)
+    tls = _begin_tls(connection, credentials, transcript, listens=True)
     certificate = await tls.handshake()
     credentials.admitted(*certificate)
     secret = os.urandom(SECRET_BYTES)
@@ -187,13 +196,91 @@ async def answer(
     )
 
 
+async def bring(connection: AsyncSocket, past: Past) -> None:
+    """Tell a member that has this key of before how to follow; it has done so then.
+
+    Raises UnknownHereError where it has another key, and the errors of :func:`greet`.
+    """
+    transcript, tag = await _exchange_tags(connection, Role.CHANNEL, past, _BRINGING)
+    if not hmac.compare_digest(tag, past.tag(_LISTENING, transcript)):
+        raise RefusedError(f"{connection.peer} is of another cluster: pair them with `edge pair`")
+    cover = SealedSocket(connection, _cover(past.tag_key, transcript, listens=False))
+    await cover.send_all(encode(Frame(_ROTATION, {}, past.rotation)))
+    await _receive_payload(cover, _TAKEN)
+
+
+async def _exchange_preambles(
+    connection: AsyncSocket, role: Role, credentials: Credentials | Past | None
+) -> bytes:
+    """The connecting side's part; the preamble that both have."""
+    preamble = _preamble(role, credentials)
+    await connection.send_all([preamble])
+    answered = await _receive_preamble(connection)
+    _check_secured_alike(connection, answered, credentials)
+    return preamble
+
+
+async def _exchange_tags(
+    connection: AsyncSocket, role: Role, key: Credentials | Past, who: bytes
+) -> tuple[bytes, bytes]:
+    """The connecting side's part; the transcript, and the tag that came."""
+    preamble = await _exchange_preambles(connection, role, key)
+    nonces = os.urandom(NONCE_BYTES)
+    await connection.send_all([nonces])
+    nonces += await _receive_exactly(connection, NONCE_BYTES)
+    transcript = preamble + nonces
+    await connection.send_all([key.tag(who, transcript)])
+    try:
+        return transcript, await _receive_exactly(connection, TAG_BYTES)
+    except PeerLostError:
+        raise UnknownHereError(
+            f"{connection.peer} does not know this device: pair them with `edge pair`, and if they "
+            "were paired before, this device has been expelled or the cluster has a new key"
+        ) from None
+
+
+async def _answer_other_key(
+    connection: AsyncSocket, credentials: Credentials, transcript: bytes, tag: bytes
+) -> None:
+    """Where one of the two sides has a key that the cluster had before: tell, or be told.
+
+    Returns where neither has. Raises RefusedError once it is done.
+    """
+    for past in credentials.past():
+        if hmac.compare_digest(tag, past.tag(_CONNECTING, transcript)):
+            await connection.send_all([past.tag(_AHEAD, transcript)])
+            cover = SealedSocket(connection, _cover(past.tag_key, transcript, listens=True))
+            await cover.send_all(encode(Frame(_ROTATION, {}, past.rotation)))
+            raise RefusedError(
+                f"{connection.peer} had a key of before, and was told of the new one"
+            )
+    if hmac.compare_digest(tag, credentials.tag(_BRINGING, transcript)):
+        await connection.send_all([credentials.tag(_LISTENING, transcript)])
+        cover = SealedSocket(connection, _cover(credentials.tag_key, transcript, listens=True))
+        credentials.follow(await _receive_payload(cover, _ROTATION))
+        await cover.send_all(encode(Frame(_TAKEN, {})))
+        raise OutdatedError(f"the cluster has a new key, as {connection.peer} says")
+
+
+def _cover(tag_key: bytes, transcript: bytes, *, listens: bool) -> RecordSecrets:
+    """What only those who have the key can make and look through."""
+    digest = hashlib.sha256(transcript).digest()
+    return RecordSecrets.derived(tag_key, digest, listens=listens, purpose=b"edge handshake")
+
+
+async def _receive_payload(connection: SealedSocket, kind: str) -> bytes:
+    assembler = FrameAssembler(
+        max_header_bytes=_HEADER_BYTES,
+        max_payload_bytes=MAX_ROTATION_BYTES if kind == _ROTATION else 0,
+    )
+    return bytes((await _receive_frame(connection, assembler, kind)).payload)
+
+
 def _begin_tls(
-    connection: AsyncSocket, credentials: Credentials, digest: bytes, *, listens: bool
+    connection: AsyncSocket, credentials: Credentials, transcript: bytes, *, listens: bool
 ) -> TlsSession:
     """Under a cover that only members can make and look through."""
-    cover = RecordSecrets.derived(
-        credentials.tag_key, digest, listens=listens, purpose=b"edge handshake"
-    )
+    cover = _cover(credentials.tag_key, transcript, listens=listens)
     context = credentials.listening if listens else credentials.connecting
     return TlsSession(SealedSocket(connection, cover, reads_ahead=False), context, listens=listens)
 
@@ -225,13 +312,13 @@ def _proved(
     return {**theirs, MEMBER: credentials.admitted(*certificate)}
 
 
-def _preamble(role: Role, credentials: Credentials | None) -> bytes:
+def _preamble(role: Role, credentials: Credentials | Past | None) -> bytes:
     secured = 0 if credentials is None else _IS_SECURED
     return _PREAMBLE.pack(MAGIC, PROTOCOL_VERSION, role | secured)
 
 
 def _check_secured_alike(
-    connection: AsyncSocket, theirs: int, credentials: Credentials | None
+    connection: AsyncSocket, theirs: int, credentials: Credentials | Past | None
 ) -> None:
     if (theirs & _IS_SECURED) and credentials is None:
         raise RefusedError(
@@ -277,14 +364,21 @@ async def _receive_hello(
 ) -> tuple[dict[str, Any], bytes]:
     """What the other side says of itself, and its secret, which has that many bytes."""
     assembler = FrameAssembler(max_header_bytes=MAX_HELLO_BYTES, max_payload_bytes=secret_bytes)
+    frame = await _receive_frame(connection, assembler, _HELLO)
+    if len(frame.payload) != secret_bytes:
+        raise ProtocolError(f"{connection.peer} sent a secret of {len(frame.payload)} bytes")
+    return dict(frame.header), bytes(frame.payload)
+
+
+async def _receive_frame(
+    connection: AsyncSocket | SealedSocket | TlsSession, assembler: FrameAssembler, kind: str
+) -> Frame:
     frame = None
     try:
         while frame is None:
             frame = assembler.advance(await connection.receive_into(assembler.wanted()))
     except ProtocolError as error:
         raise ProtocolError(f"{connection.peer}: {error}") from error
-    if frame.kind != _HELLO:
-        raise ProtocolError(f"{connection.peer} began with '{frame.kind[:80]}' instead of a hello")
-    if len(frame.payload) != secret_bytes:
-        raise ProtocolError(f"{connection.peer} sent a secret of {len(frame.payload)} bytes")
-    return dict(frame.header), bytes(frame.payload)
+    if frame.kind != kind:
+        raise ProtocolError(f"{connection.peer} began with '{frame.kind[:80]}' instead of a {kind}")
+    return frame

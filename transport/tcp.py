@@ -12,12 +12,22 @@ from typing import Any
 from edge.transport.address import describe, parse_address, resolve
 from edge.transport.async_socket import AsyncSocket, watch_for_death
 from edge.transport.credentials import Credentials
-from edge.transport.errors import AddressError, PeerLostError
-from edge.transport.handshake import Greeted, Role, display_name, encode_hello, greet
+from edge.transport.errors import (
+    AddressError,
+    OutdatedError,
+    PeerLostError,
+    TransportError,
+    UnknownHereError,
+)
+from edge.transport.handshake import Greeted, Role, bring, display_name, encode_hello, greet
 from edge.transport.records import records_of
 from edge.transport.sealed_socket import after_handshake
 from edge.transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
 from edge.transport.tcp_link import TcpLink
+
+_AGAIN_AFTER_S = 0.1
+_WHILE_IT_STARTS_ANEW = (UnknownHereError, AddressError, PeerLostError)
+"""What a daemon answers that has been told of a new key, for about a second."""
 
 
 async def connect(
@@ -73,8 +83,63 @@ async def _open(
     timeout_s: float,
     device: str | None = None,
 ) -> tuple[AsyncSocket, Greeted]:
-    """A connection whose handshake is done, and what came of it."""
+    """A connection whose handshake is done, and what came of it.
+
+    Where one of the two sides has a key that the cluster had before, it is told of the new one.
+    """
     encode_hello(hello)
+    loop = asyncio.get_running_loop()
+    ends_at, left_s, has_brought = loop.time() + timeout_s, timeout_s, False
+    while True:
+        shown = None if credentials is None else credentials.now()
+        try:
+            return await _open_once(address, role, hello, shown, left_s, device)
+        except TransportError as error:
+            left_s = ends_at - loop.time()
+            if left_s <= 0 or shown is None:
+                raise
+            if isinstance(error, OutdatedError):
+                if shown.now() is shown:
+                    raise
+                continue
+            if isinstance(error, UnknownHereError):
+                has_brought = await _brought(address, shown, timeout_s=left_s) or has_brought
+            if not has_brought or not isinstance(error, _WHILE_IT_STARTS_ANEW):
+                raise
+            await asyncio.sleep(_AGAIN_AFTER_S)
+            left_s = max(_AGAIN_AFTER_S, ends_at - loop.time())
+
+
+async def bring_rotation(address: str, credentials: Credentials, *, timeout_s: float) -> bool:
+    """Have the peer there follow to the key of now, if it has one that the cluster had before;
+    whether it has done so."""
+    return await _brought(address, credentials.now(), timeout_s=timeout_s)
+
+
+async def _brought(address: str, credentials: Credentials, *, timeout_s: float) -> bool:
+    for past in credentials.past():
+        connection: AsyncSocket | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = AsyncSocket(await _connect_to_first(address), address)
+                await bring(connection, past)
+            return True
+        except (TransportError, TimeoutError):
+            continue
+        finally:
+            if connection is not None:
+                connection.close()
+    return False
+
+
+async def _open_once(
+    address: str,
+    role: Role,
+    hello: Mapping[str, Any],
+    credentials: Credentials | None,
+    timeout_s: float,
+    device: str | None,
+) -> tuple[AsyncSocket, Greeted]:
     connection: AsyncSocket | None = None
     try:
         async with asyncio.timeout(timeout_s):

@@ -6,7 +6,7 @@ Certificates and lists of the expelled are X.509, which TLS checks by itself.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cryptography import x509
@@ -19,7 +19,13 @@ from edge.membership.roles import ROLES
 
 _BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _END = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)
-"""A device whose clock has stopped is a member all the same; who is none is said by a list."""
+"""A device whose clock has stopped is a member all the same; who is none is said by a list.
+
+So the moments in certificates and lists tell no time. They count, in seconds from _BEGIN: the keys
+that a cluster has had, and the certificates that a device has got of it.
+"""
+
+MOST_COUNTED = 1 << 31
 
 MALFORMED = (
     ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion,
@@ -36,7 +42,8 @@ class Authority:
     certificate: x509.Certificate
 
     @classmethod
-    def made(cls) -> Authority:
+    def made(cls, generation: int = 0) -> Authority:
+        """`generation`: how many keys the cluster has had before."""
         key = new_key()
         name = _name(key_id(key.public_key()))
         extensions = (
@@ -44,12 +51,14 @@ class Authority:
             (_usage(certificates=True), True),
             (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
         )
-        return cls(key=key, certificate=_signed(name, key.public_key(), name, key, extensions))
+        certificate = _signed(name, key.public_key(), name, key, extensions, generation)
+        return cls(key=key, certificate=certificate)
 
     def member(
-        self, device: PublicKey, name: str, roles: Iterable[str] = ROLES
+        self, device: PublicKey, name: str, roles: Iterable[str] = ROLES, edition: int = 0
     ) -> x509.Certificate:
-        """A device's certificate. Its id is the serial number, which lists of the expelled name."""
+        """A device's certificate. Its id is the serial number, which lists of the expelled name;
+        `edition`: how many it has had before."""
         own = self.certificate.public_key()
         assert isinstance(own, PublicKey)
         extensions = (
@@ -58,10 +67,15 @@ class Authority:
             (x509.AuthorityKeyIdentifier.from_issuer_public_key(own), False),
         )
         subject = _name(name, roles)
-        return _signed(subject, device, self.certificate.subject, self.key, extensions)
+        return _signed(subject, device, self.certificate.subject, self.key, extensions, edition)
 
-    def expelled(self, ids: Iterable[str], epoch: int) -> x509.CertificateRevocationList:
-        """The list of all that were ever expelled; its epoch tells people which is newer."""
+    def expelled(
+        self, ids: Iterable[str], epoch: int, editions: Mapping[str, int] | None = None
+    ) -> x509.CertificateRevocationList:
+        """The list of all that were ever expelled; its epoch tells people which is newer.
+
+        `editions`: the least that counts, of devices that are members by a later certificate.
+        """
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
@@ -72,7 +86,36 @@ class Authority:
         for id in sorted(set(ids)):
             entry = x509.RevokedCertificateBuilder().serial_number(int(id, 16))
             builder = builder.add_revoked_certificate(entry.revocation_date(_BEGIN).build())
+        for id, edition in sorted((editions or {}).items()):
+            entry = x509.RevokedCertificateBuilder().serial_number(int(id, 16))
+            entry = entry.revocation_date(_moment(edition)).add_extension(_SUPERSEDED, False)
+            builder = builder.add_revoked_certificate(entry.build())
         return builder.sign(self.key, SHA256())
+
+
+_SUPERSEDED = x509.CRLReason(x509.ReasonFlags.superseded)
+
+
+def counted(certificate: x509.Certificate) -> int:
+    """A cluster's generation, or the edition of a device's certificate."""
+    return _count(certificate.not_valid_before_utc)
+
+
+def superseded(entry: x509.RevokedCertificate) -> int | None:
+    """The least edition that counts of a device in a list; None: it is expelled."""
+    try:
+        reason = entry.extensions.get_extension_for_class(x509.CRLReason).value
+    except x509.ExtensionNotFound:
+        return None
+    return _count(entry.revocation_date_utc) if reason == _SUPERSEDED else None
+
+
+def _moment(count: int) -> datetime.datetime:
+    return _BEGIN + datetime.timedelta(seconds=min(count, MOST_COUNTED))
+
+
+def _count(moment: datetime.datetime) -> int:
+    return max(0, round((moment - _BEGIN).total_seconds()))
 
 
 def _name(name: str, roles: Iterable[str] = ()) -> x509.Name:
@@ -95,6 +138,7 @@ def _signed(
     issuer: x509.Name,
     key: PrivateKey,
     extensions: Iterable[tuple[x509.ExtensionType, bool]],
+    count: int,
 ) -> x509.Certificate:
     builder = (
         x509.CertificateBuilder()
@@ -102,7 +146,7 @@ def _signed(
         .issuer_name(issuer)
         .public_key(public_key)
         .serial_number(int(key_id(public_key), 16))
-        .not_valid_before(_BEGIN)
+        .not_valid_before(_moment(count))
         .not_valid_after(_END)
     )
     for extension, is_critical in extensions:

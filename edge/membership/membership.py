@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,18 +12,19 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from edge.errors import RequestError
-from edge.membership.authority import MALFORMED, Authority
+from edge.membership.authority import MALFORMED, Authority, counted, superseded
 from edge.membership.identity import Identity, PublicKey, key_id, key_pem
+from edge.membership.lengths import joined, parted
 from edge.membership.roles import ROLES
-from edge.membership.shown import Shown, member_of
-from edge.transport import Credentials, Member, RefusedError
+from edge.membership.rotation import MOST_CARRIED, MOST_ROTATIONS, Rotation
+from edge.membership.shown import Shown, member_of, shown_tag_key
+from edge.transport import Credentials, Member, Past, RefusedError
 
 TAG_KEY_BYTES = 32
 MOST_EXPELLED = 1024
 _MOST_LIST_BYTES = 44 << 10
 """More than MOST_EXPELLED take; a hello, of at most 64 KiB, holds so much as text."""
 _MOST_LISTS = 16
-_LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class SignedList:
 
     epoch: int
     ids: frozenset[str]
+    editions: Mapping[str, int] = field(default_factory=dict)
+    """The least that counts of a device's certificates, where others of it were given."""
     signed: bytes
     """As the cluster's key has signed it (DER)."""
 
@@ -45,10 +48,19 @@ class SignedList:
             if not known.is_signature_valid(key):
                 raise RequestError("a list of expelled devices was not signed by the cluster's key")
             epoch = known.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-            ids = frozenset(f"{entry.serial_number:032x}" for entry in known)
+            told = {f"{entry.serial_number:032x}": superseded(entry) for entry in known}
         except MALFORMED as error:
             raise RequestError(f"a list of expelled devices cannot be read: {error}") from error
-        return cls(epoch=epoch, ids=ids, signed=signed)
+        ids = frozenset(id for id, edition in told.items() if edition is None)
+        editions = {id: edition for id, edition in told.items() if edition is not None}
+        return cls(epoch=epoch, ids=ids, editions=editions, signed=signed)
+
+    def says(self, other: SignedList) -> bool:
+        """Whether it says all that the other one says."""
+        return other.ids <= self.ids and all(
+            id in self.ids or self.editions.get(id, 0) >= edition
+            for id, edition in other.editions.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +79,12 @@ class Expelled:
         """The same for everybody who knows these lists. Raises RequestError for too much."""
         kept: list[SignedList] = []
         longest_first = sorted(
-            lists, key=lambda each: (len(each.ids), each.epoch, each.signed), reverse=True
+            lists,
+            key=lambda each: (len(each.ids), sum(each.editions.values()), each.epoch, each.signed),
+            reverse=True,
         )
         for each in longest_first:
-            if not any(each.ids <= other.ids for other in kept):
+            if not any(other.says(each) for other in kept):
                 kept.append(each)
         expelled = cls(tuple(kept))
         if len(kept) > _MOST_LISTS or len(expelled.signed) > _MOST_LIST_BYTES:
@@ -84,7 +98,7 @@ class Expelled:
         """From `signed`. Raises RequestError for what the cluster's key has not signed."""
         if len(signed) > _MOST_LIST_BYTES:
             raise RequestError("a list of expelled devices is too long")
-        parts = list(_parts(signed))
+        parts = list(parted(signed, "a list of expelled devices"))
         if len(parts) > _MOST_LISTS:
             raise RequestError("a list of expelled devices has too many parts")
         return cls.of(SignedList.read(part, authority) for part in parts)
@@ -99,26 +113,34 @@ class Expelled:
         return frozenset(id for each in self.lists for id in each.ids)
 
     @property
+    def editions(self) -> Mapping[str, int]:
+        """The least that counts of a device's certificates, where others of it were given."""
+        least: dict[str, int] = {}
+        for each in self.lists:
+            for id, edition in each.editions.items():
+                least[id] = max(edition, least.get(id, 0))
+        return least
+
+    @property
     def signed(self) -> bytes:
         """What others are told: each list after its length; nothing before the first list."""
-        return b"".join(
-            len(each.signed).to_bytes(_LENGTH_BYTES) + each.signed for each in self.lists
-        )
+        return joined(each.signed for each in self.lists)
 
     def joined(self, other: Expelled) -> Expelled:
         """All that stand in either. Raises RequestError for too much."""
         return Expelled.of((*self.lists, *other.lists))
 
 
-def _parts(signed: bytes) -> Iterator[bytes]:
-    begin = 0
-    while begin < len(signed):
-        start = begin + _LENGTH_BYTES
-        end = start + int.from_bytes(signed[begin:start])
-        if end > len(signed):
-            raise RequestError("a list of expelled devices cannot be read: its end is missing")
-        yield signed[start:end]
-        begin = end
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastKey:
+    """A key that the cluster had, and how a member of that time becomes one of today."""
+
+    before: str
+    """The cluster's id then."""
+    tag_key: bytes = field(repr=False)
+    """The tag key then."""
+    rotation: bytes = field(repr=False)
+    """What those are told who have these still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +156,10 @@ class Membership:
     authority: Authority | None = None
     others: Mapping[str, str] = field(default_factory=dict)
     """Names, by id, of the devices that this one has met in pairing."""
+    taken_in: Mapping[str, x509.Certificate] = field(default_factory=dict)
+    """The certificates, by id, of those that it has taken in."""
+    past: tuple[PastKey, ...] = ()
+    """The oldest first."""
 
     @classmethod
     def founded(cls, name: str, identity: Identity | None = None) -> Membership:
@@ -162,10 +188,14 @@ class Membership:
         return key_id(key)
 
     @property
+    def generation(self) -> int:
+        """How many keys the cluster has had before."""
+        return counted(self.cluster)
+
+    @property
     def roles(self) -> frozenset[str]:
         """What this device may do in the cluster."""
-        units = self.certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
-        return frozenset(str(unit.value) for unit in units) & frozenset(ROLES)
+        return roles_in(self.certificate)
 
     def shown(self) -> Shown:
         """What others are shown, with the keys for that."""
@@ -188,20 +218,121 @@ class Membership:
         """With one more device that it has met."""
         return replace(self, others={**self.others, id: name})
 
+    def next_edition(self, id: str) -> int:
+        """Of the certificate of a device that is taken in now, perhaps again."""
+        known = self.taken_in.get(id)
+        least = self.expelled.editions.get(id, 0)
+        return least if known is None else max(least, counted(known) + 1)
+
+    def taking_in(self, id: str, name: str, certificate: x509.Certificate) -> Membership:
+        """With a device that has got this certificate; what it had before counts no more.
+
+        Raises RequestError for too much.
+        """
+        taken_in = {**self.taken_in, id: certificate}
+        known = replace(self.knowing(id, name), taken_in=taken_in)
+        edition = counted(certificate)
+        if edition <= self.expelled.editions.get(id, 0):
+            return known
+        return known._listing(self.expelled.ids, {**self.expelled.editions, id: edition})
+
     def expelling(self, id: str) -> Membership:
         """With one more expelled. Raises RequestError where the cluster's key is not here."""
+        return self._listing(self.expelled.ids | {id}, self.expelled.editions)
+
+    def _listing(self, ids: frozenset[str], editions: Mapping[str, int]) -> Membership:
+        """Who is expelled now, in one list."""
         if self.authority is None:
             raise RequestError(
                 "this device has not the cluster's key; expel it on a device that takes others in"
             )
-        ids = self.expelled.ids | {id}
-        if len(ids) > MOST_EXPELLED:
+        editions = {id: edition for id, edition in editions.items() if id not in ids}
+        if len(ids) + len(editions) > MOST_EXPELLED:
             raise RequestError(f"more than {MOST_EXPELLED} expelled: `edge cluster rotate` is due")
         epoch = self.expelled.epoch + 1
-        signed = self.authority.expelled(ids, epoch).public_bytes(Encoding.DER)
-        return replace(
-            self, expelled=Expelled.of([SignedList(epoch=epoch, ids=ids, signed=signed)])
+        signed = self.authority.expelled(ids, epoch, editions).public_bytes(Encoding.DER)
+        now = SignedList(epoch=epoch, ids=ids, editions=editions, signed=signed)
+        return replace(self, expelled=Expelled.of([now]))
+
+    def rotated(self, name: str) -> Membership:
+        """The cluster under a new key, with all whom this device has taken in and nobody has
+        expelled; `name` is its own. Of others it has no certificate: they stay behind.
+
+        Raises RequestError where the cluster's key is not here, and for too many devices.
+        """
+        if self.authority is None:
+            raise RequestError(
+                "this device has not the cluster's key; rotate it on the device that made the "
+                "cluster"
+            )
+        carried = {id: each for id, each in self.taken_in.items() if id not in self.expelled.ids}
+        if len(carried) > MOST_CARRIED:
+            raise RequestError(
+                f"{len(carried)} devices are too many to be taken along, which {MOST_CARRIED} can "
+                "be; expel those that are gone, or add --leave and pair those again that you want"
+            )
+        authority = Authority.made(self.generation + 1)
+        new = Membership.enrolled(authority, os.urandom(TAG_KEY_BYTES), name, self.identity)
+        certificates = {
+            id: authority.member(_key_of(each), name_in(each), roles_in(each))
+            for id, each in carried.items()
+        }
+        rotation = Rotation.made(
+            before=self.authority.key,
+            device=self.identity,
+            cluster=authority.certificate,
+            tag_key=new.tag_key,
+            certificates=certificates,
         )
+        return replace(
+            new,
+            others={id: name for id, name in self.others.items() if id in carried},
+            taken_in=certificates,
+            past=self._past_with(rotation),
+        )
+
+    def following(self, signed: bytes) -> Membership:
+        """The device's place under the key that somebody has told of; itself where it has it.
+
+        Raises RequestError, also where the device was not taken along.
+        """
+        rotation = Rotation.read(signed)
+        if rotation.before in {each.before for each in self.past}:
+            return self
+        if rotation.before != self.cluster_id:
+            raise RequestError("what was told is a new key of another cluster")
+        if self.authority is not None:
+            raise RequestError(
+                "the cluster has a new key, and this token is of before; write a new one where the "
+                "key was made: `edge cluster token`"
+            )
+        rotation.check(self.cluster)
+        if rotation.maker not in self.others or rotation.maker in self.expelled.ids:
+            raise RequestError(
+                "a new key of the cluster was not made by a device that this one was paired with; "
+                "if it should have been, pair them again: `edge pair`"
+            )
+        told = rotation.opened(self.identity)
+        if told is None:
+            raise RequestError(
+                "the cluster has a new key, and this device was not taken along; pair it again: "
+                "`edge pair`"
+            )
+        certificate, tag_key = told
+        now = read_membership(
+            identity=self.identity,
+            certificate=certificate,
+            cluster=rotation.cluster.public_bytes(Encoding.DER),
+            tag_key=tag_key,
+            expelled=b"",
+        )
+        if now.generation != self.generation + 1:
+            raise RequestError("what was told as the cluster's new key is not the next one")
+        return replace(now, others=self.others, past=self._past_with(rotation))
+
+    def _past_with(self, rotation: Rotation) -> tuple[PastKey, ...]:
+        last = PastKey(before=self.cluster_id, tag_key=self.tag_key, rotation=rotation.signed)
+        return (*self.past, last)[-MOST_ROTATIONS:]
 
     def hearing(self, signed: bytes) -> Membership:
         """With the lists of the expelled that somebody has told; itself where none is new.
@@ -210,6 +341,24 @@ class Membership:
         """
         joined = self.expelled.joined(Expelled.read(signed, self.cluster))
         return self if joined == self.expelled else replace(self, expelled=joined)
+
+
+def roles_in(certificate: x509.Certificate) -> frozenset[str]:
+    """What the device of a certificate may do."""
+    units = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    return frozenset(str(unit.value) for unit in units) & frozenset(ROLES)
+
+
+def name_in(certificate: x509.Certificate) -> str:
+    """What the device of a certificate is called."""
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
+
+
+def _key_of(certificate: x509.Certificate) -> PublicKey:
+    key = certificate.public_key()
+    assert isinstance(key, PublicKey)
+    return key
 
 
 def read_membership(
@@ -236,6 +385,30 @@ def read_membership(
     )
 
 
+def told_past(past: Iterable[PastKey]) -> bytes:
+    """As files and other devices are told."""
+    return joined(
+        part for each in past for part in (each.before.encode(), each.tag_key, each.rotation)
+    )
+
+
+def read_past(told: bytes, whose: str) -> tuple[PastKey, ...]:
+    """Raises RequestError, of `whose` it is, for anything that `told_past` has not made."""
+    parts = list(parted(told, whose))
+    if len(parts) % 3 or len(parts) > 3 * MOST_ROTATIONS:
+        raise RequestError(f"{whose} cannot be read: it has {len(parts)} parts of old keys")
+    past = []
+    for before, tag_key, rotation in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        try:
+            is_sound = Rotation.read(rotation).before.encode() == before
+        except RequestError as error:
+            raise RequestError(f"{whose} cannot be read: {error}") from error
+        if not is_sound or len(tag_key) != TAG_KEY_BYTES:
+            raise RequestError(f"{whose} cannot be read: an old key is damaged")
+        past.append(PastKey(before=before.decode(), tag_key=tag_key, rotation=rotation))
+    return tuple(past)
+
+
 Change = Callable[[Membership], Membership]
 """From what a membership is to what it shall be."""
 
@@ -251,17 +424,21 @@ def credentials(
     what is kept when others have told of a list of the expelled that is new."""
     membership = current()
 
-    def is_admitted(id: str) -> bool:
+    def is_admitted(id: str, edition: int | None) -> bool:
         now = current()
-        return now.cluster_id == membership.cluster_id and id not in now.expelled.ids
+        counts = edition is None or edition >= now.expelled.editions.get(id, 0)
+        return now.cluster_id == membership.cluster_id and id not in now.expelled.ids and counts
 
     def admitted(certificate: Mapping[str, Any], encoded: bytes) -> Member:
         member = member_of(certificate)
         if current().cluster_id != membership.cluster_id:
             raise RefusedError("this device is of another cluster now; start this program again")
-        if not is_admitted(member.id):
+        if not is_admitted(member.id, member.edition):
             raise RefusedError(
                 f"device {member.name} ({member.id}) has been expelled from the cluster"
+                if member.id in current().expelled.ids
+                else f"device {member.name} ({member.id}) has shown what it could do before it was "
+                "paired again; start Edge there anew"
             )
         key = x509.load_der_x509_certificate(encoded).public_key()
         if not isinstance(key, PublicKey) or key_id(key) != member.id:
@@ -278,6 +455,35 @@ def credentials(
         except RequestError as error:
             raise RefusedError(str(error)) from error
 
-    return membership.shown().credentials(
-        admitted, is_admitted, lambda: current().expelled.signed, heard
+    def past() -> list[Past]:
+        return [
+            Past(tag_key=shown_tag_key(each.tag_key), rotation=each.rotation)
+            for each in reversed(current().past)
+        ]
+
+    def follow(rotation: bytes) -> None:
+        try:
+            change(lambda newest: newest.following(rotation))
+        except RequestError as error:
+            raise RefusedError(str(error)) from error
+
+    def now() -> Credentials:
+        try:
+            newest = current()
+        except RequestError:  # files of keys that are being mended
+            return own
+        if newest.certificate == membership.certificate:
+            return own
+        ours = {newest.cluster_id, *(each.before for each in newest.past)}
+        return credentials(current, change) if membership.cluster_id in ours else own
+
+    own = membership.shown().credentials(
+        admitted,
+        is_admitted,
+        lambda: current().expelled.signed,
+        heard,
+        past=past,
+        follow=follow,
+        now=now,
     )
+    return own

@@ -15,9 +15,10 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cryptography import x509
 from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -33,7 +34,7 @@ from spake2 import SPAKE2_A, SPAKE2_B
 from edge.errors import RequestError
 from edge.membership.authority import Authority
 from edge.membership.identity import Identity, PublicKey, fingerprint, key_id
-from edge.membership.membership import Membership, read_membership
+from edge.membership.membership import Membership, read_membership, read_past, told_past
 from edge.membership.roles import ROLES
 from edge.membership.words import WORDS
 from edge.transport import Channel, Frame, ProtocolError
@@ -47,6 +48,9 @@ CODE_LASTS_S = 300.0
 
 _HELLO, _JOIN, _TAKEN_IN = "pair", "join", "taken in"
 _LIMITS = FrameLimits(header_bytes=1 << 10, payload_bytes=64 << 10)
+_TAKEN_IN_LIMITS = FrameLimits(header_bytes=1 << 10, payload_bytes=1 << 20)
+"""With the keys that the cluster had before."""
+
 _WORD_LIMIT_S = 3.0
 """Until a device that comes has said what is waited for: it takes it milliseconds."""
 
@@ -61,6 +65,8 @@ class Other:
 
     name: str
     id: str
+    certificate: x509.Certificate | None = field(default=None, repr=False, compare=False)
+    """That it has got from this one."""
 
     def __str__(self) -> str:
         return f"{self.name} ({fingerprint(self.id)})"
@@ -157,14 +163,16 @@ class Invitation:
             raise RequestError(f"the other device has no key that can be used: {error}") from error
         if not isinstance(device, PublicKey) or not isinstance(device.curve, ec.SECP256R1):
             raise RequestError("the other device has a key of another kind; update Edge there")
-        other = Other(name=_name(asked), id=key_id(device))
-        certificate = self._authority.member(device, other.name, self._roles)
-        membership = self._membership
+        id, name, membership = key_id(device), _name(asked), self._membership
+        edition = membership.next_edition(id)
+        certificate = self._authority.member(device, name, self._roles, edition)
+        other = Other(name=name, id=id, certificate=certificate)
         answer = {
             "certificate": certificate.public_bytes(Encoding.DER),
             "cluster": membership.cluster.public_bytes(Encoding.DER),
             "tag_key": membership.tag_key,
             "expelled": membership.expelled.signed,
+            "past": told_past(membership.past),
             "name": self._name.encode(),
             "id": membership.identity.id.encode(),
         }
@@ -185,7 +193,7 @@ async def join(
     public = identity.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     asked = {"key": public, "name": name.encode()}
     await channel.send(Frame(_JOIN, {}, keys.sealed(keys.joining, asked)))
-    told = keys.opened(keys.inviting, await _payload(channel, _TAKEN_IN))
+    told = keys.opened(keys.inviting, await _payload(channel, _TAKEN_IN, _TAKEN_IN_LIMITS))
     membership = read_membership(
         identity=identity,
         certificate=_bytes(told, "certificate"),
@@ -194,7 +202,8 @@ async def join(
         expelled=_bytes(told, "expelled"),
     )
     other = Other(name=_name(told), id=_id(told))
-    return membership.knowing(other.id, other.name), other
+    past = read_past(_bytes(told, "past"), "what the other device says")
+    return replace(membership.knowing(other.id, other.name), past=past), other
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +240,9 @@ class _Keys:
         return values
 
 
-async def _payload(channel: Channel, kind: str) -> bytes:
+async def _payload(channel: Channel, kind: str, limits: FrameLimits = _LIMITS) -> bytes:
     try:
-        frame = await channel.receive(lambda _kind: _LIMITS)
+        frame = await channel.receive(lambda _kind: limits)
     except ProtocolError as error:
         raise RequestError(f"the other device does not pair as Edge does: {error}") from error
     if frame.kind != kind:

@@ -10,15 +10,17 @@ import hashlib
 import json
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edge.errors import RequestError
 from edge.membership.roles import ROLES
-from edge.transport import Credentials, Member
+from edge.transport import Credentials, Member, Past, RefusedError
 
 _UNIT = "organizationalUnitName"
+_BEGIN_S = 946_684_800
+"""Of the year 2000: a certificate's first moment counts from there, see `authority`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,22 +52,28 @@ class Shown:
     def credentials(
         self,
         admitted: Callable[[Mapping[str, Any], bytes], Member],
-        is_admitted: Callable[[str], bool],
+        is_admitted: Callable[[str, int | None], bool],
         news: Callable[[], bytes],
         heard: Callable[[bytes], None],
         *,
+        past: Callable[[], Sequence[Past]],
+        follow: Callable[[bytes], None],
+        now: Callable[[], Credentials],
         tells_apart: bool = True,
     ) -> Credentials:
         """What connections need. Raises RequestError for what is no certificate, or no key."""
         try:
             return Credentials(
-                tag_key=hashlib.sha256(b"edge tag" + bytes.fromhex(self.tag_key)).digest(),
+                tag_key=shown_tag_key(bytes.fromhex(self.tag_key)),
                 listening=self._context(ssl.PROTOCOL_TLS_SERVER),
                 connecting=self._context(ssl.PROTOCOL_TLS_CLIENT),
                 admitted=admitted,
                 is_admitted=is_admitted,
                 news=news,
                 heard=heard,
+                past=past,
+                follow=follow,
+                now=now,
                 own_secret=bytes.fromhex(self.own_secret),
                 tells_apart=tells_apart,
             )
@@ -74,13 +82,17 @@ class Shown:
 
     def credentials_of_a_run(self) -> Credentials:
         """For a cluster of one user's processes, which nobody is expelled from."""
-        return self.credentials(
+        own = self.credentials(
             lambda certificate, _encoded: member_of(certificate),
-            lambda _id: True,
+            lambda _id, _edition: True,
             bytes,
             _nothing_new,
+            past=tuple,
+            follow=_keep_the_key,
+            now=lambda: own,
             tells_apart=False,
         )
+        return own
 
     def _context(self, protocol: ssl._SSLMethod) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
@@ -105,8 +117,18 @@ def member_of(certificate: Mapping[str, Any]) -> Member:
         id=f"{int(certificate['serialNumber'], 16):032x}",
         name=next((value for kind, value in named if kind == "commonName"), "nameless"),
         roles=frozenset(ROLES) & {value for kind, value in named if kind == _UNIT},
+        edition=max(0, int(ssl.cert_time_to_seconds(certificate["notBefore"])) - _BEGIN_S),
     )
+
+
+def shown_tag_key(tag_key: bytes) -> bytes:
+    """What tags are made with, of what members keep."""
+    return hashlib.sha256(b"edge tag" + tag_key).digest()
 
 
 def _nothing_new(_signed: bytes) -> None:
     pass
+
+
+def _keep_the_key(_rotation: bytes) -> None:
+    raise RefusedError("a cluster of one run keeps its key")

@@ -25,15 +25,35 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from edge.errors import RequestError
 from edge.membership.authority import MALFORMED, Authority
-from edge.membership.identity import MOST_PEERS, Identity, key_pem, read_key
-from edge.membership.membership import TAG_KEY_BYTES, Change, Membership, read_membership
+from edge.membership.identity import (
+    MOST_PEERS,
+    Identity,
+    PublicKey,
+    key_id,
+    key_pem,
+    read_key,
+)
+from edge.membership.lengths import joined, parted
+from edge.membership.membership import (
+    TAG_KEY_BYTES,
+    Change,
+    Membership,
+    read_membership,
+    read_past,
+    told_past,
+)
 
 CONFIG_VARIABLE = "EDGE_CONFIG"
 TOKEN_VARIABLE = "EDGE_CLUSTER_TOKEN_FILE"  # noqa: S105  a name
 
 _MOST_FILE_BYTES = 256 << 10
+_MOST_MEMBERSHIP_BYTES = 2 << 20
+"""With the keys of before, and the certificates of all that were taken in."""
+
 _IDENTITY, _MEMBERSHIP = "identity.pem", "membership.json"
 _PARTS = {"certificate", "cluster", "key", "tag_key", "expelled", "others"}
+_LATER_PARTS = {"taken_in", "past"}
+"""Which files of earlier versions lack."""
 
 
 def config_root() -> Path:
@@ -159,16 +179,22 @@ class MembershipStore:
         return membership
 
     def _loaded(self, path: Path) -> Membership:
-        values = _decoded(_private(path), str(path))
-        if set(values) != _PARTS:
+        values = _decoded(_private(path, _MOST_MEMBERSHIP_BYTES), str(path))
+        if not _PARTS <= set(values) <= _PARTS | _LATER_PARTS:
             whose = "an older" if set(values) < _PARTS else "another"
             raise RequestError(
                 f"{path} is of {whose} version of Edge, or damaged; begin anew: "
                 f"mv {self.folder} {self.folder}.old, then edge pair"
             )
         others, key = _names(values.pop("others"), str(path)), values.pop("key")
+        taken_in, past = (values.pop(name, b"") for name in ("taken_in", "past"))
         membership = read_membership(identity=self._identity(), **values)
-        membership = replace(membership, others=others)
+        membership = replace(
+            membership,
+            others=others,
+            taken_in=_certificates(taken_in, str(path)),
+            past=read_past(past, str(path)),
+        )
         if not key:
             return membership
         return replace(membership, authority=_authority(key, membership.cluster, str(path)))
@@ -258,7 +284,25 @@ def _told(membership: Membership) -> dict[str, bytes]:
         "tag_key": membership.tag_key,
         "expelled": membership.expelled.signed,
         "others": json.dumps(dict(membership.others)).encode(),
+        "taken_in": joined(
+            each.public_bytes(Encoding.DER) for each in membership.taken_in.values()
+        ),
+        "past": told_past(membership.past),
     }
+
+
+def _certificates(content: bytes, whose: str) -> dict[str, x509.Certificate]:
+    found: dict[str, x509.Certificate] = {}
+    for each in parted(content, whose):
+        try:
+            certificate = x509.load_der_x509_certificate(each)
+            key = certificate.public_key()
+        except MALFORMED as error:
+            raise RequestError(f"{whose} cannot be read: {error}") from error
+        if not isinstance(key, PublicKey):
+            raise RequestError(f"{whose} cannot be read: a certificate has a key of another kind")
+        found[key_id(key)] = certificate
+    return found
 
 
 def _names(text: bytes, whose: str) -> dict[str, str]:
@@ -289,7 +333,7 @@ def _version(found: os.stat_result) -> _Version:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _private(path: Path) -> bytes:
+def _private(path: Path, most_bytes: int = _MOST_FILE_BYTES) -> bytes:
     """The content of a small file that is its owner's alone."""
     try:
         with path.open("rb") as file:
@@ -298,10 +342,10 @@ def _private(path: Path) -> bytes:
                 raise RequestError(
                     f"{path} can be read or changed by others; make it yours alone: chmod 600"
                 )
-            content = file.read(_MOST_FILE_BYTES + 1)
+            content = file.read(most_bytes + 1)
     except OSError as error:
         raise _unusable(path, error) from error
-    if len(content) > _MOST_FILE_BYTES:
+    if len(content) > most_bytes:
         raise RequestError(f"{path} is too large to be what it should be")
     return content
 

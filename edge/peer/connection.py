@@ -147,7 +147,7 @@ class Connection:
                 show_life(self._channel),
                 self._tell_silence(),
                 self._hearing.until_silent(),  # the memory it holds may serve others
-                until_expelled(self._peer.credentials, self._devices),
+                until_expelled(self._peer.credentials, self._user, self._neighbours),
             )
         ]
         telling = asyncio.create_task(self._tell_leaving())
@@ -184,10 +184,9 @@ class Connection:
     def _user_id(self) -> str | None:
         return None if self._user is None else self._user.id
 
-    def _devices(self) -> list[str | None]:
-        """All that it deals with: the coordinator's, and those of its sessions' neighbours."""
-        own = None if self._user is None else self._user.id
-        return [own, *(id for hosted in self._mine.values() for id in hosted.neighbour_devices)]
+    def _neighbours(self) -> list[str | None]:
+        """The devices that its sessions are linked with."""
+        return [id for hosted in self._mine.values() for id in hosted.neighbour_devices]
 
     async def _receive(self) -> None:
         """Hand posts to the compute threads, and calls to who answers them one after the other.

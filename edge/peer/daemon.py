@@ -11,6 +11,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from edge import transport
@@ -20,6 +21,7 @@ from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.profiling.link_probe import answer_probe
 from edge.protocol.assignment import key_of
+from edge.protocol.carrying import MAX_ADDRESSES, carry_along
 from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import integer, text
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
@@ -29,9 +31,6 @@ from edge.version import __version__
 MAX_PROBES = 4
 """Links that are answered at once; further ones wait, or are given up by who made them."""
 
-
-MAX_ADDRESSES = 8
-"""Of a member, that are tried."""
 
 MAX_TOLD = 16
 """Other versions of which the daemon says that somebody has them."""
@@ -56,7 +55,7 @@ class PeerDaemon:
         self._probes = asyncio.Semaphore(MAX_PROBES)
         self._listener: transport.Listener | None = None
         self._discovery: transport.Discovery | None = None
-        self._gossip: asyncio.Task[None] | None = None
+        self._gossip: asyncio.Future[Any] | None = None
         self._told: set[object] = set()
 
     async def start(self) -> None:
@@ -87,18 +86,26 @@ class PeerDaemon:
                     interfaces=settings.interfaces or None,
                 )
                 # Strangers hear it: nothing in it tells this device, or this start, from another.
-                await self._discovery.announce(
-                    transport.PeerRecord(
-                        id=resources.id if credentials is None else uuid.uuid4().hex,
-                        name=settings.name if credentials is None else "",
-                        cluster=settings.cluster,
-                        addresses=self._listener.addresses,
-                        protocol=transport.PROTOCOL_VERSION,
-                        properties={},
-                    )
+                record = transport.PeerRecord(
+                    id=resources.id if credentials is None else uuid.uuid4().hex,
+                    name=settings.name if credentials is None else "",
+                    cluster=settings.cluster,
+                    addresses=self._listener.addresses,
+                    protocol=transport.PROTOCOL_VERSION,
+                    properties={},
                 )
+                await self._discovery.announce(record)
                 if credentials is not None:
-                    self._gossip = asyncio.create_task(self._tell_members(credentials))
+                    self._gossip = asyncio.gather(
+                        self._tell_members(credentials),
+                        carry_along(
+                            credentials,
+                            settings.cluster,
+                            settings.interfaces or None,
+                            # Nothing tells that the two are of one device but the address.
+                            announced=replace(record, id=uuid.uuid4().hex),
+                        ),
+                    )
         except transport.TransportError as error:
             raise map_transport_error(error, settings.name) from error
         except OSError as error:

@@ -121,7 +121,7 @@ class PeerClient:
             channel,
             address,
             name=name,
-            credentials=credentials,
+            credentials=None if credentials is None else credentials.now(),
             silent_after_s=silent_after_s,
             on_event=on_event,
         )
@@ -270,8 +270,9 @@ class PeerClient:
         await self._channel.aclose()
 
     async def _watch_membership(self, credentials: Credentials | None) -> None:
-        await until_expelled(credentials, lambda: (self.device,))
-        self._end(PeerLostError(self.name, "its device has been expelled from the cluster"))
+        await until_expelled(credentials, self._channel.remote_hello.get(MEMBER))
+        reason = "its device has been expelled from the cluster, or the cluster has a new key"
+        self._end(PeerLostError(self.name, reason))
         await self._channel.aclose()
 
     def _end(self, error: EdgeError) -> None:

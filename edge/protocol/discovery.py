@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from edge import transport
 from edge.errors import EdgeError, NetworkError, PeerError
 from edge.membership.presence import Presences
+from edge.protocol.carrying import carry_along
 from edge.protocol.last_heard import is_silence
 from edge.protocol.peer_info import PeerInfo, describe_peer, each_once
 from edge.transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
@@ -157,16 +158,22 @@ async def watch_peers(
 async def _looking(
     cluster: str, credentials: Credentials | None, interfaces: Sequence[str] | None
 ) -> AsyncIterator[Discovery]:
+    """Meanwhile, peers that have a key of before are told of the new one."""
+    shown = None if credentials is None else credentials.now()
     discovery = transport.ZeroconfDiscovery(
-        cluster=cluster,
-        key=None if credentials is None else credentials.tag_key,
-        interfaces=interfaces,
+        cluster=cluster, key=None if shown is None else shown.tag_key, interfaces=interfaces
     )
+    carrying = None
+    if shown is not None and shown.past():
+        carrying = asyncio.create_task(carry_along(shown, cluster, interfaces))
     try:
         yield discovery
     except (transport.TransportError, OSError) as error:
         raise NetworkError(f"cannot look for peers: {error}") from error
     finally:
+        if carrying is not None:
+            carrying.cancel()
+            await asyncio.gather(carrying, return_exceptions=True)
         await discovery.aclose()
 
 

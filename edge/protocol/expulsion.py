@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
+from itertools import starmap
 
 from edge.errors import RequestError
-from edge.transport import Credentials
+from edge.transport import Credentials, Member
 
 LOOK_EVERY_S = 1.0
 
 
 async def until_expelled(
-    credentials: Credentials | None, devices: Callable[[], Iterable[str | None]]
+    credentials: Credentials | None,
+    other: Member | None,
+    devices: Callable[[], Iterable[str | None]] = tuple,
 ) -> None:
-    """Return once one of the devices that are dealt with is no member any more.
+    """Return once the other end is no member any more, or by a later certificate only; or one of
+    the devices that are dealt with beside it is none.
 
     None stands for one without a key, as all have where there are no credentials.
     """
@@ -23,7 +27,10 @@ async def until_expelled(
         await asyncio.Event().wait()
         raise AssertionError("nobody sets it")
     while True:
+        dealt_with: dict[str, int | None] = {id: None for id in devices() if id is not None}
+        if other is not None:
+            dealt_with[other.id] = other.edition
         with contextlib.suppress(RequestError):  # files of keys that are being mended
-            if not all(credentials.is_admitted(id) for id in set(devices()) if id is not None):
+            if not all(starmap(credentials.is_admitted, dealt_with.items())):
                 return
         await asyncio.sleep(LOOK_EVERY_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -234,6 +235,71 @@ def test_a_token_for_scripts(
     with attic.peer() as daemon:
         refused = answer(script, daemon, checkpoint).sentence()
         assert "the cluster has a new key" in refused
+
+
+def test_a_new_key_takes_members_along(
+    device: Callable[[str], Device], checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """The peer that runs, by who uses it; the device that was away, by that peer."""
+    attic, kitchen, cellar, gone = map(device, ("attic", "kitchen", "cellar", "gone"))
+    for each in (kitchen, cellar, gone):
+        pair(attic, each)
+    assert attic.edge("cluster", "expel", "gone", *ON_LOOPBACK).code == 0
+    assert attic.edge("cluster", "token", tmp_path / "token").code == 0
+    with kitchen.peer() as daemon:
+        rotated = attic.edge("cluster", "rotate", *ON_LOOPBACK)
+        assert rotated.code == 0, rotated.err
+        assert "Of kitchen, cellar, 0 have followed" in rotated.out
+        assert "Pair" not in rotated.out
+        assert answer(attic, daemon, checkpoint).code == 0
+        shown = attic.json("cluster", "show")
+        assert shown["generation"] == 1
+        assert set(shown["paired"].values()) == {"kitchen", "cellar"}
+        assert shown["expelled"] == []
+        assert kitchen.json("cluster", "show")["cluster"] == shown["cluster"]
+        assert cellar.json("cluster", "show")["cluster"] != shown["cluster"]
+        assert answer(cellar, daemon, checkpoint).code == 0
+        assert cellar.json("cluster", "show")["cluster"] == shown["cluster"]
+        assert "was not taken along" in answer(gone, daemon, checkpoint).sentence()
+        gone.environment[TOKEN_VARIABLE] = str(tmp_path / "token")
+        assert "this token is of before" in answer(gone, daemon, checkpoint).sentence()
+        assert daemon.end() == 0
+
+
+def test_peers_that_are_there_follow_at_once(device: Callable[[str], Device]) -> None:
+    """Found by their announcements, under the key of before."""
+    attic, kitchen = device("attic"), device("kitchen")
+    pair(attic, kitchen)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in kitchen.environment.items():
+            patch.setenv(name, value)
+        daemon = Daemon(kitchen.folder / "peer", "--name", "kitchen", *ON_LOOPBACK)
+    with daemon:
+        rotated = attic.edge_alone("cluster", "rotate", *ON_LOOPBACK)
+        assert rotated.code == 0, rotated.err
+        assert "Of kitchen, 1 have followed" in rotated.out
+        shown = attic.json("cluster", "show")
+        assert kitchen.json("cluster", "show")["cluster"] == shown["cluster"]
+        (peer,) = attic.json("peers", *ON_LOOPBACK)
+        assert peer["name"] == "kitchen"
+
+
+def test_a_device_that_is_paired_again_may_do_less(
+    device: Callable[[str], Device], checkpoint: TinyCheckpoint
+) -> None:
+    """Also where it keeps what it was given before."""
+    attic, phone, copy = device("attic"), device("phone"), device("copy")
+    pair(attic, phone)
+    shutil.copytree(phone.folder / "keys", copy.folder / "keys")
+    with attic.peer() as daemon:
+        assert answer(copy, daemon, checkpoint).code == 0
+        with attic.inviting("--role", "lend") as (process, shown):
+            address = ("--peer", shown["addresses"][0])
+            assert phone.edge("pair", shown["code"], *address, "--leave").code == 0
+            process.communicate(timeout=PATIENCE_S)
+        assert "not have them compute" in answer(phone, daemon, checkpoint).sentence()
+        assert answer(copy, daemon, checkpoint).code == 1
+        assert daemon.end() == 0
 
 
 def test_who_a_script_with_a_token_expels_stays_expelled(

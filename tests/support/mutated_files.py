@@ -54,6 +54,7 @@ from edge.weights.packed_folder import PackedStore
 from edge.weights.packed_matrix import CodedMatrix
 from tests.support import gguf_bytes
 from tests.support.checkpoints import make_checkpoint
+from tests.support.devices import Kept
 from tests.support.kept_journals import journal_of
 from tests.support.mutated_frames import mutated, mutated_bytes
 from tests.support.packed_folders import (
@@ -363,7 +364,11 @@ class Files:
 
     def _memberships(self, folder: Path) -> dict[str, Kind]:
         store = MembershipStore(folder)
-        founded = store.founded("attic").expelling("a" * 32)
+        attic = Kept(store.founded("attic"))
+        kitchen = attic.taking_in("kitchen").membership
+        rotation = attic.rotate()
+        attic.taking_in("cellar")
+        founded = attic.membership.expelling("a" * 32)
         store.keep(founded)
         identity = Identity.made()
 
@@ -387,7 +392,11 @@ class Files:
 
         return {
             **{name: open_with(name) for name in ("membership.json", "identity.pem")},
-            **{part: reading_der(part) for part in ("certificate", "cluster", "key")},
+            **{
+                part: reading_der(part)
+                for part in ("certificate", "cluster", "key", "taken_in", "past")
+            },
+            "rotation": Kind(rotation, kitchen.following),
             "token": Kind(
                 token(founded), lambda text: enrolled_by_token(text, "it", "cellar", identity)
             ),

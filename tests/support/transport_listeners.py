@@ -30,9 +30,9 @@ async def echo(channel: Channel) -> None:
 
 
 @contextlib.asynccontextmanager
-async def echoing(**options: Any) -> AsyncIterator[Listener]:
+async def echoing(address: str = "127.0.0.1:0", **options: Any) -> AsyncIterator[Listener]:
     listener = await listen(
-        "127.0.0.1:0",
+        address,
         **{"hello": {}, "credentials": None, "on_channel": echo, "on_link": refuse_link, **options},
     )
     try:

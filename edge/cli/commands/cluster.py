@@ -16,7 +16,22 @@ from edge.membership.identity import fingerprint
 from edge.membership.membership import Membership
 from edge.membership.own import OwnMembership
 from edge.membership.store import TOKEN_VARIABLE, MembershipStore, config_root, write_token
+from edge.protocol.carrying import carry_along
 from edge.protocol.discovery import find_peers
+from edge.transport import Credentials
+
+_TELL_FOR_S = 3.0
+
+_interfaces = click.option(
+    "--interface",
+    "interfaces",
+    multiple=True,
+    metavar="NAME|IP",
+    help="Tell members only on this network interface.",
+)
+_announced = click.option(
+    "--cluster", default="default", show_default=True, help="The name that peers announce."
+)
 
 
 @click.group("cluster", short_help="Show this device's cluster, expel a device.")
@@ -27,6 +42,7 @@ def command() -> None:
     Examples:
       edge cluster show                    this device, and those that it was paired with
       edge cluster expel kitchen           for good, and everywhere
+      edge cluster rotate                  a new key, when the old one may be in wrong hands
       edge cluster token ~/edge-token      for scripts, which cannot type words
     """
 
@@ -67,6 +83,7 @@ def show(as_json: bool) -> None:
             "paired": {id: name for id, name in membership.others.items() if id not in expelled},
             "expelled": sorted(expelled),
             "epoch": membership.expelled.epoch,
+            "generation": membership.generation,
         }
         click.echo(json.dumps(value, indent=2))
         return
@@ -82,16 +99,8 @@ def show(as_json: bool) -> None:
 
 @command.command()
 @click.argument("device")
-@click.option(
-    "--interface",
-    "interfaces",
-    multiple=True,
-    metavar="NAME|IP",
-    help="Tell members only on this network interface.",
-)
-@click.option(
-    "--cluster", default="default", show_default=True, help="The name that peers announce."
-)
+@_interfaces
+@_announced
 def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
     """Expel a device, by name or the beginning of its id, for good.
 
@@ -103,22 +112,54 @@ def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
     own.change(lambda newest: newest.expelling(id))
     told = 0
     with contextlib.suppress(NetworkError):  # those who are not there hear it from another member
-        found = find_peers(cluster, own.credentials(), timeout_s=3.0, interfaces=interfaces or None)
+        found = find_peers(
+            cluster, own.credentials(), timeout_s=_TELL_FOR_S, interfaces=interfaces or None
+        )
         told = len(asyncio.run(found)[0])
     click.echo(f"Expelled {fingerprint(id)}; {told} peers were told at once.")
 
 
 @command.command()
-@click.option("--leave", is_flag=True, help="Although other devices were paired with this one.")
-def rotate(leave: bool) -> None:
+@click.option("--leave", is_flag=True, help="Take no other device along: pair them again.")
+@_interfaces
+@_announced
+def rotate(leave: bool, interfaces: tuple[str, ...], cluster: str) -> None:
     """A new key for the cluster, where the old one, or a token, may be in wrong hands.
 
-    Every other device has to be paired again.
+    The devices that this one has taken in go along, but for those that were expelled: those that
+    are there are told at once, others by the first member that they meet. Tokens are void.
     """
     _check_no_token()
-    own = OwnMembership(socket.gethostname())
-    made = own.change(lambda newest: _renewed(newest, leave=leave))
-    click.echo(f"The cluster is {fingerprint(made.cluster_id)} now; pair its devices again.")
+    own, name = OwnMembership(socket.gethostname()), socket.gethostname()
+    before = own.current()
+    if leave:
+        made = own.change(lambda newest: _renewed(newest, leave=True))
+    else:
+        made = own.change(lambda newest: newest.rotated(name))
+    click.echo(f"The cluster is {fingerprint(made.cluster_id)} now.")
+    if made.taken_in:
+        told = asyncio.run(_carried(own.credentials(), cluster, interfaces or None))
+        names = ", ".join(made.others.values())
+        click.echo(f"Of {names}, {told} have followed; others will when they meet a member.")
+    gone = before.expelled.ids | made.others.keys()
+    if left := [name for id, name in before.others.items() if id not in gone]:
+        click.echo(f"Pair these again: {', '.join(left)}.")
+
+
+async def _carried(
+    credentials: Credentials, cluster: str, interfaces: tuple[str, ...] | None
+) -> int:
+    """How many peers, of those that are announced, have followed to the cluster's new key."""
+    told = 0
+
+    def count() -> None:
+        nonlocal told
+        told += 1
+
+    carrying = carry_along(credentials, cluster, interfaces, on_carried=count)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(carrying, _TELL_FOR_S)
+    return told
 
 
 @command.command()

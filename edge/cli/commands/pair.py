@@ -7,7 +7,6 @@ import json
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import click
 import segno
@@ -122,7 +121,9 @@ def _invite(
             on_ready=show,
         )
     )
-    own.change(lambda newest: newest.knowing(other.id, other.name))
+    certificate = other.certificate
+    assert certificate is not None
+    own.change(lambda newest: newest.taking_in(other.id, other.name, certificate))
     _tell(other, own.current().identity.id, as_json=as_json)
 
 
@@ -151,6 +152,7 @@ def _join(
 
 def _tell(other: Other, own_id: str, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"paired": asdict(other), "own": own_id}))
+        told = {"name": other.name, "id": other.id}
+        click.echo(json.dumps({"paired": told, "own": own_id}))
         return
     click.echo(f"Paired with {other}; this device is {fingerprint(own_id)}.")

@@ -37,6 +37,7 @@ from edge.protocol.heartbeat import LEAVES_WITHIN_S
 from edge.transport import Credentials, format_address, parse_address
 
 if TYPE_CHECKING:
+    from edge.membership.membership import Membership
     from edge.membership.own import OwnMembership
 
 _MOST_HANDED_BYTES = 64 << 10
@@ -268,7 +269,8 @@ async def _serve_clusters(
     number: int,
     ending: _Ending,
 ) -> None:
-    """Serve the cluster of this device; when it is paired with another one, that one's."""
+    """Serve the cluster of this device; when it is paired with another one, that one's; and when
+    the cluster gets a new key, under that."""
     while not ending.wished.is_set():
         membership = own.current()
         if LEND not in membership.roles:
@@ -277,13 +279,14 @@ async def _serve_clusters(
                 "with --role lend on the device that shows the code"
             )
         id = peer_id(membership.identity.id, number)
-        moved = functools.partial(_moved, own, membership.cluster_id)
+        moved = functools.partial(_moved, own, membership)
         settings = await serve(settings, own.credentials(), id, ending, moved=moved)
 
 
-async def _moved(own: OwnMembership, cluster_id: str) -> None:
-    """Returns once this device is of another cluster."""
-    while own.current().cluster_id == cluster_id:  # noqa: ASYNC110  another process changes it
+async def _moved(own: OwnMembership, membership: Membership) -> None:
+    """Returns once this device has another certificate."""
+    shown = membership.certificate
+    while own.current().certificate == shown:  # noqa: ASYNC110  another process changes it
         await asyncio.sleep(LOOK_EVERY_S)
 
 

@@ -13,7 +13,7 @@ OWN, FRIEND, STRANGER = "a" * 32, "0123456789abcdef" * 2, "f" * 32
 
 
 def member(id: str, *roles: str) -> Member:
-    return Member(id=id, name="kitchen", roles=frozenset(roles))
+    return Member(id=id, name="kitchen", roles=frozenset(roles), edition=0)
 
 
 def test_ids_are_read_as_they_are_shown() -> None:

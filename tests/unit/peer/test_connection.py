@@ -238,7 +238,7 @@ def test_who_is_expelled_is_hung_up_on(tmp_path: Path) -> None:
     founded, other = Membership.founded("attic"), Identity.made().id
     now = [founded]
     known = credentials(lambda: now[0])
-    member = Member(id=other, name="cellar", roles=frozenset({USE, LEND}))
+    member = Member(id=other, name="cellar", roles=frozenset({USE, LEND}), edition=0)
 
     async def main() -> None:
         resources = PeerResources(settings(tmp_path), known)

@@ -225,7 +225,7 @@ def test_a_program_of_the_old_cluster_talks_to_nobody() -> None:
                 await connect(listener.addresses[0], hello={}, credentials=shown_before)
 
     run(scenario)
-    assert not shown_before.is_admitted(first.identity.id)
+    assert not shown_before.is_admitted(first.identity.id, None)
 
 
 def forged(member: Membership) -> Membership:
