@@ -120,6 +120,24 @@ def test_a_long_paste_of_three_lines_is_one_turn(chat: Open, tmp_path: Path) -> 
         terminal.wait_for_prompt()
 
 
+def test_what_is_typed_ahead_is_sent_as_it_was_typed(chat: Open, tmp_path: Path) -> None:
+    """While the model is loaded, and while it answers."""
+    with chat() as terminal:
+        terminal.wait(lambda: "\x1b[?2004h" in terminal.output)
+        terminal.send(f"Hello{ENTER}/show{ENTER}{pasted('two' + ENTER + 'lines')}")
+        terminal.wait_for("max-new-tokens      6")
+        assert terminal.text.index("[cut at 6") > terminal.text.index("> Hello")
+        terminal.wait_for("  lines")
+        terminal.send(ENTER)
+        terminal.wait(lambda: terminal.text.count("[cut at 6") == 2)
+        terminal.wait_for_prompt()
+        asked = turns_of(terminal, tmp_path / "a.json")[::2]
+        assert [each["content"] for each in asked] == ["Hello", "two\nlines"]
+        terminal.say("/bye")
+        assert terminal.end() == 0
+        assert terminal.is_as_found()
+
+
 def test_ctrl_c_at_the_prompt(chat: Open) -> None:
     with chat() as terminal:
         terminal.wait_for_prompt()
@@ -163,6 +181,7 @@ def test_ctrl_c_in_an_answer(daemon: Daemon, endless_talker: Path, tmp_path: Pat
         assert (question["content"], question["role"]) == ("Hello", "user")
         assert len(answer["content"]) > 200
         terminal.say("/set max-tokens 3")
+        terminal.wait_for("max-new-tokens: 3")
         terminal.wait_for_prompt()
         terminal.say("And now?")
         terminal.wait_for("[cut at 3 tokens")
@@ -219,16 +238,16 @@ def test_every_command(chat: Open, tmp_path: Path) -> None:
         say("/stats", "the conversation has ")
         say("/plan", "talker on 1 of 1 peers")
         say("/show", "max-new-tokens      6")
-        say("/set top-k 2", ">")
-        say("/set temperature 0.5", ">")
-        say("/set seed 7", ">")
+        say("/set top-k 2", "top-k: 2")
+        say("/set temperature 0.5", "temperature: 0.5")
+        say("/set --seed 7", "seed: 7")
         say("/show", "seed                7")
         say("/set temperatur 1", "edge: temperatur cannot be set; near it: temperature.")
         say("/set temperature hot", "edge: temperature is a number, not 'hot'")
         say("/set temperature -1", "edge: temperature must be")
         say("/set seed", "edge: give a value, too: /set seed VALUE")
         say("/set thinking loud", "edge: thinking is one of fold, show, hide, not 'loud'")
-        say("/set markdown off", ">")
+        say("/set markdown off", "markdown: off")
         say("/retry", "[cut at 6")
         say("/system", "system: Be brief.")
         say("/system Be long.", "system: Be long.")

@@ -115,6 +115,7 @@ def _set(talk: Talk, rest: str) -> None:
     if not value.strip():
         raise RequestError(f"give a value, too: /set {name} VALUE; /show lists what is set")
     talk.settings = talk.settings.changed(name, value.strip())
+    talk.say(talk.settings.told(name, talk.usual_sampling))
 
 
 def _show(talk: Talk, _rest: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+import termios
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import click
@@ -15,7 +16,14 @@ from edge.host.state_paths import state_root
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
 
+_PASTES_ARE_TOLD, _PASTES_ARE_NOT_TOLD = "\x1b[?2004h", "\x1b[?2004l"
+"""Of terminals: what is pasted comes between two marks, which the editor knows."""
+
 _LEAVING = "Press Ctrl-C again, or Ctrl-D, to leave."
+
+
+_INPUT_FLAGS, _LOCAL_FLAGS = 0, 3
+"""Places in what `termios` tells."""
 
 
 class LineInput(Protocol):
@@ -89,6 +97,8 @@ class Editor:
             except EOFError:
                 return None
             self.interrupted = False
+            sys.stdout.write(_PASTES_ARE_TOLD)  # the prompt has ended that
+            sys.stdout.flush()
             if text:
                 return text
 
@@ -100,6 +110,32 @@ def line_input(commands: Sequence[str]) -> LineInput:
     if is_a_terminal():
         return Editor(commands)
     return PipedInput()
+
+
+@contextlib.contextmanager
+def typed_ahead() -> Iterator[None]:
+    """While nobody is asked, what is typed waits for the next prompt, as it was typed.
+
+    Else a terminal would show it amid bars and answers, and hand on each Enter as the key that
+    begins a new line. Does nothing where no terminal is.
+    """
+    if not is_a_terminal():
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    found = termios.tcgetattr(descriptor)
+    waiting = list(found)
+    waiting[_INPUT_FLAGS] &= ~termios.ICRNL
+    waiting[_LOCAL_FLAGS] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, waiting)
+    sys.stdout.write(_PASTES_ARE_TOLD)
+    sys.stdout.flush()
+    try:
+        yield
+    finally:
+        sys.stdout.write(_PASTES_ARE_NOT_TOLD)
+        sys.stdout.flush()
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, found)
 
 
 def is_a_terminal() -> bool:

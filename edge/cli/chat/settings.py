@@ -43,6 +43,12 @@ class Settings:
             raise RequestError(f"{name} cannot be set{said}. There are {', '.join(known)}")
         return replace(self, generation=replace(self.generation, **{field: _value(field, value)}))
 
+    def told(self, name: str, usual: SamplingParameters) -> str:
+        """What a name that `changed` has taken stands for now."""
+        field = name.strip("-").replace("_", "-")
+        field = _SHORT.get(field.replace("-", "_"), field).replace("_", "-")
+        return f"{field}: {dict(self.rows(usual))[field]}"
+
     def rows(self, usual: SamplingParameters) -> list[tuple[str, str]]:
         """(name, value) of everything, as `/show` lists it. usual: the model's own."""
         rows = [

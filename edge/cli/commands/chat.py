@@ -7,7 +7,7 @@ import click
 from edge.api.generation_options import GenerationOptions
 from edge.cli.chat.commands import COMMANDS, is_command, run_command
 from edge.cli.chat.conversation import Conversation
-from edge.cli.chat.line_input import is_a_terminal, line_input
+from edge.cli.chat.line_input import is_a_terminal, line_input, typed_ahead
 from edge.cli.chat.settings import Settings
 from edge.cli.chat.talk import TerminalTalk
 from edge.cli.options import (
@@ -48,7 +48,7 @@ def command(
       edge chat path/to/checkpoint --system "Answer in one sentence." --peer 192.168.1.7:5000
     """
     is_terminal = is_a_terminal()
-    with open_cluster(peers, options) as cluster:
+    with typed_ahead(), open_cluster(peers, options) as cluster:
         loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)
         talk = TerminalTalk(
