@@ -83,7 +83,8 @@ async def find_peers(
         f"no peers found within {timeout_s:g} s by {tried}. "
         + (f"Announced, but not reachable: {why}. " if why else "")
         + "Start `edge peer` on each device with the same --cluster name, or give addresses: "
-        "--peer HOST:PORT, or edge.Cluster.connect([...])"
+        "--peer HOST:PORT, or edge.Cluster.connect([...]). On this device alone: edge run MODEL "
+        "--local 1, or edge.Cluster.local(1)"
     )
 
 

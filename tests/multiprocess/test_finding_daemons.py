@@ -83,6 +83,7 @@ def test_found_and_used_and_gone(
     assert f"cluster '{cluster_name}'" in message
     assert "--peer HOST:PORT" in message
     assert "edge.Cluster.connect" in message
+    assert "On this device alone: edge run MODEL --local 1" in message
 
 
 def test_one_that_listens_everywhere_is_one_peer_with_real_addresses(
