@@ -32,7 +32,7 @@ PART_ALIGNMENT = 2 << 20
 
 _MODEL, _DATA = "model.onnx", "model.data"
 _SAVED = "saved.onnx"
-_LAYOUT_VERSION = 1
+_LAYOUT_VERSION = 2
 """Raised with every change of what is packed here, and in which order."""
 
 _SMALLEST_WEIGHT = "129"
@@ -105,9 +105,10 @@ def make_template(
             ) from error
         raise
     saved = onnx.load(str(folder / _SAVED), load_external_data=False)
-    scales = {
-        node.input[2] for node in saved.graph.node if node.op_type == "MatMulNBits"
-    }  # packed together with the codes
+    products = [node for node in saved.graph.node if node.op_type == "MatMulNBits"]
+    scales = {node.input[2] for node in products}  # packed together with the codes
+    # Some processors' kernels read these as they are, and ONNX Runtime leaves few in the model.
+    zero_points = {node.input[3] for node in products if len(node.input) > 3}
     blobs: list[Blob] = []
     with (
         disk_errors_as_store_errors(folder),
@@ -117,6 +118,10 @@ def make_template(
         layout = _Layout(source, target)
         for tensor in saved.graph.initializer:
             if tensor.data_location != onnx.TensorProto.EXTERNAL:
+                if tensor.name in zero_points:
+                    at, nbytes = layout.write(tensor.raw_data), len(tensor.raw_data)
+                    blobs.append(Blob(weight=tensor.name, offset=at, nbytes=nbytes))
+                    _move_out(tensor, at, nbytes)
                 continue
             entries = {entry.key: entry for entry in tensor.external_data}
             packed = [entry for key, entry in entries.items() if key.startswith("prepacked_")]
@@ -141,19 +146,37 @@ def make_template(
     return Template(folder=folder, blobs=tuple(blobs))
 
 
+def _move_out(tensor: onnx.TensorProto, offset: int, nbytes: int) -> None:
+    """Of the model, to where it lies in the template's file."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", _DATA), ("offset", str(offset)), ("length", str(nbytes))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+
+
 class _Layout:
-    """Copies runs of one file to aligned places in another."""
+    """Copies runs of one file, and other bytes, to aligned places in another."""
 
     def __init__(self, source: Any, target: Any) -> None:
         self._source, self._target = source, target
         self._end = 0
 
     def copy(self, offset: int, nbytes: int) -> int:
-        start = -(-self._end // PART_ALIGNMENT) * PART_ALIGNMENT
+        start = self._begin(nbytes)
         self._source.seek(offset)
-        self._target.seek(start)
         for done in range(0, nbytes, _COPY_BYTES):
             self._target.write(self._source.read(min(_COPY_BYTES, nbytes - done)))
+        return start
+
+    def write(self, content: bytes) -> int:
+        start = self._begin(len(content))
+        self._target.write(content)
+        return start
+
+    def _begin(self, nbytes: int) -> int:
+        start = -(-self._end // PART_ALIGNMENT) * PART_ALIGNMENT
+        self._target.seek(start)
         self._end = start + nbytes
         return start
 
