@@ -29,8 +29,8 @@ _DAMPING = 0.1
 # A sum in float32 may have eigenvalues below 0 by more than the damping: tried with this much more.
 _MORE_DAMPING = (1.0, 10.0, 100.0)
 
-# All tiles are as wide, whatever their rows: the same products, so the same order of sums. A block
-# of 64 columns in this many rows is 128 KiB, of which a few stay in a 1 MiB L2 cache.
+# All tiles are as wide, whatever their rows: the same products. A block of 64 columns in this many
+# rows is 128 KiB, of which a few stay in a 1 MiB L2 cache.
 _TILE_ROWS = 512
 
 # OpenBLAS gives a product of more multiplications than this to threads of its own. On a busy host
@@ -74,9 +74,9 @@ def quantize_calibrated(
     the scale is then fitted to them once more, by H: 2 % less output error.
     `on_rows` is told now and then how many more rows are rounded; what it raises ends the work.
 
-    A row's result depends on that row alone, bitwise as far as BLAS computes the columns of a
-    product alike. In one thread: a second one won nothing, as the work is many small steps that
-    hold the interpreter's lock.
+    A row's result depends on that row alone, but for the order in which BLAS sums, which may be
+    another in another column of a product. In one thread: a second one won nothing, as the work is
+    many small steps that hold the interpreter's lock.
 
     Raises ValueError for other dtypes and shapes, for NaN or infinity, and where a gram is no
     x^T x.

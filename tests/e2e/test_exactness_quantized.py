@@ -108,7 +108,7 @@ def test_the_reference_equals_transformers_before_rounding(
     checkpoint = tiny_checkpoint(family)
     prompt = checkpoint.prompt(PROMPT_TOKENS)
     logits = ReferenceModel(checkpoint).logits(prompt)
-    assert np.abs(logits - checkpoint.logits(prompt)).max() <= 4e-5
+    assert np.abs(logits - checkpoint.logits(prompt)).max() <= 1e-4
 
 
 @pytest.mark.parametrize(
