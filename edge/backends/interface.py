@@ -30,6 +30,9 @@ class ShardWeights:
     """Where a back end keeps what it makes of them; None: nowhere."""
     load_room_bytes: int | None = None
     """The overhead that loading may take; None: what it wants."""
+    lends_buffers: bool = False
+    """Layers from disk may stay in what a step leaves unused of its buffers, not only in what it
+    leaves of the keys' and values' memory."""
     host_bytes: int = 0
     """Bytes of the host's memory, for weights that a device with its own has no room for."""
 

@@ -191,10 +191,11 @@ def _evaluated(widths: Widths, limits: StepLimits) -> int:
 
 def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
     """The most that a shard takes over weights and KV cache while it computes any step."""
-    values = _made_once(widths, limits) + _activations(widths, limits) + _logits(widths, limits)
+    values = _made_once(widths, limits) + _logits(widths, limits)
     loose = _SPARE_PAGE_BYTES if widths.loose_layers else 0
     return (
         _FLOAT_BYTES * values
+        + activation_bytes(widths, limits)
         + widths.loose_layers * _LOOSE_LAYER_BYTES
         + loose
         + _moved_bytes(widths, limits)
@@ -248,8 +249,8 @@ def _made_once(widths: Widths, limits: StepLimits) -> int:
     return 4 * most_rows(limits) * widths.hidden_size + limits.context_tokens * table_columns
 
 
-def _activations(widths: Widths, limits: StepLimits) -> int:
-    """Values that are alive at once in a layer, however its kernels keep them.
+def activation_bytes(widths: Widths, limits: StepLimits) -> int:
+    """What is alive at once in a layer in the largest step, however its kernels keep it.
 
     Normed and residual states, and what mixers and feed-forward blocks have. Those are never alive
     at once, but the arena keeps the blocks of every kind.
@@ -258,7 +259,8 @@ def _activations(widths: Widths, limits: StepLimits) -> int:
     for part in widths.parts:
         values = part.row_values(limits.context_tokens, widths.hidden_size)
         largest[part.kind] = max(values, largest.get(part.kind, 0))
-    return most_rows(limits) * (3 * widths.hidden_size + sum(largest.values()))
+    values = most_rows(limits) * (3 * widths.hidden_size + sum(largest.values()))
+    return _FLOAT_BYTES * values
 
 
 def _logits(widths: Widths, limits: StepLimits) -> int:

@@ -494,6 +494,8 @@ class Connection:
                     packed=packed,
                     # Nothing is kept in the cache before the first step.
                     load_room_bytes=self._peer.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
+                    # Where they have a limit of their own, it is of weights and KV caches together.
+                    lends_buffers=self._peer.ledger.model_limit_bytes is None,
                     host_bytes=hosted.host_bytes,
                 )
                 loaded_bytes = await asyncio.wrap_future(

@@ -10,6 +10,7 @@ from typing import Literal
 
 from edge.errors import CapacityError
 from edge.host.cache_paths import cache_root
+from edge.memory.lending import unused_by_decoding
 from edge.memory.shard_memory import most_overhead
 from edge.partition import ClusterSpec, Plan
 from edge.planning.able_peers import some_able_peers
@@ -97,10 +98,11 @@ def _proposed(
         stream=options.stream == "on",
         kv_dtype=options.kv_dtype,
     )
+    unused = unused_by_decoding(checkpoint.spec, limits)
     known = replace(
         known,
         devices=tuple(
-            replace(device, memory_bytes=peer.device(buffer_bytes=taken).memory_bytes)
+            replace(peer.device(buffer_bytes=taken, unused_bytes=unused), rates=device.rates)
             for device, peer in zip(known.devices, peers, strict=True)
         ),
     )

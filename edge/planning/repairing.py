@@ -295,6 +295,7 @@ class _Repairing:
         """The devices that are left, with their memory for weights and KV caches; a step takes
         `taken` bytes of it."""
         memory = {peer.id: peer.device(buffer_bytes=taken).memory_bytes for peer in self.peers}
+        unused = {each.id: each.unused_buffer_bytes for each in self.before.cluster.devices}
         for device in self.before.cluster.devices:
             if device.id in self.before.plan.devices:
                 had = self.before.overhead.get(device.id)
@@ -302,7 +303,11 @@ class _Repairing:
                 memory[device.id] = max(0, device.memory_bytes - more)
 
         def with_memory(device: DeviceSpec) -> DeviceSpec:
-            return replace(device, memory_bytes=memory[device.id])
+            return replace(
+                device,
+                memory_bytes=memory[device.id],
+                unused_buffer_bytes=unused.get(device.id, 0),
+            )
 
         return replace(self.known, devices=tuple(map(with_memory, self.known.devices)))
 

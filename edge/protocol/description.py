@@ -99,8 +99,10 @@ class PeerDescription:
         """What of these it has no kernels for."""
         return tuple(each for each in self.lacks if each in needs)
 
-    def device(self, *, buffer_bytes: int = 0) -> DeviceSpec:
-        """As plans see it: memory for weights and KV, without the buffers of their steps."""
+    def device(self, *, buffer_bytes: int = 0, unused_bytes: int = 0) -> DeviceSpec:
+        """As plans see it: memory for weights and KV, without the buffers of their steps, of which
+        decoding leaves some unused."""
+        is_limited = self.model_free_bytes < self.free_bytes  # what weights and KV may take
         return DeviceSpec(
             id=self.id,
             name=self.name,
@@ -108,4 +110,5 @@ class PeerDescription:
             threads=self.threads,
             host=self.host,
             host_memory_bytes=self.host_memory_bytes,
+            unused_buffer_bytes=0 if is_limited else unused_bytes,
         )

@@ -93,6 +93,11 @@ class KVPool:
     def __contains__(self, request: str) -> bool:
         return request in self._requests
 
+    @property
+    def slots(self) -> Iterator[tuple[int, str]]:
+        """Each that is taken, and whose it is."""
+        return enumerate(self._requests)
+
     def length(self, slot: int) -> int:
         """Tokens that the slot holds."""
         return self._lengths[slot]

@@ -16,7 +16,7 @@ from edge.partition.cost.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_p
 from edge.partition.cost.terms import Kind, Term, in_words, merged
 from edge.partition.errors import PlanError
 from edge.partition.fit.memory import memory_use
-from edge.partition.fit.streamed_layers import Load, loads_of, waits_for_disk
+from edge.partition.fit.streamed_layers import Load, loads_of, waits_for_disk, while_decoding
 from edge.partition.plan.facts import ClusterSpec, LayerFacts, ModelFacts, Workload
 from edge.partition.plan.plan import Plan, Stage
 from edge.partition.plan.shard import LayerSlice, num_local_kv_heads
@@ -68,11 +68,13 @@ def estimate(
         raise PlanError(
             [f"Device {name!r} has not been measured, so no speed is known." for name in unmeasured]
         )
-    view = _View(plan, model, cluster)
     use = memory_use(plan, model, workload)
+    decoding = while_decoding(plan, use, cluster, workload)
+    view = _View(decoding, model, cluster)
     decode = decode_phase(workload)
-    waits = waits_for_disk(plan, cluster, use, view.stage_seconds(decode))
-    loads = view.loads(waits, loads_of(plan, cluster, use))
+    decoding_use = use if decoding is plan else memory_use(decoding, model, workload)
+    waits = waits_for_disk(decoding, cluster, decoding_use, view.stage_seconds(decode))
+    loads = view.loads(waits, loads_of(decoding, cluster, decoding_use))
     terms = merged([*view.steps(decode), *loads, *view.outside_stages(decode)])
     token_s = sum(term.seconds for term in terms)
     chunk, num_chunks = chunk_phase(workload, chunk_tokens)

@@ -95,6 +95,28 @@ def waits_for_disk(
     return waits
 
 
+def while_decoding(
+    plan: Plan, use: Mapping[str, MemoryUse], cluster: ClusterSpec, workload: Workload
+) -> Plan:
+    """The plan with the layers that steps of decoding read from disk.
+
+    Memory that is kept for longer contexts and larger steps holds layers meanwhile, where it is
+    that of the process.
+    """
+    used_tokens = workload.concurrency * workload.context_tokens
+    unused_part = max(0.0, 1 - used_tokens / workload.cached_tokens)
+    for number, stage in enumerate(plan.stages):
+        for rank, shard in enumerate(stage.slices):
+            own, device = use[shard.device], cluster.device(shard.device)
+            if own.streamed_bytes and device.host_memory_bytes is None:
+                buffer_bytes = device.unused_buffer_bytes // len(stage.shards)
+                unused_bytes = int(own.kv_bytes * unused_part) + buffer_bytes
+                lent = min(shard.streamed_layers, unused_bytes // own.streamed_layer_bytes)
+                changed = replace(shard, streamed_layers=shard.streamed_layers - lent)
+                plan = _with_share(plan, number, rank, changed)
+    return plan
+
+
 def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan:
     """The plan with as few layers streamed as its devices' memory needs.
 

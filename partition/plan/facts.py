@@ -42,13 +42,20 @@ class DeviceSpec:
     """What it measured of itself; None: not yet."""
     host_memory_bytes: int | None = None
     """Of its host's memory, for layers that it has no room for; None: its memory is the host's."""
+    unused_buffer_bytes: int = 0
+    """Of what steps compute in, the part that decoding leaves to layers from disk."""
 
     def __post_init__(self) -> None:
         _require_name("a device's id", self.id)
         _require_name(f"the name of device {self.id!r}", self.name)
         if self.host:
             _require_name(f"the host of device {self.id!r}", self.host)
-        _require_at_least(0, f"device {self.id!r}", memory_bytes=self.memory_bytes)
+        _require_at_least(
+            0,
+            f"device {self.id!r}",
+            memory_bytes=self.memory_bytes,
+            unused_buffer_bytes=self.unused_buffer_bytes,
+        )
         _require_at_least(1, f"device {self.id!r}", threads=self.threads)
         if self.host_memory_bytes is not None:
             _require_at_least(0, f"device {self.id!r}", host_memory_bytes=self.host_memory_bytes)

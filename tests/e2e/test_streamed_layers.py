@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import edge
@@ -100,6 +101,38 @@ def test_a_model_larger_than_memory_reads_layers_from_disk(
                 assert model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids == expected
                 streams = f"from disk for each token: {shard.streamed_layers} of 6 layers"
                 assert sum(streams in message for message in caplog.messages) == told
+
+
+def test_layers_stay_in_memory_that_no_step_uses() -> None:
+    """What is kept for a long context holds all layers of this model while a reply is short; a
+    longer prompt needs the room, and the tokens are those of layers that never left."""
+    prompts = ["Once", "Once upon a time " * 95, "Where does the cat live?"]
+    others = set(psutil.Process().children())
+    with edge.Cluster.local(1, threads=1) as cluster:
+        (daemon,) = set(psutil.Process().children()) - others
+        plan = bundled_plan("solo")
+        options = edge.LoadOptions(context_tokens=512, concurrency=1)
+        with cluster.load(MODEL, options, plan=plan) as model:
+            expected = [
+                model.generate(each, max_new_tokens=20, ignore_eos=True).token_ids
+                for each in prompts
+            ]
+        with cluster.load(MODEL, options, plan=streaming(plan, 6)) as model:
+            (row,) = model.proposal.rows
+            layer_bytes = row.memory.streamed_layer_bytes
+            assert row.memory.streamed_bytes >= 5 * layer_bytes > 0
+            for prompt, tokens in zip(prompts, expected, strict=True):
+                before = daemon.io_counters().read_chars
+                read: list[int] = []
+                found: list[int] = []
+                for token in model.stream(prompt, max_new_tokens=20, ignore_eos=True):
+                    found.append(token.token_id)
+                    read.append(daemon.io_counters().read_chars - before)
+                assert tuple(found) == tokens
+                if prompt == prompts[1]:
+                    assert read[0] > 3 * layer_bytes
+                else:
+                    assert read[-1] - read[6] < layer_bytes
 
 
 def test_a_model_that_fits_stays_in_memory(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,7 +32,7 @@ from edge.memory.step_memory import load_bytes
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier, numpy_dtype
 from edge.protocol.step import StepLimits
-from edge.weights.formats import KvDtype, WeightFormat, kv_bits
+from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
 
 _process = threading.Lock()
@@ -162,9 +162,10 @@ class OrtBackend:
             agreement=agreement,
             weight_bytes=weights.manifest.total_bytes,
             limits=limits,
-            kv_bits=kv_bits(kv_dtype),
+            kv_dtype=kv_dtype,
             kv_tier=kv_tier,
             arena=Arena(_session_options()),
+            lends_buffers=weights.lends_buffers,
         )
 
 

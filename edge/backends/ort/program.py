@@ -27,11 +27,13 @@ from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.overlap import parts_of
 from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
+from edge.memory.lending import Lending
 from edge.memory.step_memory import Widths, most_batched, most_logits, most_rows
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
 from edge.transport import Collective, Work
+from edge.weights.formats import KvDtype, kv_bits
 from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_runs
 
@@ -96,13 +98,15 @@ class OrtProgram(HostKvStorage):
         agreement: Agreement,
         weight_bytes: int,
         limits: StepLimits,
-        kv_bits: int | None,
+        kv_dtype: KvDtype,
         arena: Arena,
+        lends_buffers: bool = False,
         kv_tier: KVTier | None = None,
     ) -> None:
         """`open_graphs` makes the sessions.
 
         For a KV cache of so many bits, None for float32, and with so many layers on disk.
+        lends_buffers: see `ShardWeights`.
         """
         self.rows_agree = agreement.of_chunks
         self._fills_up = limits.batch_invariant and agreement.of_pairs and not agreement.of_single
@@ -117,7 +121,12 @@ class OrtProgram(HostKvStorage):
         # Its own value where there is none. ONNX Runtime's Python part asks for it in every run,
         # and what says that there is none is an exception of C++: 60 us in every run of a graph.
         self._run_options.add_run_config_entry("gpu_graph_id", "0")
-        self._kv_bits = kv_bits
+        self._kv_bits = kv_bits(kv_dtype)
+        self._kv_dtype = kv_dtype
+        self._lends_buffers = lends_buffers
+        self._lending: Lending | None = None
+        self._unused_layers = 0
+        """Layers that the step before this one left memory for."""
         self._kv_tier = kv_tier
         self._graph_bits: int | None = None
         self._cache: OrtCache = OrtCache(layout, limits)
@@ -149,7 +158,7 @@ class OrtProgram(HostKvStorage):
         try:
             # Last, as it may begin to read from disk. Codes need scales, which only keys and values
             # can tell: the cache is float32 until then.
-            self._graphs = open_graphs(None, layout.streamed_layers)
+            self._use(open_graphs(None, layout.streamed_layers))
         except BaseException:
             self._cache.pool.close()
             raise
@@ -169,6 +178,7 @@ class OrtProgram(HostKvStorage):
     ) -> NDArray[np.float32]:
         check_step(step, self._limits, vocab_size=self._spec.vocab_size)
         self._graphs.check()
+        self._lend(step)
         self._moves.arrive(step)
         # Products take rows in pairs, and round a last one alone in another way.
         fills_up = self._fills_up and step.num_tokens == 1 and step.batch % 2 == 1
@@ -217,8 +227,16 @@ class OrtProgram(HostKvStorage):
         layers = streamed.streamed if streamed is not None else 0
         self._drop_graphs()  # before the others: the weights fit only once
         self._arena.give_back()
-        self._graphs = self._open_graphs(self._kv_bits, layers)
+        self._use(self._open_graphs(self._kv_bits, layers))
         self._graph_bits = self._kv_bits
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        self._lend(None)
+        super().put_rows(request, first, rows)
+
+    def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
+        self._lend(None)
+        return super().take(request, source, tokens, moves=moves)
 
     def stream(self, layers: int) -> None:
         if self._graphs.streamed is not None:
@@ -228,9 +246,9 @@ class OrtProgram(HostKvStorage):
             self._drop_graphs()  # before the others: there may be no room for both
             self._arena.give_back()
             try:
-                self._graphs = self._open_graphs(self._graph_bits, layers)
+                self._use(self._open_graphs(self._graph_bits, layers))
             except BaseException:
-                self._graphs = self._open_graphs(self._graph_bits, 0)
+                self._use(self._open_graphs(self._graph_bits, 0))
                 raise
 
     @property
@@ -260,6 +278,31 @@ class OrtProgram(HostKvStorage):
         self._moves.close()
         self._cache.pool.close()
         self._arena.give_back()
+
+    def _use(self, graphs: OpenGraphs) -> None:
+        self._graphs, self._lending = graphs, None
+        if graphs.streamed is not None:
+            self._lending = Lending(
+                widths=Widths.of_shard(self._spec, self._layout, kv_dtype=self._kv_dtype),
+                limits=self._limits,
+                layer_bytes=graphs.streamed.layer_bytes,
+                lends_buffers=self._lends_buffers,
+            )
+
+    def _lend(self, step: Step | None) -> None:
+        """Layers from disk stay where this step, and the one before it, leave memory unused; None:
+        keys and values come in, of which no step knows."""
+        streamed, lending, pool = self._graphs.streamed, self._lending, self._cache.pool
+        if streamed is None or lending is None:
+            return
+        unused = 0
+        if step is not None:
+            ends = {entry.request: entry.end for entry in step.entries}
+            others = [pool.length(slot) for slot, name in pool.slots if name not in ends]
+            rows = step.batch * step.num_tokens
+            unused = lending.layers(rows, (*ends.values(), *others))
+        streamed.lend(min(unused, self._unused_layers))
+        self._unused_layers = unused
 
     def _drop_graphs(self) -> None:
         graphs, self._graphs = self._graphs, NO_GRAPHS

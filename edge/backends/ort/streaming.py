@@ -82,6 +82,7 @@ class StreamedLayers:
         self._layers = tuple(_layers(segments))
         self._sessions: dict[int, LooseSession] = {}
         self._streamed = streamed
+        self._lent = 0
         self._streamer: WeightStreamer | None = None
         self._position = {
             index: (position, part)
@@ -125,10 +126,27 @@ class StreamedLayers:
         """How many layers are read for each step."""
         return self._streamed
 
+    @property
+    def layer_bytes(self) -> int:
+        """What the largest layer takes while it is in memory."""
+        return max(sum(map(len, self._memory(layer))) for layer in self._layers)
+
     def stream(self, count: int) -> None:
-        """Read so many layers for each step from now on. From any thread."""
+        """Read so many layers for each step from now on."""
         self._streamed = count
-        self._running.keep(len(self._layers) - count)
+        self._lent = 0
+        self._keep()
+
+    def lend(self, layers: int) -> None:
+        """So many of those that are read for each step stay in memory until this says otherwise;
+        what is too many then has left it when this returns."""
+        layers = min(layers, self._streamed)
+        if layers != self._lent:
+            self._lent = layers
+            self._keep()
+
+    def _keep(self) -> None:
+        self._running.keep(len(self._layers) - self._streamed + self._lent)
 
     @property
     def bytes_read(self) -> int:

@@ -100,6 +100,30 @@ def test_a_step_waits_for_what_the_disk_does_not_bring_meanwhile() -> None:
     assert streamed.bottleneck == "reading weights from the disk of a: 4,970 ms of 6,500 ms"
 
 
+@pytest.mark.parametrize(
+    ("reserved_tokens", "buffer_bytes", "host_memory_bytes", "read"),
+    [
+        (11, 0, None, 8),  # one request has all of its tokens
+        (11 + 13, 0, None, 6),  # 20 bytes a token: 260 hold two layers of 130
+        (11 + 13, 129, None, 6),
+        (11 + 13, 130, None, 5),
+        (11, 6 * MATRIX_BYTES, None, 0),  # two are left, which the window holds
+        (11 + 13, 130, 0, 8),  # the memory of a GPU
+    ],
+)
+def test_decoding_leaves_memory_to_layers_from_disk(
+    reserved_tokens: int, buffer_bytes: int, host_memory_bytes: int | None, read: int
+) -> None:
+    """A prompt is read as without it."""
+    plain = replace(device("a", 10**6), host_memory_bytes=host_memory_bytes)
+    lends = replace(plain, unused_buffer_bytes=buffer_bytes)
+    workload = replace(WORKLOAD, reserved_tokens=reserved_tokens)
+    without = estimate(alone(8), MODEL, ClusterSpec(devices=(plain,)), WORKLOAD)
+    found = estimate(alone(8), MODEL, ClusterSpec(devices=(lends,)), workload)
+    assert found.first_token_s == pytest.approx(without.first_token_s)
+    assert sum(term.count for term in found.terms if term.kind in ("load", "copy")) == read
+
+
 def test_a_disk_that_keeps_up_costs_nothing() -> None:
     fast = replace(RATES, disk_bytes_per_s=1e9)
     cluster = ClusterSpec(devices=(device("a", 10**6, fast),))

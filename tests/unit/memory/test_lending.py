@@ -1,0 +1,66 @@
+"""What a step leaves of a shard's memory, and never more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.memory.lending import Lending, buffers_unused
+from edge.memory.step_memory import Widths, buffer_bytes
+from edge.protocol.step import StepLimits
+from edge.weights.layout import whole_layout
+from tests.support.specs import plain_spec
+
+SPEC = plain_spec(
+    hidden_size=64, num_heads=6, head_size=16, ffn_columns=96, vocab_size=100, context_tokens=512
+)
+LIMITS = StepLimits(context_tokens=512, chunk_tokens=64, requests=4, cached_tokens=1024)
+WIDTHS = Widths.of_shard(SPEC, whole_layout(SPEC))
+PAGE = WIDTHS.cache_page_tokens
+
+
+def lending(layer_bytes: int, *, lends_buffers: bool = False) -> Lending:
+    return Lending(
+        widths=WIDTHS, limits=LIMITS, layer_bytes=layer_bytes, lends_buffers=lends_buffers
+    )
+
+
+def test_the_memory_of_tokens_that_nobody_has() -> None:
+    """A request's pages are its own, and one more: it begins and ends in the middle of one."""
+    of_a_page = lending(PAGE * WIDTHS.cache_token_bytes)
+    all_pages = LIMITS.cached_tokens // PAGE
+    assert of_a_page.layers(1, []) == all_pages
+    assert of_a_page.layers(1, [1]) == all_pages - 2
+    assert of_a_page.layers(1, [PAGE, PAGE + 1]) == all_pages - 2 - 3
+    assert of_a_page.layers(1, [LIMITS.cached_tokens]) == 0
+    assert of_a_page.layers(1, [9 * LIMITS.cached_tokens]) == 0, "of a request longer than memory"
+
+
+def test_the_buffers_of_rows_that_a_step_has_not() -> None:
+    unused = buffers_unused(WIDTHS, LIMITS, 1)
+    full = [LIMITS.cached_tokens]
+    assert unused > 0
+    assert lending(unused, lends_buffers=True).layers(1, full) == 1
+    assert lending(unused + 1, lends_buffers=True).layers(1, full) == 0
+    assert lending(1, lends_buffers=True).layers(LIMITS.chunk_tokens, full) == 0
+    assert lending(1).layers(1, full) == 0, "where they have a limit of their own"
+
+
+@given(rows=st.integers(1, 64), fewer=st.integers(1, 64))
+def test_what_a_step_needs_of_the_buffers_is_left(rows: int, fewer: int) -> None:
+    """What is not unused is as much as a shard would keep whose largest step is this one."""
+    rows, fewer = max(rows, fewer), min(rows, fewer)
+    unused = buffers_unused(WIDTHS, LIMITS, rows)
+    assert 0 <= unused <= buffers_unused(WIDTHS, LIMITS, fewer)
+    smaller = replace(LIMITS, chunk_tokens=max(rows, 8), requests=1)
+    own_bytes = buffer_bytes(WIDTHS, replace(LIMITS, requests=1)) - unused
+    made_once = buffer_bytes(WIDTHS, smaller)
+    assert own_bytes >= made_once
+
+
+@pytest.mark.parametrize("lengths", [[], [3], [100, 200]])
+def test_without_layers_that_could_come_nothing_is_lent(lengths: list[int]) -> None:
+    assert lending(0, lends_buffers=True).layers(1, lengths) == 0
