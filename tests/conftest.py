@@ -8,6 +8,7 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from hypothesis.internal.conjecture import providers
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.state_paths import STATE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE
+from tests.support.forked import IMPORTED, ForkingPopen, Original
 
 if TYPE_CHECKING:
     from tests.support.checkpoints import TinyCheckpoint
@@ -61,6 +63,27 @@ def edge_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("edge-cache")))
         patch.setenv(STATE_VARIABLE, str(tmp_path_factory.mktemp("edge-state")))
         patch.setenv(CONFIG_VARIABLE, str(tmp_path_factory.mktemp("edge-keys")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_processes() -> Iterator[None]:
+    """`python -m edge` is forked, not begun anew."""
+    originals = {kind: Original(kind, on_start=_shared.add) for kind in IMPORTED}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ForkingPopen, "originals", originals, raising=False)
+        patch.setattr(subprocess, "Popen", ForkingPopen)
+        yield
+    for original in originals.values():
+        original.close()
+
+
+@pytest.fixture(scope="module")
+def begun_anew(forked_processes: None) -> Iterator[None]:
+    """Processes of the module are not forked: it is about how they start, or what they take."""
+    (usual,) = ForkingPopen.__bases__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", usual)
         yield
 
 

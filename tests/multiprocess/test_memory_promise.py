@@ -25,6 +25,8 @@ from tests.support.small_disk import fill, small_disk
 MIB = 1 << 20
 CONTEXT = 256
 
+pytestmark = pytest.mark.usefixtures("begun_anew")
+
 
 def peak_bytes(daemon: Daemon) -> int:
     """The most its process ever had in memory."""

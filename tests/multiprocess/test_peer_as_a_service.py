@@ -6,9 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import edge
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
+
+pytestmark = pytest.mark.usefixtures("begun_anew")
 
 
 def test_options_from_a_file_and_a_log_of_json(

@@ -20,6 +20,8 @@ from edge.host.huge_pages import (
 )
 from edge.offload import KVPool
 
+pytestmark = pytest.mark.usefixtures("begun_anew")
+
 
 def resident_bytes() -> int:
     with open("/proc/self/statm") as statistics:  # noqa: PTH123 - a kernel file

@@ -1,0 +1,226 @@
+"""Processes of `edge` that are forked from one which has imported it already.
+
+To start Python and to import what a daemon imports takes 0.5 s of a core, and tests start daemons
+and command lines by the hundred. So each worker keeps one process that has done so, and whoever
+starts `python -m edge` through :mod:`subprocess` gets a copy of it: with an id, arguments, streams,
+an environment and a parent as any other process has, and with the same `edge.__main__` to run.
+
+What a start itself does is put to the test elsewhere, by processes that are begun anew: those of
+the README, of the demos, and wherever a test has the fixture `begun_anew`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import inspect
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from edge.cli.main import COMMANDS
+from edge.host.huge_pages import with_huge_pages
+
+ROOT = Path(__file__).parents[2]
+
+_MOST_BYTES = 128 << 10
+"""Of a message: arguments and an environment."""
+
+_READ_AT_THE_START = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "OPENBLAS_", "GLIBC_TUNABLES")
+"""Beginnings of variables that Python, libraries and the C library look at once."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+IMPORTED: Mapping[str, Sequence[str]] = {
+    # As much as it will have when it measures its own memory: of ONNX Runtime it has threads.
+    "peer": (
+        "edge.cli.commands.peer",
+        "edge.membership.own",
+        "cryptography.hazmat.backends.openssl.backend",
+        "onnx",
+    ),
+    "another command": (*(f"edge.cli.commands.{name}" for name in COMMANDS), "rich._emoji_codes"),
+}
+"""By what is started."""
+
+_ORDINARY = {
+    "preexec_fn": None,
+    "close_fds": True,
+    "pass_fds": (),
+    "shell": False,
+    "restore_signals": True,
+    "gid": None,
+    "gids": None,
+    "uid": None,
+    "umask": -1,
+    "process_group": -1,
+}
+
+
+class Original:
+    """A process that others are forked from; started when the first is asked for."""
+
+    def __init__(self, kind: str, on_start: Callable[[int], None]) -> None:
+        """`kind` is one of `IMPORTED`; `on_start` is told its process id."""
+        self._kind, self._on_start = kind, on_start
+        # A daemon that has not got these begins itself again, as it does everywhere.
+        self._environment = with_huge_pages(os.environ) if kind == "peer" else dict(os.environ)
+        self._cores = os.sched_getaffinity(0)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def is_like(self, environment: Mapping[str, str]) -> bool:
+        """Whether a process with that environment, begun anew, would have been the same."""
+        return os.sched_getaffinity(0) == self._cores and all(
+            environment.get(name) == self._environment.get(name)
+            for name in {*environment, *self._environment}
+            if name.startswith(_READ_AT_THE_START)
+        )
+
+    def fork(self, asked: Mapping[str, Any], streams: Sequence[int]) -> int:
+        """The id of a child of this process which is what was asked for."""
+        with self._lock:
+            if self._control is None:
+                self._control = self._start()
+            with _orphans_are_ours():
+                socket.send_fds(self._control, [json.dumps(asked).encode()], streams)
+                return int(self._control.recv(32))
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, self._kind, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=self._environment,
+                cwd=ROOT,
+            )
+        self._on_start(self._process.pid)
+        return ours
+
+    def close(self) -> None:
+        if self._process is not None and self._control is not None:
+            self._control.close()
+            self._process.wait()
+
+
+class ForkingPopen(subprocess.Popen[Any]):
+    """`subprocess.Popen`, which forks what is a usual `python -m edge`."""
+
+    originals: ClassVar[Mapping[str, Original]]
+
+    def _execute_child(self, *given: Any) -> None:
+        usual: Any = super()
+        names = inspect.signature(usual._execute_child).parameters
+        named = dict(zip(names, given, strict=True))
+        command, env = named["args"], named["env"]
+        environment = dict(os.environ if env is None else env)
+        words = [] if isinstance(command, str | bytes | os.PathLike) else list(command)
+        original = self.originals["peer" if words[3:4] == ["peer"] else "another command"]
+        if (
+            words[:3] != [sys.executable, "-m", "edge"]
+            or any(named.get(name, value) != value for name, value in _ORDINARY.items())
+            or not original.is_like(environment)
+        ):
+            usual._execute_child(*given)
+            return
+        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        pipes = [named[name] for name in ends]
+        asked = {
+            "command": [os.fsdecode(each) for each in words],
+            "environment": environment,
+            "cwd": os.fspath(named["cwd"] or Path.cwd()),
+            "own_session": named["start_new_session"],
+        }
+        theirs = [named[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        streams = [number if end == -1 else end for number, end in enumerate(theirs)]
+        self.pid = original.fork(asked, streams)
+        self._child_created = True
+        usual._close_pipe_fds(*pipes)
+
+
+@contextlib.contextmanager
+def _orphans_are_ours() -> Iterator[None]:
+    """A process whose parent ends becomes a child of this one, not of the system's first."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _serve(control: socket.socket) -> bool:
+    """Fork whenever asked; True in a process that was forked, False once nobody asks any more."""
+    while True:
+        message, streams, _flags, _address = socket.recv_fds(control, _MOST_BYTES, 3)
+        if not message:
+            return False
+        from_child, to_parent = os.pipe()
+        between = os.fork()
+        if not between:
+            # Its child is an orphan at once, and so becomes a child of whoever asked.
+            if child := os.fork():
+                os.write(to_parent, str(child).encode())
+                os._exit(0)
+            for each in (control.detach(), from_child, to_parent):
+                os.close(each)
+            _become(json.loads(message), streams)
+            return True
+        os.close(to_parent)
+        child_id = os.read(from_child, 32)
+        for each in (from_child, *streams):
+            os.close(each)
+        os.waitpid(between, 0)
+        control.send(child_id)
+
+
+def _become(asked: Mapping[str, Any], streams: Sequence[int]) -> None:
+    """What Python would have made of this process had it been started with that."""
+    if asked["own_session"]:
+        os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.orig_argv = asked["command"]
+    sys.argv = ["-m", *asked["command"][3:]]
+    sys.path[0] = asked["cwd"]
+    at_once = "PYTHONUNBUFFERED" in asked["environment"]
+    sys.stdin = open(0, encoding=sys.stdin.encoding, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            open(number, "wb", buffering=0 if at_once else -1, closefd=False),  # noqa: SIM115
+            encoding=usual.encoding,
+            errors=usual.errors,
+            line_buffering=number == 2 or os.isatty(number),
+            write_through=at_once,
+        )
+        for number, usual in ((1, sys.stdout), (2, sys.stderr))
+    )
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()
+    for module in IMPORTED[sys.argv[1]]:
+        importlib.import_module(module)
+    gc.freeze()
+    if _serve(socket.socket(fileno=int(sys.argv[2]))):
+        runpy.run_module("edge", run_name="__main__", alter_sys=True)
