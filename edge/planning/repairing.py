@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from edge import partition
 from edge.concurrency.blocking import run_blocking
+from edge.errors import CapacityError
 from edge.host.cache_paths import cache_root
 from edge.memory.shard_memory import most_overhead
 from edge.partition import (
@@ -56,10 +57,14 @@ async def repaired_proposal(
 
     A plan of the same shape sends activations in the form they had. With `stream="auto"`, layers
     are read from disk where nothing fits without that. Raises CapacityError with what is missing on
-    whom, PlanError where nobody is left.
+    whom, or where nobody who is left has kernels for the model; PlanError where nobody is left.
     """
-    able, _others = able_peers(peers, checkpoint.spec)
+    able, sentences = able_peers(peers, checkpoint.spec)
     there = [peer for peer in able if peer.id not in lost]
+    if sentences and not there:
+        raise CapacityError(
+            f"no device that is left can compute this model: {'; '.join(sentences)}"
+        )
     repairing = _Repairing(
         checkpoint=checkpoint,
         peers=there,
