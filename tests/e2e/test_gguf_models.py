@@ -103,7 +103,7 @@ def experts_of_several_types(name: str) -> int:
         ("lfm2_in_blocks", Type.Q4_0),
         ("qwen3_5_in_blocks", Type.Q4_0),
     ],
-    ids=str,
+    ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_codes_are_computed_with_as_the_file_has_them(
     five_peers: edge.Cluster,
