@@ -277,6 +277,7 @@ class AsyncCluster:
                     context_tokens=bringing.limits.context_tokens,
                     end_ids=checkpoint.end_ids,
                     sampling=checkpoint.sampling,
+                    pooling=checkpoint.pooling,
                     tokenizer=tokenizer,
                     grammars=None
                     if tokenizer is None

@@ -12,7 +12,7 @@ from typing import Unpack, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.api.embedding import Pooling, check_dimensions, pooled, rows_for
+from edge.api.embedding import check_dimensions, pooled, rows_for
 from edge.api.generation_options import GenerationOptions, GenerationOverrides, check_priority
 from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply
@@ -45,6 +45,7 @@ from edge.text import Tokenizer
 from edge.text.grammar import Grammars, Matcher
 from edge.text.tool_schema import Tool, tool_names, tool_schemas
 from edge.weights.observation import ObservedRun
+from edge.weights.pooling import MakersPooling, Pooling
 
 Prompt = str | Sequence[int]
 
@@ -80,6 +81,7 @@ class HeldModel:
     context_tokens: int
     end_ids: frozenset[int]
     sampling: SamplingParameters
+    pooling: MakersPooling
     tokenizer: Tokenizer | None
     grammars: Grammars | None
     """Where there is a tokenizer."""
@@ -531,7 +533,7 @@ class AsyncModel(DescribedModel):
         self,
         texts: Prompt | Prompts,
         *,
-        pooling: Pooling = "mean",
+        pooling: Pooling | None = None,
         normalize: bool = True,
         dimensions: int | None = None,
         client: str = "",
@@ -540,17 +542,18 @@ class AsyncModel(DescribedModel):
         """Float32 [hidden] of a text or token ids; of a list of them [texts, hidden], in its order.
 
         They are made of the hidden states after the last norm: pooling takes their mean, or only
-        that of the last token. normalize: to the length 1. dimensions: only so many of the first
-        values, for models that were trained for that. client: see `stream`. priority: see
-        `GenerationOptions`. Raises RequestError for a text that does not fit the context, and for
-        dimensions that the model has not.
+        that of the last token; None: as the model's folder says (modules.json of
+        sentence-transformers), else the mean. normalize: to the length 1. dimensions: only so many
+        of the first values, for models that were trained for that. client: see `stream`. priority:
+        see `GenerationOptions`. Raises RequestError for a text that does not fit the context, and
+        for dimensions that the model has not.
         """
         prompts = several(texts)
         checked = [
             self._checked_ids(self._ids(each))
             for each in ([cast(Prompt, texts)] if prompts is None else prompts)
         ]
-        rows = rows_for(pooling)
+        rows = rows_for(pooling, self._held.pooling, name=self.name)
         check_dimensions(dimensions, self._held.hidden_size)
         check_priority(priority)
         who = Who(client, priority)

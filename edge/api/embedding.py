@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import PeerError, RequestError, shown
 from edge.protocol.step import Rows
-
-Pooling = Literal["mean", "last"]
-"""What becomes of the hidden states of a text: their mean, or the last one alone."""
+from edge.weights.pooling import MakersPooling, Pooling
 
 _ROWS: dict[Pooling, Rows] = {"mean": "states", "last": "last state"}
 
 
-def rows_for(pooling: Pooling) -> Rows:
-    """The rows that this needs. Raises RequestError for a pooling that there is not."""
+def rows_for(pooling: Pooling | None, makers: MakersPooling, *, name: str) -> Rows:
+    """The rows that this needs; None: as the makers of the model of that name say, else the mean.
+
+    Raises RequestError for a pooling that there is not.
+    """
+    if pooling is None:
+        if makers.why_not:
+            raise RequestError(
+                f"{name} has embeddings made otherwise than Edge does: {makers.why_not}; say how "
+                'with pooling="mean" or "last", or --pooling'
+            )
+        pooling = makers.kind or "mean"
     if pooling not in get_args(Pooling):
         known = " or ".join(map(repr, get_args(Pooling)))
         raise RequestError(f"pooling must be {known}, not {shown(pooling)}")

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.api.async_model import AsyncModel, DescribedModel, Messages, Prompt, Prompts
-from edge.api.embedding import Pooling
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import Reply, ReplyStream
@@ -24,6 +23,7 @@ from edge.planning.drift import Drift
 from edge.progress import OnProgress
 from edge.protocol.step_times import PeerTimes
 from edge.text.tool_schema import Tool
+from edge.weights.pooling import Pooling
 
 
 class Model(DescribedModel):
@@ -158,7 +158,7 @@ class Model(DescribedModel):
         self,
         texts: Prompt | Prompts,
         *,
-        pooling: Pooling = "mean",
+        pooling: Pooling | None = None,
         normalize: bool = True,
         dimensions: int | None = None,
         client: str = "",
@@ -166,7 +166,8 @@ class Model(DescribedModel):
     ) -> NDArray[np.float32]:
         """Float32 [hidden] of a text or token ids; of a list of them [texts, hidden], in its order.
 
-        pooling: of the hidden states after the last norm, their mean, or only the last one.
+        pooling: of the hidden states after the last norm, their mean, or only the last one;
+        None: as the model's folder says, else the mean.
         """
         return self._loop.run(
             self._model.embed(

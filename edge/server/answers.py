@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.api.async_model import AsyncModel
-from edge.api.embedding import Pooling
 from edge.api.generation_options import GenerationOptions
 from edge.api.tool_choice import with_calls
 from edge.concurrency.blocking import run_blocking
@@ -26,6 +25,7 @@ from edge.server.refusals import Refusal
 from edge.server.shelf import Shelf
 from edge.text.answer_parts import AnswerParser, AnswerPart, Said, ToolCall
 from edge.text.tool_schema import tool_names
+from edge.weights.pooling import Pooling
 
 Ending = Literal["stop", "length"]
 
@@ -88,7 +88,7 @@ class Answers:
     """Asks models for clients: no more at once than `gate` lets in. `name` is that of a model."""
 
     def __init__(
-        self, shelf: Shelf, gate: Gate, metrics: Metrics, pooling: Pooling = "mean"
+        self, shelf: Shelf, gate: Gate, metrics: Metrics, pooling: Pooling | None = None
     ) -> None:
         self._shelf = shelf
         self._pooling = pooling

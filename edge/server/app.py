@@ -19,7 +19,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edge.api.async_model import AsyncModel
-from edge.api.embedding import Pooling
 from edge.errors import EdgeError
 from edge.server import (
     anthropic_messages,
@@ -41,6 +40,7 @@ from edge.server.page_files import page_routes
 from edge.server.previews import Previews
 from edge.server.refusals import Dialect, Refusal, refusal_of
 from edge.server.shelf import Shelf
+from edge.weights.pooling import Pooling
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -61,10 +61,10 @@ class Server:
         rules: Rules,
         most_answers: int = MOST_ANSWERS,
         previews: Previews | None = None,
-        pooling: Pooling = "mean",
+        pooling: Pooling | None = None,
     ) -> None:
         """previews: of other placements; None: it has none.
-        pooling: how embeddings are made."""
+        pooling: how embeddings are made; None: as each model says."""
         self._shelf = shelf
         self._observers: dict[str, tuple[AsyncModel, Observer]] = {}
         """Of models that are loaded."""

@@ -13,6 +13,7 @@ from edge.errors import CheckpointError
 from edge.offload import own_file, read_file
 from edge.text.files import TOKENIZER
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.pooling import MODULES, POOLING
 
 SMALL_FILES = (
     TOKENIZER,
@@ -25,6 +26,8 @@ SMALL_FILES = (
     "generation_config.json",
     "chat_template.jinja",
     "chat_template.json",
+    MODULES,
+    POOLING,
     "LICENSE",
     "LICENSE.txt",
     "NOTICE",

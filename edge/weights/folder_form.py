@@ -22,6 +22,7 @@ from edge.weights.fused_rows import (
 )
 from edge.weights.packed_encoding import packed_encoding
 from edge.weights.packed_folder import PackedStore, packed_store
+from edge.weights.pooling import read_pooling
 
 CONFIG = "config.json"
 
@@ -29,8 +30,12 @@ _TEXT_PARTS = (
     ("model.", "lm_head."),
     ("model.language_model.", "lm_head."),
     ("language_model.model.", "language_model.lm_head."),
+    ("", "lm_head."),
 )
-"""What names of a text part, and of its head, begin with in models that read pictures, too."""
+"""What names of a text part, and of its head, begin with in models that read pictures, too, and in
+models for embeddings, which have no head."""
+
+_BARE = "embed_tokens.weight"
 
 
 def open_folder(folder: Path) -> CheckpointForm:
@@ -40,13 +45,14 @@ def open_folder(folder: Path) -> CheckpointForm:
     config = read_json(source)
     family, spec = read_family(config, source=str(source))
     end_ids, sampling = read_end_ids(folder), read_sampling(folder)
+    pooling = read_pooling(folder)
     try:
         files = SafetensorsStore(folder)
     except StoreError as error:
         raise CheckpointError(str(error)) from error
     try:
         plain_name = family.tensor_name
-        if reads_pictures(config):
+        if reads_pictures(config) or _BARE in files.names():
             plain_name = _in_text_part(plain_name, files.names())
             is_tied = plain_name("head") not in files.names()
             spec = replace(spec, tied_embeddings=is_tied)
@@ -80,6 +86,7 @@ def open_folder(folder: Path) -> CheckpointForm:
         note=note_on(config),
         end_ids=end_ids,
         sampling=sampling,
+        pooling=pooling,
         read_tokenizer=(lambda: read_tokenizer_files(folder)) if has_tokenizer else None,
     )
 

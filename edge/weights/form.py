@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from edge.models.spec import ModelSpec
 from edge.offload import WeightStore
 from edge.text import TokenizerFiles
 from edge.weights.encoding import Encoding, Rounded
+from edge.weights.pooling import MakersPooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,8 @@ class CheckpointForm:
     path: the folder or the file. described_in: what shapes follow from, for errors.
     config: what the spec was made of, in the words of a config.json.
     tensor_name: by role; a tied head is the embedding. end_ids: tokens that end an
-    answer. sampling: how its makers choose tokens. read_tokenizer: None where there is none;
+    answer. sampling: how its makers choose tokens. pooling: how they make embeddings.
+    read_tokenizer: None where there is none;
     raises CheckpointError.
     """
 
@@ -39,6 +41,7 @@ class CheckpointForm:
     read_tokenizer: Callable[[], TokenizerFiles] | None
     own_encoding: Encoding | Rounded | None = None
     norm_offset: float = 0.0
+    pooling: MakersPooling = field(default_factory=MakersPooling)
     note: str = ""
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from edge.demos.bundled import MODEL
 from tests.multiprocess.test_server_clients import ANSWER, ASKED, KEY, request
+from tests.support.plans import bundled_plan
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
 
 ROOM = "12MiB"
@@ -21,10 +23,13 @@ def running(url: str) -> list[str]:
     return [each["name"] for each in request(url, "GET", "/api/ps")[2]["models"]]
 
 
-def test_each_is_loaded_when_it_is_asked_for_and_another_makes_room() -> None:
+def test_each_is_loaded_when_it_is_asked_for_and_another_makes_room(tmp_path: Path) -> None:
     import openai
 
-    arguments = ("--local", "1", "--model-memory", ROOM, "--port", "0", "--keep-alive", "3600")
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(bundled_plan("solo", devices=["local-1"]).to_json()))
+    room = ("--local", "1", "--model-memory", ROOM, "--port", "0", "--keep-alive", "3600")
+    arguments = (*room, "--plan-of", f"other={plan}")
     with edge_process("serve", MODEL, f"other={MODEL}", *arguments, "--json") as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())

@@ -19,12 +19,11 @@ import uvicorn
 
 from edge.api.async_cluster import AsyncCluster
 from edge.api.async_model import AsyncModel
-from edge.api.embedding import Pooling
 from edge.cli.field_options import given_options
 from edge.cli.logs import LogOptions, set_up_logging
-from edge.cli.options import ClusterOptions, cluster_options, model_options, way_to
+from edge.cli.options import ClusterOptions, cluster_options, model_options, read_plan, way_to
 from edge.errors import RequestError
-from edge.partition import Plan
+from edge.partition import Parallel, Plan
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
 from edge.server.app import MOST_ANSWERS, Server
@@ -32,6 +31,7 @@ from edge.server.guard import Rules
 from edge.server.keys import read_keys
 from edge.server.previews import Previews
 from edge.server.shelf import Shelf
+from edge.weights.pooling import Pooling
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +54,13 @@ _DRAIN_S = 30.0
     "--name", metavar="NAME", help="What clients call the first model.  [default: its own name]"
 )
 @click.option(
+    "--plan-of",
+    "plans",
+    metavar="NAME=FILE",
+    multiple=True,
+    help="A plan by hand for the model of that name, as --plan is of one model; may be repeated.",
+)
+@click.option(
     "--keep-alive",
     "keep_alive_s",
     metavar="SECONDS",
@@ -69,9 +76,8 @@ _DRAIN_S = 30.0
 @click.option(
     "--pooling",
     type=click.Choice(get_args(Pooling)),
-    default="mean",
-    show_default=True,
-    help="What an embedding is of its text's hidden states: their mean, or the last one.",
+    help="What an embedding is of its text's hidden states: their mean, or the last one.  "
+    "[default: as the model's folder says, else the mean]",
 )
 @click.option(
     "--max-answers",
@@ -86,12 +92,13 @@ _DRAIN_S = 30.0
 def command(
     model: str,
     further: tuple[str, ...],
+    plans: tuple[str, ...],
     keep_alive_s: float | None,
     host: str,
     port: int,
     name: str | None,
     api_key_file: Path | None,
-    pooling: Pooling,
+    pooling: Pooling | None,
     max_answers: int,
     options: LoadOptions,
     peers: ClusterOptions,
@@ -120,6 +127,7 @@ def command(
         set_up_logging(logs)
     if further:
         check_for_several(options)
+    models = with_plans(offered((model, *further), name), plans, options.plan)
     keys = () if api_key_file is None else read_keys(api_key_file)
     is_own = is_loopback(host)
     if not is_own and not keys:
@@ -132,7 +140,7 @@ def command(
         rules = Rules(keys=keys, hosts=("localhost",) if is_own else ())
         asyncio.run(
             serve(
-                offered((model, *further), name),
+                models,
                 options,
                 peers,
                 listening,
@@ -148,10 +156,12 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """A model that is served, and what clients call it; None: its own name."""
+    """A model that is served."""
 
     place: str
     name: str | None = None
+    """What clients call it; None: its own name."""
+    plan: Parallel | Plan = "auto"
 
 
 def offered(models: Sequence[str], first: str | None) -> list[Offered]:
@@ -174,6 +184,30 @@ def offered(models: Sequence[str], first: str | None) -> list[Offered]:
     return found
 
 
+def with_plans(
+    models: Sequence[Offered], plans: Sequence[str], usual: Parallel | Plan
+) -> list[Offered]:
+    """The models, with plans by hand of NAME=FILE each, and else the usual one.
+
+    Raises RequestError for the name of none of them, and what `read_plan` raises.
+    """
+    files: dict[str, Path] = {}
+    for each in plans:
+        name, _, file = each.partition("=")
+        known = [model.name for model in models if model.name]
+        if name not in known or not file or name in files:
+            named = ", ".join(map(repr, known)) or "none: give NAME=MODEL"
+            raise RequestError(
+                f"--plan-of {each!r:.200}: it must be NAME=FILE, once for a model; models that "
+                f"were given names here: {named}"
+            )
+        files[name] = Path(file)
+    return [
+        replace(model, plan=read_plan(files[model.name], "auto") if model.name in files else usual)
+        for model in models
+    ]
+
+
 def _cannot_be_called(model: str, name: str) -> str:
     return (
         f"{model!r} cannot be called {name!r} here: each model needs a name of its own, other than "
@@ -183,12 +217,15 @@ def _cannot_be_called(model: str, name: str) -> str:
 
 def check_for_several(options: LoadOptions) -> None:
     """Raises RequestError for options that are of one model."""
-    of_one = {"--plan": isinstance(options.plan, Plan), "--lora": bool(options.lora)}
-    for option, is_given in of_one.items():
+    of_one = {
+        "--plan": (isinstance(options.plan, Plan), "give --plan-of NAME=FILE"),
+        "--lora": (bool(options.lora), "serve that model alone"),
+    }
+    for option, (is_given, instead) in of_one.items():
         if is_given:
             raise RequestError(
                 f"{option} is of one model, and all models of a server have the same options: "
-                "leave it out, or serve that model alone"
+                f"leave it out, or {instead}"
             )
 
 
@@ -223,31 +260,33 @@ async def serve(
     rules: Rules,
     key_file: Path | None,
     max_answers: int,
-    pooling: Pooling,
+    pooling: Pooling | None,
     as_json: bool,
 ) -> None:
     """Until SIGTERM or Ctrl-C: then what is under way is finished, and nobody else let in.
 
     key_file: where the rules have their keys from; None: there are none.
     """
-    async with _opened(peers, options) as cluster:
+    async with _opened(peers, _largest(models, options)) as cluster:
         plan = options.plan if isinstance(options.plan, str) else "auto"
         planned = replace(options, plan=plan)
 
         async def propose(place: str | Path, changes: Sequence[str]) -> Proposal:
             return await cluster.propose(place, planned, changes=changes, measure="nothing")
 
-        loaded = await cluster.load(models[0].place, options)
+        loaded = await cluster.load(models[0].place, replace(options, plan=models[0].plan))
         first = models[0].name or loaded.name
         places = {first: models[0].place}
+        plans = {first: models[0].plan}
         for each in models[1:]:
             if (called := each.name or first) in places:
                 raise RequestError(_cannot_be_called(each.place, called))
-            places[called] = each.place
+            places[called], plans[called] = each.place, each.plan
 
         async def load(name: str, whole: bool) -> AsyncModel:
             stream = "off" if whole and options.stream == "auto" else options.stream
-            return await cluster.load(places[name], replace(options, stream=stream))
+            chosen = replace(options, stream=stream, plan=plans[name])
+            return await cluster.load(places[name], chosen)
 
         shelf = Shelf(places, load, keep_alive_s=keep_alive_s, loaded={first: loaded})
         async with shelf.using(first):
@@ -327,6 +366,15 @@ class _Drained(uvicorn.Server):
     def _end(self) -> None:
         self.force_exit = self.should_exit
         self._server.gate.is_draining = self.should_exit = True
+
+
+def _largest(models: Sequence[Offered], options: LoadOptions) -> LoadOptions:
+    """With the plan by hand that has most devices, if there is one: they are waited for."""
+    plans = [model.plan for model in models if isinstance(model.plan, Plan)]
+    if not plans:
+        return options
+    largest = max(plans, key=lambda plan: len(set(plan.devices)))
+    return replace(options, plan=largest)
 
 
 @contextlib.asynccontextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from edge.api.async_model import AsyncModel
-from edge.cli.commands.serve import Offered, check_for_several, offered
+from edge.cli.commands.serve import Offered, check_for_several, offered, with_plans
 from edge.errors import CapacityError, RequestError
 from edge.planning.load_options import LoadOptions
 from edge.server.refusals import Refusal
@@ -209,3 +211,16 @@ def test_what_is_of_one_model_is_refused_for_several() -> None:
     ):
         with pytest.raises(RequestError, match=f"{option} is of one model"):
             check_for_several(options)
+
+
+def test_each_of_several_models_may_have_a_plan_by_hand(tmp_path: Path) -> None:
+    file, plan = tmp_path / "a=b.json", bundled_plan("solo", devices=["attic"])
+    file.write_text(json.dumps(plan.to_json()))
+    models = offered(["org/x", "a=org/a", "b=org/b"], None)
+    plans = [each.plan for each in with_plans(models, [f"a={file}"], "tensor")]
+    assert plans == ["tensor", plan, "tensor"]
+    for wrong in (["c=x.json"], ["a"], ["a="], [f"a={file}", f"a={file}"], [f"={file}"]):
+        with pytest.raises(RequestError, match="given names here: 'a', 'b'"):
+            with_plans(models, wrong, "auto")
+    with pytest.raises(RequestError, match="cannot be read as JSON"):
+        with_plans(models, [f"b={tmp_path / 'none.json'}"], "auto")
