@@ -94,12 +94,13 @@ class Clients:
             told = (await reader.read()).decode()
             if b" 200 " not in status or 'data: {"error"' in told or "data: [DONE]" not in told:
                 raise OSError(f"{status.decode()}: {told[-500:]}")
+            usages = [line for line in told.splitlines() if '"completion_tokens"' in line]
+            if not usages:
+                raise OSError(f"an answer without its usage: {told[-500:]}")
+            usage = json.loads(usages[-1].removeprefix("data: "))["usage"]
             self.seen.answers[number] += 1
-            *_others, usage = (line for line in told.splitlines() if '"completion_tokens"' in line)
-            self.seen.tokens += json.loads(usage.removeprefix("data: "))["usage"][
-                "completion_tokens"
-            ]
-        except OSError as error:
+            self.seen.tokens += usage["completion_tokens"]
+        except (OSError, ValueError, KeyError) as error:
             self.seen.errors.append(f"client {number}: {error}")
             click.echo(f"ERROR: {self.seen.errors[-1]}", err=True)
         finally:

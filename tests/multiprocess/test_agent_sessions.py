@@ -1,0 +1,155 @@
+"""An agent's session over HTTP, twenty turns of calls and results; then the same requests again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+import edge
+from edge.demos.bundled import MODEL
+from tests.multiprocess.test_structured_answers import loaded, peers, serving
+
+__all__ = ["peers"]
+
+TURNS = 20
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"path": {"enum": ["a", "b"]}},
+    "required": ["path"],
+    "additionalProperties": False,
+}
+TASK = "Read."
+RESULT = "ok"
+TEMPLATE = """\
+{% for message in messages %}<|{{ "user" if message.role == "tool" else message.role }}|>\
+{{ message.content }}\
+{% for call in message.tool_calls or () %}{{ call.function.arguments | tojson }}{% endfor %}\
+{% endfor %}{% for tool in tools or () %} <tool_call>{% endfor %}<|assistant|>"""
+"""Short: twenty turns have room."""
+Body = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model, with a template that takes calls and their results."""
+    folder = Path(shutil.copytree(MODEL, tmp_path_factory.mktemp("agent") / MODEL.name))
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
+    return folder
+
+
+def shape(value: Any) -> Any:
+    """Names and types, without what differs from answer to answer."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [shape(each) for each in value]
+    return type(value).__name__
+
+
+def said(value: Any) -> Any:
+    """Without ids and times."""
+    if isinstance(value, dict):
+        unlike = {"id", "created", "tool_call_id", "tool_use_id"}
+        return {name: said(each) for name, each in value.items() if name not in unlike}
+    return [said(each) for each in value] if isinstance(value, list) else value
+
+
+async def ask_openai(client: openai.AsyncOpenAI, body: Body) -> list[Any]:
+    stream = await client.chat.completions.create(**body, stream=True)
+    return [chunk.model_dump(exclude_unset=True) async for chunk in stream]
+
+
+async def openai_session(client: openai.AsyncOpenAI) -> list[tuple[Body, list[Any]]]:
+    """Each request, and what came."""
+    tool = {"type": "function", "function": {"name": "read", "parameters": SCHEMA}}
+    messages: list[Any] = [{"role": "user", "content": TASK}]
+    trace = []
+    for turn in range(TURNS):
+        body = {
+            "model": "m",
+            "messages": list(messages),
+            "tools": [tool],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "temperature": 1.0,
+            "frequency_penalty": 1.0,  # or a small model writes a lot of white space
+            "seed": turn,
+        }
+        chunks = await ask_openai(client, body)
+        trace.append((body, chunks))
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        assert calls[0]["function"]["name"] == "read"
+        assert not any("name" in call["function"] for call in calls[1:])
+        arguments = "".join(call["function"].get("arguments", "") for call in calls)
+        assert set(json.loads(arguments)) == {"path"}
+        function = {"name": "read", "arguments": arguments}
+        id = calls[0]["id"]
+        call = {"id": id, "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": id, "content": RESULT})
+    return trace
+
+
+async def ask_anthropic(client: anthropic.AsyncAnthropic, body: Body) -> list[Any]:
+    stream = await client.messages.create(**body, stream=True)
+    return [event.model_dump(exclude_unset=True) async for event in stream]
+
+
+async def anthropic_session(client: anthropic.AsyncAnthropic) -> list[tuple[Body, list[Any]]]:
+    """Likewise, of fewer turns: nothing keeps these from white space."""
+    messages: list[Any] = [{"role": "user", "content": TASK}]
+    trace = []
+    for _turn in range(5):
+        body = {
+            "model": "m",
+            "max_tokens": 300,
+            "extra_body": {"temperature": 1.0},
+            "messages": list(messages),
+            "tools": [{"name": "read", "input_schema": SCHEMA}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        }
+        events = await ask_anthropic(client, body)
+        trace.append((body, events))
+        (begun,) = [each for each in events if each["type"] == "content_block_start"]
+        told = [each["delta"] for each in events if each["type"] == "content_block_delta"]
+        block = begun["content_block"]
+        assert (block["type"], block["name"]) == ("tool_use", "read")
+        block = {**block, "input": json.loads("".join(each["partial_json"] for each in told))}
+        assert set(block["input"]) == {"path"}
+        messages.append({"role": "assistant", "content": [block]})
+        result = {"type": "tool_result", "tool_use_id": block["id"], "content": RESULT}
+        messages.append({"role": "user", "content": [result]})
+    return trace
+
+
+def test_a_session_is_the_same_again(peers: list[edge.PeerInfo], agent: Path) -> None:
+    """In shape from turn to turn, and word for word when requests with seeds are sent once more."""
+
+    async def main() -> None:
+        async with (
+            loaded(peers, agent, "solo") as model,
+            serving(model) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as one,
+            anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as other,
+        ):
+            trace = await openai_session(one)
+            for _body, chunks in trace:
+                assert shape(chunks) == shape(trace[0][1])
+            for body, chunks in trace[::5]:
+                again = await ask_openai(one, body)
+                assert (shape(again), said(again)) == (shape(chunks), said(chunks))
+            trace = await anthropic_session(other)
+            for _body, events in trace:
+                assert shape(events) == shape(trace[0][1])
+
+    asyncio.run(main())
