@@ -29,9 +29,10 @@ from edge.weights.fused_rows import (
     TiledColumns,
     TiledRows,
 )
-from edge.weights.integer_formats import small_floats
-from edge.weights.matrix_kind import CheckpointTensors
+from edge.weights.integer_formats import head_kind, small_floats
+from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.recipe import Kind, rule_role
+from edge.weights.rounded_head import HEAD_NOTE, with_rounded_head
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
 
 _CHUNK_WEIGHTS = 1 << 22
@@ -45,6 +46,8 @@ def gguf_encoding(
     parts: Mapping[str, TensorPart],
 ) -> Encoding | None:
     """What the file itself holds its matrices in; None where all are plain floats.
+
+    A head of floats is rounded.
 
     parts: names of roles' tensors that are parts of others.
     """
@@ -66,6 +69,8 @@ def gguf_encoding(
     if not coded:
         return None
     kinds = {role: _kind(each) if role in coded else Floats() for role, each in types.items()}
+    if "head" not in coded:
+        kinds["head"] = head_kind(spec)
     found = recipe_of(spec, kinds)
     if found is None:
         return None
@@ -73,10 +78,16 @@ def gguf_encoding(
 
     def open_source(
         tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
-    ) -> StoredBlocks:
-        return StoredBlocks(tensors, coded=coded, read=partial(_read, store, parts))
+    ) -> WeightSource:
+        blocks = StoredBlocks(tensors, coded=coded, read=partial(_read, store, parts))
+        if "head" in coded:
+            return blocks
+        return with_rounded_head(
+            blocks, spec, tensors, cache_root=cache_root, on_progress=on_progress
+        )
 
-    return Encoding(recipe=recipe, grades=grades, open=open_source)
+    note = "" if "head" in coded else HEAD_NOTE
+    return Encoding(recipe=recipe, grades=grades, open=open_source, note=note)
 
 
 def _has_codes(block: BlockType, part: TensorPart | None) -> bool:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix
-from edge.models.parts import MatrixSlice
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.offload import WeightStore
 from edge.progress import OnProgress
-from edge.weights.block_matrices import mixed
 from edge.weights.encoding import Encoding, Rounded
 from edge.weights.float_matrices import Floats
 from edge.weights.integer_formats import head_kind, small_floats
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.packed_folder import PackedStore
 from edge.weights.packed_matrix import CodedMatrix
-from edge.weights.recipe import Kind, Recipe, Rule, rule_role
+from edge.weights.recipe import Kind, Recipe, rule_role
+from edge.weights.rounded_head import HEAD_NOTE, with_rounded_head
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
 
 _FINE_BITS = 8
@@ -75,15 +71,11 @@ def packed_encoding(
         blocks = StoredBlocks(tensors, coded=frozenset(coded), read=read)
         if "head" in coded:
             return blocks
-        only_head = CheckpointTensors(
-            store=tensors.store, tensor_name=tensors.tensor_name, matrices={"head": 0}
-        )
-        rounded = mixed(Recipe(Floats(), (Rule("head", head_kind(spec)),)))
-        return _WithHead(
-            blocks, rounded.open(only_head, cache_root=cache_root, on_progress=on_progress)
+        return with_rounded_head(
+            blocks, spec, tensors, cache_root=cache_root, on_progress=on_progress
         )
 
-    note = "" if "head" in coded else "the head, which is in floats there, in 8 bits"
+    note = "" if "head" in coded else HEAD_NOTE
     return Encoding(recipe=recipe, grades=grades, open=open_source, note=note)
 
 
@@ -100,21 +92,3 @@ def coded_recipe(
         if len(shape) == 2 and role != "embedding"
     }
     return recipe_of(spec, {**kinds, "head": head_kind(spec), **coded})
-
-
-class _WithHead:
-    """Two sources: one of the head, one of everything else."""
-
-    def __init__(self, rest: StoredBlocks, head: WeightSource) -> None:
-        self._head = head
-        self.vector = rest.vector
-        self.embedding = rest.embedding
-        self._rest = rest
-
-    def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
-        source = self._head if part.parts[0][0] == "head" else self._rest
-        return source.matrix(part)
-
-    def close(self) -> None:
-        self._head.close()
-        self._rest.close()
