@@ -77,7 +77,10 @@ class ShardArrays:
 
     def floats(self, stored: StoredMatrix, rows: Sequence[int]) -> NDArray[np.float32]:
         """What some of its rows stand for [rows, columns], whatever its kind."""
-        values = stored.kind.floats(
-            lambda suffix: self.read(f"{stored.name}.{suffix}", rows), stored.columns
-        )
+        values = stored.kind.floats(lambda suffix: self.array(stored, suffix, rows), stored.columns)
         return values[:, stored.padding :]
+
+    def array(self, stored: StoredMatrix, suffix: str, rows: Sequence[int]) -> NDArray[Any]:
+        """What one of its arrays has of some of its rows."""
+        of_all = suffix in stored.kind.arrays_of_all_rows
+        return self.read(f"{stored.name}.{suffix}", None if of_all else rows)

@@ -38,7 +38,7 @@ class Blocks(MatrixKind[QuantizedMatrix]):
     Raises ValueError for what no kernel has.
     """
 
-    numbers = ("code_bits", "block_size")
+    numbers: ClassVar[tuple[str, ...]] = ("code_bits", "block_size")
     operator = "matmul_nbits"
     can_round_inputs = True
     more: ClassVar[str] = ""
@@ -150,6 +150,69 @@ class OffsetBlocks(Blocks):
         return {**made, "offsets": made["scales"]}
 
 
+class _Sorted(Blocks):
+    """Columns are stored in an order of their own, so that those of a group lie side by side.
+
+    Never cut by columns. order_number tells matrices apart that are fused and are not in one order.
+    """
+
+    __slots__ = ()
+
+    numbers = ("code_bits", "block_size", "order_number")
+    arrays_of_all_rows = ("order",)
+
+    def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
+        order = StoredArray(suffix="order", dtype="int32", shape=(columns,), stays=True)
+        return (*super().arrays(rows, columns), order)
+
+    def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
+        return replace(super().matrix(stored, columns), order=stored("order"))
+
+    def made_up(
+        self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
+    ) -> dict[str, NDArray[Any]]:
+        made = super().made_up(columns, normal=normal, codes=codes)
+        return {**made, "order": np.arange(columns, dtype=np.int32)}
+
+
+@dataclass(frozen=True, slots=True)
+class SortedBlocks(_Sorted, Blocks):
+    """Blocks of columns in act-order."""
+
+    operator = "matmul_nbits in act-order"
+    more = " in act-order"
+
+    order_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SortedZeroBlocks(_Sorted, ZeroBlocks):
+    """The same with zero points."""
+
+    operator = "matmul_nbits with zero points in act-order"
+    more = " with zero points in act-order"
+
+    order_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SortedOffsetBlocks(_Sorted, OffsetBlocks):
+    """The same with offsets."""
+
+    operator = "matmul_nbits with offsets in act-order"
+    more = " with offsets in act-order"
+
+    order_number: int
+
+
+SORTED: dict[type[Blocks], type[SortedBlocks | SortedZeroBlocks | SortedOffsetBlocks]] = {
+    Blocks: SortedBlocks,
+    ZeroBlocks: SortedZeroBlocks,
+    OffsetBlocks: SortedOffsetBlocks,
+}
+"""The same in act-order."""
+
+
 def stored_arrays(matrix: QuantizedMatrix) -> dict[str, NDArray[Any]]:
     """By suffix, what a matrix of blocks is stored as, of whichever kind."""
     arrays: dict[str, NDArray[Any]] = {"codes": matrix.codes, "scales": matrix.scales}
@@ -157,6 +220,8 @@ def stored_arrays(matrix: QuantizedMatrix) -> dict[str, NDArray[Any]]:
         arrays["zero_points"] = pack_zero_points(matrix.zero_points, matrix.bits)
     if matrix.offsets is not None:
         arrays["offsets"] = matrix.offsets
+    if matrix.order is not None:
+        arrays["order"] = matrix.order
     return arrays
 
 

@@ -12,7 +12,14 @@ from typing import Any, Literal, get_args
 from edge.errors import RequestError, shown
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.models.spec import MAX_KINDS, ModelSpec, graded
-from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
+from edge.weights.block_matrices import (
+    Blocks,
+    OffsetBlocks,
+    SortedBlocks,
+    SortedOffsetBlocks,
+    SortedZeroBlocks,
+    ZeroBlocks,
+)
 from edge.weights.encoding import Encoding, OpenSource, Rounded
 from edge.weights.float_matrices import Floats, float32
 from edge.weights.integer_formats import int4, int8, pure_int4
@@ -44,6 +51,9 @@ KINDS: dict[str, type[MatrixKind[Any]]] = {
     "blocks": Blocks,
     "zero_blocks": ZeroBlocks,
     "offset_blocks": OffsetBlocks,
+    "sorted_blocks": SortedBlocks,
+    "sorted_zero_blocks": SortedZeroBlocks,
+    "sorted_offset_blocks": SortedOffsetBlocks,
 }
 """What peers have products for."""
 

@@ -32,7 +32,7 @@ from edge.weights.fused_rows import (
 from edge.weights.integer_formats import head_kind, small_floats
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.recipe import Kind, rule_role
-from edge.weights.rounded_head import HEAD_NOTE, with_rounded_head
+from edge.weights.rounded_matrices import HEAD_NOTE, with_rounded
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
 
 _CHUNK_WEIGHTS = 1 << 22
@@ -69,9 +69,8 @@ def gguf_encoding(
     if not coded:
         return None
     kinds = {role: _kind(each) if role in coded else Floats() for role, each in types.items()}
-    if "head" not in coded:
-        kinds["head"] = head_kind(spec)
-    found = recipe_of(spec, kinds)
+    rounded = {} if "head" in coded else {"head": head_kind(spec)}
+    found = recipe_of(spec, kinds | rounded)
     if found is None:
         return None
     recipe, grades = found
@@ -80,13 +79,11 @@ def gguf_encoding(
         tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
     ) -> WeightSource:
         blocks = StoredBlocks(tensors, coded=coded, read=partial(_read, store, parts))
-        if "head" in coded:
-            return blocks
-        return with_rounded_head(
-            blocks, spec, tensors, cache_root=cache_root, on_progress=on_progress
+        return with_rounded(
+            blocks, rounded, tensors, cache_root=cache_root, on_progress=on_progress
         )
 
-    note = "" if "head" in coded else HEAD_NOTE
+    note = HEAD_NOTE if rounded else ""
     return Encoding(recipe=recipe, grades=grades, open=open_source, note=note)
 
 

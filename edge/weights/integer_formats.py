@@ -41,11 +41,11 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
     columns = math.gcd(*_block_columns(spec))
     fine = ZeroBlocks(4, min(block_size or DEFAULT_BLOCK_SIZE, DEFAULT_BLOCK_SIZE))
     usual, down = (
-        ZeroBlocks(4, block_size or _widest_block(_INT4_BLOCK, inputs, DEFAULT_BLOCK_SIZE))
+        ZeroBlocks(4, block_size or widest_block(_INT4_BLOCK, inputs, DEFAULT_BLOCK_SIZE))
         for inputs in (hidden, columns)
     )
-    wide = Blocks(8, _widest_block(_WIDEST_BLOCK, hidden, usual.block_size))
-    cut = Blocks(8, _widest_block(_WIDEST_CUT_BLOCK, columns, down.block_size))
+    wide = Blocks(8, widest_block(_WIDEST_BLOCK, hidden, usual.block_size))
+    cut = Blocks(8, widest_block(_WIDEST_CUT_BLOCK, columns, down.block_size))
     rules = (
         *(Rule(role, wide) for role in ("head", "key.weight", "value.weight")),
         *(Rule(role, fine) for role in ("query.weight", *_MIXED_OUTPUTS)),
@@ -68,7 +68,7 @@ def small_floats(spec: ModelSpec) -> tuple[Rule, ...]:
 
 def head_kind(spec: ModelSpec, least_block: int = 32) -> Blocks:
     """8 bits, for the matrix that is largest and most sensitive."""
-    return Blocks(8, _widest_block(_WIDEST_BLOCK, spec.hidden_size, least_block))
+    return Blocks(8, widest_block(_WIDEST_BLOCK, spec.hidden_size, least_block))
 
 
 def _block_columns(spec: ModelSpec) -> Iterator[int]:
@@ -85,7 +85,7 @@ def _is_sensitive(layer: int, num_layers: int) -> bool:
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _widest_block(size: int, columns: int, least: int) -> int:
+def widest_block(size: int, columns: int, least: int) -> int:
     """The widest up to `size` that leaves no part of a block empty."""
     while size > least and columns % size:
         size //= 2

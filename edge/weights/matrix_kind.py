@@ -44,6 +44,9 @@ class MatrixKind(ABC, Generic[Matrix_co]):
     operator: ClassVar[str]
     """The product, as errors name it."""
 
+    arrays_of_all_rows: ClassVar[tuple[str, ...]] = ()
+    """Suffixes of arrays that are the same for every row."""
+
     can_round_inputs: ClassVar[bool]
     """Whether fast products round their inputs to 8 bits."""
 

@@ -1,25 +1,43 @@
-"""What a quantised folder's matrices are held in: the very codes that it has, where blocks can."""
+"""What a quantised folder's matrices are held in: the very codes that it has, where blocks can.
+
+Where the columns of a group lie anywhere in a matrix (act-order), they are stored side by side, and
+the product is given its inputs in that order. That is for matrices that are never cut by columns.
+Of those that are, a shard would have parts of every group, each too small to be a block: they
+become exactly the floats that they stand for, and those are rounded to 8 bits.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix
+from edge.models.parts import MatrixSlice
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.offload import WeightStore
 from edge.progress import OnProgress
+from edge.weights.block_matrices import SORTED, Blocks
 from edge.weights.encoding import Encoding, Rounded
 from edge.weights.float_matrices import Floats
-from edge.weights.integer_formats import head_kind, small_floats
+from edge.weights.integer_formats import head_kind, small_floats, widest_block
+from edge.weights.layout import whole_layout
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.packed_folder import PackedStore
 from edge.weights.packed_matrix import CodedMatrix
 from edge.weights.recipe import Kind, Recipe, rule_role
-from edge.weights.rounded_head import HEAD_NOTE, with_rounded_head
+from edge.weights.rounded_matrices import HEAD_NOTE, with_rounded
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
 
 _FINE_BITS = 8
+_ROUNDED_BLOCK, _LEAST_BLOCK = 64, 32
+"""Of what becomes 8 bits; devices share it out in multiples of a block."""
+_SHUFFLED_NOTE = "what devices share by columns, whose groups are in act-order there, in 8 bits"
+
+Order = NDArray[np.int32]
 
 
 def packed_encoding(
@@ -49,34 +67,96 @@ def packed_encoding(
         return Rounded(
             dtype="int8", because="the folder's floats of 8 bits, which no integers hold exactly"
         )
-    if any(each.is_shuffled for each in coded.values()):
-        fine = any(each.bits == _FINE_BITS for each in coded.values())
-        return Rounded(
-            dtype="int8" if fine else None,
-            because="made of the folder's codes, whose groups are in act-order, by rounding again",
-        )
-    found = coded_recipe(spec, {role: each.kind for role, each in coded.items()})
+    kinds: dict[str, Blocks] = {role: each.kind for role, each in coded.items()}
+    orders: dict[str, Order] = {}
+    cut = _cut_in_act_order(spec, coded)
+    uncut = {role: each for role, each in coded.items() if each.is_shuffled and role not in cut}
+    for role, each in uncut.items():
+        order = each.sorted_columns()
+        if order is None:
+            return _rounded_again(coded)
+        orders[names[role]] = order
+    for role, number in _numbers(spec, {role: orders[names[role]] for role in uncut}).items():
+        kind = kinds[role]
+        kinds[role] = SORTED[type(kind)](kind.bits, kind.block_size, number)
+    rounded = {**cut, **({} if "head" in coded else {"head": head_kind(spec)})}
+    found = coded_recipe(spec, {**kinds, **rounded})
     if found is None:
-        return None
+        return _rounded_again(coded) if orders or cut else None
     recipe, grades = found
 
     def read(name: str, rows: range, columns: range) -> tuple[QuantizedMatrix, int]:
         matrix = store.packed[name]
         assert isinstance(matrix, CodedMatrix)
+        if name in orders:
+            assert len(columns) == matrix.shape[1]
+            return matrix.sorted_blocks(rows, orders[name]), 0
         return matrix.blocks(rows, columns)
 
     def open_source(
         tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
     ) -> WeightSource:
-        blocks = StoredBlocks(tensors, coded=frozenset(coded), read=read)
-        if "head" in coded:
-            return blocks
-        return with_rounded_head(
-            blocks, spec, tensors, cache_root=cache_root, on_progress=on_progress
+        blocks = StoredBlocks(tensors, coded=frozenset(coded.keys() - cut.keys()), read=read)
+        return with_rounded(
+            blocks, rounded, tensors, cache_root=cache_root, on_progress=on_progress
         )
 
-    note = "" if "head" in coded else HEAD_NOTE
-    return Encoding(recipe=recipe, grades=grades, open=open_source, note=note)
+    notes = [HEAD_NOTE] * ("head" in rounded) + [_SHUFFLED_NOTE] * bool(cut)
+    return Encoding(recipe=recipe, grades=grades, open=open_source, note="; ".join(notes))
+
+
+def _rounded_again(coded: Mapping[str, CodedMatrix]) -> Rounded:
+    fine = any(each.bits == _FINE_BITS for each in coded.values())
+    return Rounded(
+        dtype="int8" if fine else None,
+        because="made of the folder's codes, whose groups are in act-order, by rounding again",
+    )
+
+
+def _cut_in_act_order(spec: ModelSpec, coded: Mapping[str, CodedMatrix]) -> dict[str, Blocks]:
+    """By role, what becomes of matrices that devices share by columns."""
+    found = [
+        role
+        for matrix in _matrices(spec)
+        for role, _rows in matrix.parts
+        if role in coded and coded[role].is_shuffled and _is_cut(spec, matrix)
+    ]
+    columns = math.gcd(*(coded[role].shape[1] for role in found))
+    return dict.fromkeys(found, Blocks(8, widest_block(_ROUNDED_BLOCK, columns, _LEAST_BLOCK)))
+
+
+def _numbers(spec: ModelSpec, orders: Mapping[str, Order]) -> dict[str, int]:
+    """Of each matrix, a number that those which are fused with it have if they are in one order."""
+    found: dict[str, int] = {}
+    for matrix in _matrices(spec):
+        known: list[bytes] = []
+        for role, _rows in matrix.parts:
+            if role in orders:
+                order = orders[role].tobytes()
+                if order not in known:
+                    known.append(order)
+                found[role] = known.index(order)
+    return found
+
+
+def _matrices(spec: ModelSpec) -> tuple[MatrixSlice, ...]:
+    return whole_layout(spec).matrices
+
+
+def _is_cut(spec: ModelSpec, matrix: MatrixSlice) -> bool:
+    """Whether shards of a stage have some of its columns each, not some of its rows."""
+    _layers, number, _name = f"{matrix.name}..".split(".", 2)
+    if not number.isdigit():
+        return False
+    layer, prefix = spec.layer(int(number)), f"layers.{number}."
+    parts = (part for part in (layer.mixer, layer.feed_forward) if part is not None)
+    few = [
+        each
+        for part in parts
+        for each in part.matrices(prefix, spec.hidden_size, range(1))
+        if each.name == matrix.name
+    ]
+    return any(len(each.columns) < len(matrix.columns) for each in few)
 
 
 def coded_recipe(

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.kernels.matmul_nbits.reference import QuantizedMatrix, unpack
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix, pack, unpack
 from edge.models.parts import MAX_SIZE
 from edge.offload import WeightStore
 from edge.weights.block_matrices import Blocks, OffsetBlocks
-from edge.weights.recipe import Kind
 
 CODE_BITS = (4, 8)
 FLOATS = ("float16", "bfloat16", "float32")
@@ -96,8 +95,17 @@ class CodedMatrix(PackedMatrix):
         return next(size for size in _BLOCK_SIZES if self._fits(size))
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Blocks:
+        """Of its columns as they lie; of one that is shuffled, sorted by their groups."""
         return self.form(self.bits, self.block_size)
+
+    def sorted_columns(self) -> NDArray[np.int32] | None:
+        """Group after group; None where some group, but the last, is not of `group` columns."""
+        of_column = self.group_of(range(self.shape[1]))
+        counts = np.bincount(of_column, minlength=-(-self.shape[1] // self.group))
+        if (counts[:-1] != self.group).any():
+            return None
+        return np.argsort(of_column, kind="stable").astype(np.int32)
 
     @abstractmethod
     def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
@@ -147,6 +155,33 @@ class CodedMatrix(PackedMatrix):
             columns=len(whole),
         )
         return matrix, whole.start
+
+    def sorted_blocks(self, rows: range, order: NDArray[np.int32]) -> QuantizedMatrix:
+        """These rows of all blocks, with the columns in the order of `sorted_columns`."""
+        columns = self.shape[1]
+        codes = np.empty((len(rows), columns), np.uint8)
+        for few, part in self._pieces(rows, range(columns)):
+            place = slice(few.start - rows.start, few.stop - rows.start)
+            found = unpack(self.codes(few, part), self.bits)
+            codes[place, part.start : part.stop] = found[:, : len(part)]
+        grid = self.grid(rows, range(-(-columns // self.group)))
+        size = self.block_size
+        missing = -columns % size
+        padded = np.pad(
+            codes[:, order], [(0, 0), (0, missing)], constant_values=1 << (self.bits - 1)
+        )
+        if size != self.group:
+            grid = grid.of(np.arange(0, columns, size) // self.group)
+        return QuantizedMatrix(
+            codes=pack(padded, self.bits).reshape(len(rows), -1, size * self.bits // 8),
+            scales=grid.scales,
+            zero_points=self._zero_points(grid),
+            offsets=self._offsets(grid),
+            order=order,
+            bits=self.bits,
+            block_size=size,
+            columns=columns,
+        )
 
     def floats(self, rows: range, columns: range) -> NDArray[np.float32]:
         result = np.empty((len(rows), len(columns)), np.float32)
@@ -236,6 +271,9 @@ class _CodedRows(CodedMatrix):
 
     def grid(self, rows: range, groups: range) -> Grid:
         return self.whole.grid(_shifted(rows, self.first), groups)
+
+    def group_of(self, columns: range) -> NDArray[np.int32]:
+        return self.whole.group_of(columns)
 
 
 class _SomeRows(PackedMatrix):

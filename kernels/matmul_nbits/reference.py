@@ -2,10 +2,11 @@
 
     y[m, n] = sum over k of x[m, k] * ((code[n, k] - zero_code) * scale[n, b] + offset[n, b])
 
-where b is k // block_size, and offsets are 0 in most formats. zero_code is the block's zero point;
-without those it is 8 for 4 bits and 128 for 8 bits, as the operator assumes. It knows no offsets:
-their part is a product with the sums of each block of x. Knows numpy arrays; knows nothing of
-files, graphs or how a model is split.
+where b is k // block_size, and offsets are 0 in most formats. Where columns are stored in another
+order, k runs over them as they are stored, and x[m, k] is the input of the k-th. zero_code is the
+block's zero point; without those it is 8 for 4 bits and 128 for 8 bits, as the operator assumes. It
+knows no offsets: their part is a product with the sums of each block of x. Knows numpy arrays;
+knows nothing of files, graphs or how a model is split.
 """
 
 from collections.abc import Sequence
@@ -38,14 +39,16 @@ class QuantizedMatrix:
 
     codes: uint8 [rows, num_blocks, block_size * bits / 8]; with 4 bits the even column is the low
     nibble. scales: float32 [rows, num_blocks], of either sign. zero_points: None, or uint8 as many.
-    offsets: None, or as scales. Columns past the end hold the zero code. Raises ValueError where
-    the shapes contradict each other.
+    offsets: None, or as scales. Columns past the end hold the zero code. order: None, or int32
+    [columns], the column that is stored at each place. Raises ValueError where the shapes
+    contradict each other.
     """
 
     codes: NDArray[np.uint8]
     scales: NDArray[np.float32]
     zero_points: NDArray[np.uint8] | None = None
     offsets: NDArray[np.float32] | None = None
+    order: NDArray[np.int32] | None = None
     bits: int
     block_size: int
     columns: int
@@ -68,6 +71,8 @@ class QuantizedMatrix:
                     f"{name} are {found.dtype} {list(found.shape)}, not {np.dtype(dtype)} "
                     f"{list(scales)}"
                 )
+        if self.order is not None and self.order.shape != (self.columns,):
+            raise ValueError(f"an order {list(self.order.shape)} of {self.columns} columns")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -166,7 +171,12 @@ def dequantize(matrix: QuantizedMatrix) -> NDArray[np.float32]:
     values *= matrix.scales[:, :, None]
     if matrix.offsets is not None:
         values += matrix.offsets[:, :, None]
-    return values.reshape(len(values), -1)[:, : matrix.columns].copy()
+    stored = values.reshape(len(values), -1)[:, : matrix.columns]
+    if matrix.order is None:
+        return stored.copy()
+    found = np.empty_like(stored)
+    found[:, matrix.order] = stored
+    return found
 
 
 def matmul(x: NDArray[np.generic], matrix: QuantizedMatrix) -> NDArray[np.float32]:
@@ -181,8 +191,11 @@ def slice_columns(matrix: QuantizedMatrix, columns: range) -> tuple[QuantizedMat
     A block cannot be cut without changing its scale, so the slice begins at the block border at or
     before columns.start and the foreign codes, left and right, become the zero code. Every weight
     keeps its value whatever the split, so partial products of a split sum to the whole. What
-    offsets make of foreign columns does not count: the activation is zero there.
+    offsets make of foreign columns does not count: the activation is zero there. ValueError where
+    columns are in another order.
     """
+    if matrix.order is not None:
+        raise ValueError("columns that are in another order are not cut")
     check_range(columns, matrix.columns, "columns")
     first = columns.start // matrix.block_size
     last = -(-columns.stop // matrix.block_size)
@@ -208,7 +221,7 @@ def slice_columns(matrix: QuantizedMatrix, columns: range) -> tuple[QuantizedMat
 
 
 def stacked(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
-    """Matrices of one format and as many columns under each other."""
+    """Matrices of one format and as many columns, in one order, under each other."""
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edge.backends import overlap
+from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
+from tests.support.packed_folders import gptq, write_packed
 from tests.support.reference_model import ReferenceModel
 from tests.support.triton_shards import chunk, relative_error, triton_plan
 
@@ -80,6 +83,24 @@ def test_codes_of_a_file_are_computed_with_as_they_stand(kind: str, tmp_path: Pa
     made = make_checkpoint(tmp_path / "made", "llama_in_blocks", layers=1)
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, made.path, kind=Type[kind])
+    tokens = meant.prompt(6)
+    stored: Any = SimpleNamespace(path=path, spec=meant.spec)
+    with triton_plan(stored, "tensor_2", tmp_path / "shards", dtype="auto") as model:
+        found = model.forward(chunk("a", tokens))[0]
+    assert relative_error(found, meant.logits(tokens)) <= LARGEST_ERROR_OF_CODES
+
+
+def test_codes_in_act_order_are_computed_with_in_their_order(tmp_path: Path) -> None:
+    """What devices share by columns is in 8 bits."""
+    made = make_checkpoint(tmp_path / "made", "llama_in_blocks", layers=1)
+
+    def in_8_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        size = 128 if weight.shape[0] == 131 else 64
+        return dequantize(quantize(weight, bits=8, block_size=size))
+
+    layout = gptq(act_order=True, symmetric=False, of_its_own=True)
+    path = tmp_path / "model"
+    meant = write_packed(path, made.path, layout, head=in_8_bits, cut=in_8_bits)
     tokens = meant.prompt(6)
     stored: Any = SimpleNamespace(path=path, spec=meant.spec)
     with triton_plan(stored, "tensor_2", tmp_path / "shards", dtype="auto") as model:

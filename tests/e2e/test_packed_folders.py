@@ -84,6 +84,39 @@ def test_codes_are_computed_with_as_the_folder_has_them(
 
 
 @pytest.mark.parametrize(
+    ("name", "layout", "words"),
+    [
+        ("llama_in_blocks", gptq(act_order=True, symmetric=False), "with offsets in act-order"),
+        ("llama_in_blocks", gptq(act_order=True, of_its_own=True), "of 32 in act-order"),
+        ("phi3_in_blocks", gptq(act_order=True, group=16), "of 16 in act-order"),
+        ("qwen2_moe_in_blocks", gptq(act_order=True), "of 32 in act-order"),
+    ],
+    ids=["one order for each size", "an order for each matrix", "fused", "experts"],
+)
+def test_codes_in_act_order_are_computed_with_in_their_order(
+    five_peers: edge.Cluster, tmp_path: Path, name: str, layout: Layout, words: str
+) -> None:
+    """Likewise; but what devices share by columns is in 8 bits."""
+    made = make_checkpoint(tmp_path / "made", name)
+    path = tmp_path / "model"
+
+    def cut(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        return dequantize(quantize(weight, bits=8, block_size=block_size))
+
+    block_size = 32 if name == "phi3_in_blocks" else 64
+    meant = write_packed(path, made.path, layout, head=in_8_bits, cut=cut)
+    prompt = meant.prompt(PROMPT_TOKENS)
+    expected = meant.logits(prompt)
+    tensor = make_plan(meant.spec, "tensor_3", model="model", column_multiple=64)
+    pipeline = streaming(make_plan(meant.spec, "pipeline_2", model="model"), 2)
+    for plan in (tensor, pipeline):
+        with five_peers.load(path, plan=plan, accuracy="high") as model:
+            assert model.proposal.dtype == "as stored"
+            assert words in model.proposal.weights
+            assert relative_error(model.logits(prompt), expected) <= LARGEST_ERROR_OF_CODES
+
+
+@pytest.mark.parametrize(
     ("name", "layout"),
     [
         ("llama_in_blocks", gptq(act_order=True, symmetric=False)),

@@ -26,6 +26,7 @@ LINEAR = (
     *("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b"),  # of Qwen3.5
     "in_proj_qkvz",  # of Qwen3-Next
 )
+CUT = ("o_proj", "down_proj")
 E2M1 = np.array(
     [*(0, 0.5, 1, 1.5, 2, 3, 4, 6), *(-0.0, -0.5, -1, -1.5, -2, -3, -4, -6)], np.float32
 )
@@ -95,14 +96,18 @@ def gptq(
     symmetric: bool = True,
     version: int = 1,
     act_order: bool = False,
+    of_its_own: bool = False,
     has_order: bool = True,
 ) -> Layout:
+    """of_its_own: each matrix has an order of its own, not each size."""
+
     def pack(weight: NDArray[np.float32]) -> Packed:
         columns = weight.shape[1]
         size = columns if group == -1 else group
         order = None
         if act_order:
-            order = np.random.default_rng(columns).permutation(np.arange(columns) // size)
+            seed = int(np.abs(weight).sum() * 1000) if of_its_own else columns
+            order = np.random.default_rng(seed).permutation(np.arange(columns) // size)
         codes, scales, zeros, of = rounded(weight, bits, size, symmetric=symmetric, order=order)
         tensors = {
             "qweight": words_of(codes, bits).T,
@@ -290,11 +295,12 @@ def write_packed(
     *,
     keep: Callable[[str], bool] = lambda layer: False,
     head: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None,
+    cut: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None,
 ) -> TinyCheckpoint:
     """The checkpoint in `source` in this layout; layers that `keep` names stay floats.
 
-    Returns a checkpoint, beside `folder`, of the weights that it stands for, and of what `head`
-    makes of a head of floats.
+    Returns a checkpoint, beside `folder`, of the weights that it stands for, of what `head` makes
+    of a head of floats, and `cut` of matrices that devices share by columns.
     """
     shutil.copytree(source, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -314,7 +320,7 @@ def write_packed(
         stored |= {f"{layer}.{each}": np.ascontiguousarray(t) for each, t in tensors.items()}
         if local == "embed_tokens":  # as such tables are read
             whole = whole.astype(np.float16).astype(np.float32)
-        meant[name] = whole
+        meant[name] = whole if cut is None or local not in CUT else cut(whole)
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     reference = folder.with_name(f"{folder.name}-meant")
     reference.mkdir()

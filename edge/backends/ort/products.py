@@ -12,7 +12,7 @@ from edge.kernels.matmul.onnx import matmul
 from edge.kernels.matmul_nbits.onnx import matmul_nbits
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.kernels.onnx_graph import OnnxGraph
-from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
+from edge.weights.block_matrices import SORTED, Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.matrix_kind import MatrixKind
 
@@ -64,9 +64,14 @@ def _blocks(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
     )
 
 
+def _sorted_blocks(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
+    return _blocks(graph, graph.node("Gather", x, matrix.array("order"), axis=-1), matrix)
+
+
 _PRODUCTS: dict[type[MatrixKind[Any]], Callable[[OnnxGraph, str, Matrix], str]] = {
     Floats: _floats,
     Blocks: _blocks,
     ZeroBlocks: _blocks,
     OffsetBlocks: _blocks,
+    **dict.fromkeys(SORTED.values(), _sorted_blocks),
 }

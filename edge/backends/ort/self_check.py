@@ -193,7 +193,7 @@ class _Check:
             rows=len(outputs),
             columns=stored.columns,
             array=lambda suffix: graph.weight(
-                f"{name}.{suffix}", arrays.read(f"{name}.{suffix}", outputs)
+                f"{name}.{suffix}", arrays.array(stored, suffix, outputs)
             ),
         )
         value = product(graph, x, matrix)

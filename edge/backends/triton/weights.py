@@ -20,7 +20,14 @@ from edge.kernels.matmul.triton import matmul
 from edge.kernels.matmul_nbits.gpu_layout import gpu_layout
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix
 from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
-from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
+from edge.weights.block_matrices import (
+    Blocks,
+    OffsetBlocks,
+    SortedBlocks,
+    SortedOffsetBlocks,
+    SortedZeroBlocks,
+    ZeroBlocks,
+)
 from edge.weights.float_matrices import Floats
 from edge.weights.matrix_kind import MatrixKind
 from edge.weights.recipe import StoredMatrix
@@ -34,7 +41,15 @@ class OffsetWeight:
     offsets: Tensor
 
 
-Weight: TypeAlias = Tensor | PackedWeight | OffsetWeight
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SortedWeight:
+    """Codes whose columns are stored in another order: int32 [columns], the input of each."""
+
+    stored: PackedWeight | OffsetWeight
+    order: Tensor
+
+
+Weight: TypeAlias = Tensor | PackedWeight | OffsetWeight | SortedWeight
 
 
 class Product:
@@ -205,10 +220,34 @@ class _OffsetBlocks:
         return OffsetWeight(packed=_BLOCKS.weight(tensor, kind, columns), offsets=tensor("offsets"))
 
 
-_BLOCKS = _Blocks()
+class _Sorted:
+    """The product with the inputs in the order that columns are stored in."""
+
+    def __init__(self, product: _Product) -> None:
+        self._product = product
+
+    def multiply(
+        self, x: Tensor, weight: SortedWeight, bias: Tensor | None, **named: Any
+    ) -> Tensor:
+        return self._product.multiply(x[:, weight.order], weight.stored, bias, **named)
+
+    def arrays(self, matrix: QuantizedMatrix, half_scales: bool) -> dict[str, NDArray[Any]]:
+        assert matrix.order is not None
+        return {**self._product.arrays(matrix, half_scales), "order": matrix.order}
+
+    def weight(self, tensor: Callable[[str], Tensor], kind: Blocks, columns: int) -> SortedWeight:
+        stored = self._product.weight(tensor, kind, columns)
+        assert isinstance(stored, PackedWeight | OffsetWeight)
+        return SortedWeight(stored=stored, order=tensor("order"))
+
+
+_BLOCKS, _OFFSETS = _Blocks(), _OffsetBlocks()
 _PRODUCTS: dict[type[MatrixKind[Any]], _Product] = {
     Floats: _Floats(),
     Blocks: _BLOCKS,
     ZeroBlocks: _BLOCKS,
-    OffsetBlocks: _OffsetBlocks(),
+    OffsetBlocks: _OFFSETS,
+    SortedBlocks: _Sorted(_BLOCKS),
+    SortedZeroBlocks: _Sorted(_BLOCKS),
+    SortedOffsetBlocks: _Sorted(_OFFSETS),
 }

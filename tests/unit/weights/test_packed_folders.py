@@ -17,11 +17,13 @@ from safetensors.numpy import load_file, save_file
 from edge.errors import CheckpointError
 from edge.models.parts import MatrixSlice
 from edge.models.spec import tensor_shapes
+from edge.weights.block_matrices import SORTED as SORTED_KINDS
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.float_matrices import Floats
 from edge.weights.format_sizes import in_words
 from edge.weights.formats import weight_format
+from edge.weights.layout import whole_layout
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.packed_folders import (
     Layout,
@@ -54,8 +56,14 @@ EXACT: dict[str, Layout] = {
     "mlx": mlx(),
     "mlx of 8 bits": mlx(8, 64),
 }
-AS_FLOATS: dict[str, Layout] = {
+SORTED: dict[str, Layout] = {
     "gptq in act-order": gptq(act_order=True, symmetric=False),
+    "gptq in act-order without zeros": gptq(act_order=True, group=16),
+    "gptq in act-order of groups of 48": gptq(act_order=True, group=48),
+    "gptq_v2 in act-order": gptq(act_order=True, version=2, symmetric=False),
+    "gptq of 8 bits in act-order": gptq(act_order=True, bits=8, of_its_own=True),
+}
+AS_FLOATS: dict[str, Layout] = {
     "fp8 in blocks": fp8(),
     "fp8 of rows": fp8("rows"),
     "fp8 of a tensor": fp8("tensor"),
@@ -79,10 +87,10 @@ def written(made: Path, tmp_path: Path) -> Write:
     return write
 
 
-@pytest.mark.parametrize("name", [*EXACT, *AS_FLOATS])
+@pytest.mark.parametrize("name", [*EXACT, *SORTED, *AS_FLOATS])
 def test_floats_are_those_that_were_packed(name: str, written: Write) -> None:
     """To the last bit, whole and in slices."""
-    folder, meant = written({**EXACT, **AS_FLOATS}[name])
+    folder, meant = written({**EXACT, **SORTED, **AS_FLOATS}[name])
     with Checkpoint.open(folder) as opened:
         store = opened.store
         assert set(store.names()) == set(meant)
@@ -128,12 +136,56 @@ def test_codes_stand_for_the_same_weights(name: str, written: Write, tmp_path: P
         source.close()
 
 
+@pytest.mark.parametrize("name", SORTED)
+def test_codes_in_act_order_stand_for_the_same_weights(
+    name: str, written: Write, tmp_path: Path
+) -> None:
+    """Whole, and some of their rows. What devices share by columns is rounded to 8 bits."""
+    folder, meant = written(SORTED[name])
+    with Checkpoint.open(folder) as opened:
+        chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
+        assert chosen.name == "as stored"
+        source = opened.source(chosen, cache_root=tmp_path, on_progress=lambda progress: None)
+        layout = whole_layout(chosen.graded(opened.spec))
+        for matrix in (each for each in layout.matrices if each.name.startswith("layers.2.")):
+            stored = chosen.recipe.stored(matrix)
+            fused = matrix.name.endswith(("qkv", "gate_up"))
+            assert (len(stored) > 1) == (fused and "8 bits" in name)
+            for each in stored:
+                whole = np.concatenate(
+                    [meant[opened.tensor_name(role)][rows] for role, rows in each.part.parts]
+                )
+                arrays = source.matrix(each.part)
+                assert {array.suffix: array.shape for array in each.arrays} == {
+                    suffix: array.shape for suffix, array in arrays.items()
+                }
+                found = each.kind.floats(arrays.__getitem__, each.columns)
+                if fused:
+                    assert type(each.kind) in SORTED_KINDS.values()
+                    np.testing.assert_array_equal(found, whole)
+                else:
+                    assert isinstance(each.kind, Blocks)
+                    assert each.kind.bits == 8
+                    assert np.linalg.norm(found - whole) <= 0.01 * np.linalg.norm(whole)
+        source.close()
+
+
+def test_groups_of_unlike_sizes_are_rounded(written: Write) -> None:
+    """No block holds such a group."""
+    folder, _meant = written(gptq(act_order=True))
+    damage = changed(f"{LAYER}.g_idx", lambda order: np.where(order == 1, 0, order))
+    damage(folder)
+    with Checkpoint.open(folder) as opened:
+        chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
+        assert chosen.name == "int4"
+        assert "whose groups are in act-order" in in_words(opened.spec, chosen)
+
+
 @pytest.mark.parametrize(
     ("layout", "dtype", "words"),
     [
         (gptq(), "as stored", "the head, which is in floats there, in 8 bits"),
-        (gptq(act_order=True), "int4", "whose groups are in act-order"),
-        (gptq(bits=8, act_order=True), "int8", "whose groups are in act-order"),
+        (gptq(act_order=True), "as stored", "whose groups are in act-order there, in 8 bits"),
         (fp8(), "int8", "floats of 8 bits"),
         (mlx(), "as stored", "as stored: 4 bits in blocks of 32 with offsets, 6 bits a weight"),
     ],

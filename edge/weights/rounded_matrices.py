@@ -1,0 +1,63 @@
+"""Matrices that a checkpoint of codes has otherwise than kernels could take them: rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edge.models.parts import MatrixSlice
+from edge.progress import OnProgress
+from edge.weights.block_matrices import Blocks, mixed
+from edge.weights.float_matrices import Floats
+from edge.weights.matrix_kind import CheckpointTensors, WeightSource
+from edge.weights.recipe import Recipe, Rule, rule_role
+
+HEAD_NOTE = "the head, which is in floats there, in 8 bits"
+"""What people are told. In float32 it would take four times the memory, and all of it is read for
+each token."""
+
+
+def with_rounded(
+    rest: WeightSource,
+    kinds: Mapping[str, Blocks],
+    tensors: CheckpointTensors,
+    *,
+    cache_root: Path,
+    on_progress: OnProgress,
+) -> WeightSource:
+    """`rest`, but for matrices of these roles: of these kinds, rounded once into the cache.
+
+    A role of several layers is of one kind.
+    """
+    if not kinds:
+        return rest
+    only = CheckpointTensors(
+        store=tensors.store, tensor_name=tensors.tensor_name, matrices=dict.fromkeys(kinds, 0)
+    )
+    rules = dict.fromkeys(Rule(rule_role(role), kind) for role, kind in kinds.items())
+    rounded = mixed(Recipe(Floats(), tuple(rules)))
+    return _Two(
+        rest, frozenset(kinds), rounded.open(only, cache_root=cache_root, on_progress=on_progress)
+    )
+
+
+class _Two:
+    """Two sources: one of these roles' matrices, one of everything else."""
+
+    def __init__(self, rest: WeightSource, roles: frozenset[str], rounded: WeightSource) -> None:
+        self._rounded = rounded
+        self._roles = roles
+        self.vector = rest.vector
+        self.embedding = rest.embedding
+        self._rest = rest
+
+    def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
+        source = self._rounded if part.parts[0][0] in self._roles else self._rest
+        return source.matrix(part)
+
+    def close(self) -> None:
+        self._rounded.close()
+        self._rest.close()
