@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,8 +13,9 @@ from tests.support.mutated_files import Files
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files(tmp_path_factory.mktemp("files"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
+    with contextlib.closing(Files(tmp_path_factory.mktemp("files"))) as files:
+        yield files
 
 
 def test_sound_files_are_read(files: Files) -> None:

@@ -88,6 +88,7 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._template = ChatTemplate("", "it")
         self.kinds: Mapping[str, Kind] = {
             **self._checkpoints(folder / "checkpoint"),
             **self._tokenizers(folder / "tokenizer"),
@@ -443,13 +444,25 @@ class Files:
         read_plan(path, "auto")
 
     def _render(self, source: bytes) -> None:
-        with contextlib.closing(ChatTemplate(source.decode(errors="replace"), "it")) as template:
-            template.render(
-                [{"role": "user", "content": "hi"}],
-                add_generation_prompt=True,
-                tools=None,
-                variables={"bos_token": "<s>", "eos_token": "</s>"},
-            )
+        template = _OfOneProcess(source.decode(errors="replace"), self._template)
+        template.render(
+            [{"role": "user", "content": "hi"}],
+            add_generation_prompt=True,
+            tools=None,
+            variables={"bos_token": "<s>", "eos_token": "</s>"},
+        )
+
+    def close(self) -> None:
+        """Ends the process of its templates."""
+        self._template.close()
+
+
+class _OfOneProcess(ChatTemplate):
+    """By the process of another one, or most of a template's time would be that of its start."""
+
+    def __init__(self, source: str, other: ChatTemplate) -> None:
+        super().__init__(source, "it")
+        self._process = other._process
 
 
 class replaced:
@@ -519,12 +532,17 @@ def _plan() -> bytes:
 
 
 def told(path: Path) -> None:
-    """Whatever it is, `edge inspect` has printable lines of it, or a sentence."""
+    """Whatever it is, `edge inspect` has printable lines of it, or a sentence.
+
+    The lines of one in eight are drawn, which takes as long as all else.
+    """
     try:
         found = inspect(path)
     except REFUSALS:
         return
-    json.dumps(found.to_json(template=True), allow_nan=False)
+    facts = json.dumps(found.to_json(template=True), allow_nan=False)
+    if zlib.crc32(facts.encode()) % 8:
+        return
     with contextlib.redirect_stdout(io.StringIO()) as out:
         show_inspection(found, given=str(path), template=True)
     assert all(map(str.isprintable, out.getvalue().split("\n")))
@@ -539,8 +557,11 @@ def main() -> None:
     given = parser.parse_args()
     outcomes: Counter[str] = Counter()
     began_s, slowest = time.perf_counter(), (0.0, 0)
-    with tempfile.TemporaryDirectory() as folder:
-        files = Files(Path(folder))
+    memory = Path("/dev/shm")
+    with (
+        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
+        contextlib.closing(Files(Path(folder))) as files,
+    ):
         files.kinds = {name: kind for name, kind in files.kinds.items() if given.only in name}
         for number in range(given.count):
             seed = (given.seed << 40) + number
