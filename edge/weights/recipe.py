@@ -88,14 +88,14 @@ class Recipe:
     def column_multiple(self, roles: Iterable[str]) -> int:
         """These matrices' columns can be shared out in multiples of this.
 
-        Block sizes are powers of 2, so the largest is a multiple of all.
+        Block sizes are powers of 2, so the largest is a multiple of all; 1 where there is no matrix.
         """
         names = [frozenset(_rule_names(role)) for role in roles]
         ruled = {rule.role for rule in self.rules if rule.grade is None}
         kinds = {rule.kind for rule in self.rules if any(rule.role in each for each in names)}
         if any(each.isdisjoint(ruled) for each in names):
             kinds.add(self.usual)
-        return max(kind.column_multiple for kind in kinds)
+        return max((kind.column_multiple for kind in kinds), default=1)
 
     def stored(self, matrix: MatrixSlice) -> tuple[StoredMatrix, ...]:
         """A shard's matrix, by runs of one kind."""

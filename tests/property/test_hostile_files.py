@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -13,9 +12,15 @@ from tests.support.mutated_files import Files
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
-    with contextlib.closing(Files(tmp_path_factory.mktemp("files"))) as files:
-        yield files
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("files"))
+
+
+@pytest.fixture(autouse=True)
+def closed_afterwards(files: Files) -> Iterator[None]:
+    """Another test opens it again."""
+    yield
+    files.close()
 
 
 def test_sound_files_are_read(files: Files) -> None:

@@ -54,6 +54,7 @@ def test_columns_are_cut_where_every_kind_of_the_matrix_can_be() -> None:
     assert RECIPE.column_multiple({"down.weight"}) == 64
     assert RECIPE.column_multiple({"value.weight"}) == 64
     assert RECIPE.column_multiple({"head"}) == 1
+    assert RECIPE.column_multiple(set()) == 1
     assert RECIPE.column_multiple({"output.weight"}) == 32
     assert Recipe(FLOATS).column_multiple({"down.weight"}) == 1
 
