@@ -88,7 +88,7 @@ class Recipe:
     def column_multiple(self, roles: Iterable[str]) -> int:
         """These matrices' columns can be shared out in multiples of this.
 
-        Block sizes are powers of 2, so the largest is a multiple of all; 1 where there is no matrix.
+        Block sizes are powers of 2, so the largest is a multiple of all; 1 of none.
         """
         names = [frozenset(_rule_names(role)) for role in roles]
         ruled = {rule.role for rule in self.rules if rule.grade is None}
