@@ -16,7 +16,7 @@ from tests.support.checkpoints import MORE_FAMILIES, WITH_PICTURES, TinyCheckpoi
 from tests.support.plans import make_plan
 
 LARGEST_DIFFERENCE = 1e-4
-NEW_TOKENS = 32
+NEW_TOKENS = 64
 PROMPT_TOKENS = 24
 """More than every window, and than the context that one was trained in."""
 
