@@ -220,9 +220,12 @@ class Membership:
 
     def next_edition(self, id: str) -> int:
         """Of the certificate of a device that is taken in now, perhaps again."""
-        known = self.taken_in.get(id)
-        least = self.expelled.editions.get(id, 0)
-        return least if known is None else max(least, counted(known) + 1)
+        given = []
+        if id in self.others:  # of which a version before this kept no certificate
+            given.append(counted(self.taken_in[id]) if id in self.taken_in else 0)
+        if id in self.expelled.editions:  # perhaps by another device that has the cluster's key
+            given.append(self.expelled.editions[id])
+        return max(given) + 1 if given else 0
 
     def taking_in(self, id: str, name: str, certificate: x509.Certificate) -> Membership:
         """With a device that has got this certificate; what it had before counts no more.
@@ -256,7 +259,8 @@ class Membership:
 
     def rotated(self, name: str) -> Membership:
         """The cluster under a new key, with all whom this device has taken in and nobody has
-        expelled; `name` is its own. Of others it has no certificate: they stay behind.
+        expelled or taken in since; `name` is its own. Of others it has no certificate that counts:
+        they stay behind.
 
         Raises RequestError where the cluster's key is not here, and for too many devices.
         """
@@ -265,7 +269,12 @@ class Membership:
                 "this device has not the cluster's key; rotate it on the device that made the "
                 "cluster"
             )
-        carried = {id: each for id, each in self.taken_in.items() if id not in self.expelled.ids}
+        expelled, editions = self.expelled.ids, self.expelled.editions
+        carried = {
+            id: each
+            for id, each in self.taken_in.items()
+            if id not in expelled and counted(each) >= editions.get(id, 0)
+        }
         if len(carried) > MOST_CARRIED:
             raise RequestError(
                 f"{len(carried)} devices are too many to be taken along, which {MOST_CARRIED} can "

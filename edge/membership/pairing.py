@@ -3,7 +3,9 @@
 The words are a password for SPAKE2 (Abdalla, Pointcheval, 2005; the variant of the package
 `spake2`, which is older than RFC 9382): who does not know them learns nothing from the exchange and
 has one guess, after which they are void. What is then told, a public key one way and the membership
-the other, is sealed by AES-GCM under the key that both have found.
+the other, is sealed by AES-GCM under the key that both have found. The public key comes with a
+signature by its private half: whoever came with the key of a member would else replace the
+certificate of that.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -57,6 +59,10 @@ _WORD_LIMIT_S = 3.0
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _NONCE = bytes(12)
 """Each key seals one message."""
+
+_MAGIC = b"edge pair\0"
+"""Nothing else that a device's key signs begins so."""
+_ECDSA = ec.ECDSA(SHA256())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +169,16 @@ class Invitation:
             raise RequestError(f"the other device has no key that can be used: {error}") from error
         if not isinstance(device, PublicKey) or not isinstance(device.curve, ec.SECP256R1):
             raise RequestError("the other device has a key of another kind; update Edge there")
+        try:
+            device.verify(_bytes(asked, "signature"), keys.signed, _ECDSA)
+        except InvalidSignature:
+            raise RequestError("the other device has not the key that it says") from None
         id, name, membership = key_id(device), _name(asked), self._membership
+        if id == membership.identity.id:
+            raise RequestError(
+                "the other device has this device's own key, copied; remove the folder of keys "
+                "there, and pair it again"
+            )
         edition = membership.next_edition(id)
         certificate = self._authority.member(device, name, self._roles, edition)
         other = Other(name=name, id=id, certificate=certificate)
@@ -191,7 +206,8 @@ async def join(
     await channel.send(Frame(_HELLO, {}, spake.start()))
     keys = _Keys.agreed(spake, await _payload(channel, _HELLO))
     public = identity.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    asked = {"key": public, "name": name.encode()}
+    signature = identity.key.sign(keys.signed, _ECDSA)
+    asked = {"key": public, "name": name.encode(), "signature": signature}
     await channel.send(Frame(_JOIN, {}, keys.sealed(keys.joining, asked)))
     told = keys.opened(keys.inviting, await _payload(channel, _TAKEN_IN, _TAKEN_IN_LIMITS))
     membership = read_membership(
@@ -208,10 +224,11 @@ async def join(
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """One for each way."""
+    """One for each way, and what the device that joins signs: nobody can use that elsewhere."""
 
     joining: AESGCM
     inviting: AESGCM
+    signed: bytes
 
     @classmethod
     def agreed(cls, spake: Any, theirs: bytes) -> _Keys:
@@ -219,8 +236,8 @@ class _Keys:
             shared = spake.finish(theirs)
         except Exception as error:  # the package has one of its own for each kind of nonsense
             raise RequestError("the other device does not pair as Edge does") from error
-        both = HKDF(SHA256(), 64, salt=None, info=b"edge pair").derive(shared)
-        return cls(AESGCM(both[:32]), AESGCM(both[32:]))
+        derived = HKDF(SHA256(), 96, salt=None, info=b"edge pair").derive(shared)
+        return cls(AESGCM(derived[:32]), AESGCM(derived[32:64]), _MAGIC + derived[64:])
 
     @staticmethod
     def sealed(key: AESGCM, values: Mapping[str, bytes]) -> bytes:

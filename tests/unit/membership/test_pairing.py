@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from spake2 import SPAKE2_A
 
 from edge.errors import RequestError
-from edge.membership.identity import Identity
+from edge.membership.identity import Identity, PrivateKey, PublicKey
 from edge.membership.membership import Membership
 from edge.membership.pairing import (
     CODE_WORDS,
@@ -104,6 +105,45 @@ def test_a_member_may_do_what_it_was_taken_in_for() -> None:
             ends,
         )
         assert member.roles == {USE}
+
+    asyncio.run(scenario())
+
+
+@dataclass(frozen=True)
+class _Claimed:
+    """A key of another device, whose private half is not there."""
+
+    public: PublicKey
+    own: PrivateKey
+
+    def public_key(self) -> PublicKey:
+        return self.public
+
+    def sign(self, content: bytes, algorithm: ec.ECDSA) -> bytes:
+        return self.own.sign(content, algorithm)
+
+
+def test_nobody_is_taken_in_with_a_key_of_another_device() -> None:
+    """Its certificate would count no more, and it would be locked out."""
+
+    async def scenario() -> None:
+        first, code, kitchen = Membership.founded("attic"), new_code(), Identity.made()
+        own = Identity.made().key
+        for claimed, message in (
+            (_Claimed(kitchen.key.public_key(), own), "has not the key that it says"),
+            (_Claimed(first.identity.key.public_key(), own), "has not the key that it says"),
+            (first.identity.key, "this device's own key"),
+        ):
+            ends = MemoryChannel.pair("attic", "phone")
+            inviting, joining = await paired(
+                Invitation(code, first, "attic", [USE]).take_in(ends[0]),
+                join(ends[1], code, Identity(cast(PrivateKey, claimed)), "phone"),
+                ends,
+            )
+            assert isinstance(inviting, RequestError), inviting
+            assert message in str(inviting)
+            assert not isinstance(inviting, WrongCodeError)
+            assert isinstance(joining, Exception)
 
     asyncio.run(scenario())
 

@@ -188,6 +188,33 @@ def test_a_device_that_is_taken_in_again_has_its_last_certificate_only() -> None
     assert third.membership.roles == {USE}
 
 
+def test_a_certificate_of_another_holder_of_the_key_replaces_one_too() -> None:
+    """Of two holders, neither knows what the other one gives; both know the list."""
+    attic = Kept.founded()
+    phone = attic.taking_in("phone", [LEND, USE])
+    identity = phone.membership.identity
+    attic.taking_in("phone", [LEND], identity)
+    script = Kept(enrolled_by_token(token(attic.membership), "it", "script", Identity.made()))
+    script.taking_in("phone", [USE], identity)
+    admitted = script.credentials().is_admitted
+    assert [admitted(identity.id, edition) for edition in range(3)] == [False, False, True]
+
+    attic.change(lambda newest: newest.hearing(script.membership.expelled.signed))
+    with pytest.raises(RequestError, match="was not taken along"):
+        phone.membership.following(attic.rotate())
+
+
+def test_what_an_earlier_version_gave_is_replaced() -> None:
+    """It kept names only."""
+    attic = Kept.founded()
+    phone = attic.taking_in("phone", [LEND, USE])
+    identity = phone.membership.identity
+    attic.change(lambda newest: replace(newest, taken_in={}))
+    attic.taking_in("phone", [USE], identity)
+    assert not attic.credentials().is_admitted(identity.id, 0)
+    assert attic.credentials().is_admitted(identity.id, 1)
+
+
 def test_lists_of_two_holders_of_the_key_are_joined() -> None:
     attic = Kept.founded()
     phone = attic.taking_in("phone")
