@@ -117,15 +117,18 @@ async def bring_rotation(address: str, credentials: Credentials, *, timeout_s: f
 
 
 async def _brought(address: str, credentials: Credentials, *, timeout_s: float) -> bool:
+    ends_at = asyncio.get_running_loop().time() + timeout_s  # for all keys together
     for past in credentials.past():
         connection: AsyncSocket | None = None
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(ends_at):
                 connection = AsyncSocket(await _connect_to_first(address), address)
                 await bring(connection, past)
             return True
-        except (TransportError, TimeoutError):
+        except TransportError:
             continue
+        except TimeoutError:
+            break
         finally:
             if connection is not None:
                 connection.close()

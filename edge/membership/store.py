@@ -172,10 +172,16 @@ class MembershipStore:
         return self.folder / f"expelled-{held.cluster_id}"
 
     def _kept(self, membership: Membership) -> Membership:
+        content = _encoded(_told(membership))
+        if len(content) > _MOST_MEMBERSHIP_BYTES:
+            raise RequestError(
+                f"{self.folder / _MEMBERSHIP} would be of too many devices to be read again; begin "
+                "anew, and pair those that you want: `edge cluster rotate --leave`"
+            )
         path, pem = self.folder / _IDENTITY, key_pem(membership.identity.key)
         if not path.exists() or _private(path) != pem:
             _write(path, pem)
-        _write(self.folder / _MEMBERSHIP, _encoded(_told(membership)))
+        _write(self.folder / _MEMBERSHIP, content)
         return membership
 
     def _loaded(self, path: Path) -> Membership:

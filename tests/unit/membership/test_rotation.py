@@ -260,6 +260,21 @@ def test_a_file_of_a_version_before_is_read(tmp_path: Path) -> None:
                 MembershipStore(store.folder).membership()
 
 
+def test_nothing_is_kept_that_could_not_be_read_again(tmp_path: Path) -> None:
+    store = MembershipStore(tmp_path / "keys")
+    before = store.founded("attic")
+    attic = Kept(before)
+    attic.taking_in("kitchen")
+    (certificate,) = attic.membership.taken_in.values()
+    many = {f"{number:032x}": certificate for number in range(6000)}
+    with pytest.raises(RequestError, match="too many devices"):
+        store.change(lambda newest: replace(newest, taken_in=many))
+    again = MembershipStore(store.folder).membership()
+    assert again is not None
+    assert again.cluster_id == before.cluster_id
+    assert again.authority is not None
+
+
 def test_only_the_device_with_the_key_rotates() -> None:
     attic = Kept.founded()
     with pytest.raises(RequestError, match="not the cluster's key; rotate it on the device"):

@@ -11,9 +11,10 @@ import pytest
 from edge.membership.identity import Identity
 from edge.membership.store import enrolled_by_token, token
 from edge.transport import Listener, RefusedError, TransportError, bring_rotation, connect
+from edge.transport.credentials import NONCE_BYTES, TAG_BYTES
 from edge.transport.errors import OutdatedError
 from tests.support.devices import Kept
-from tests.support.transport_listeners import Refusals, check_echo, echoing, run
+from tests.support.transport_listeners import GREETING, Refusals, check_echo, echoing, run
 
 
 @contextlib.asynccontextmanager
@@ -75,6 +76,35 @@ def test_it_is_told_without_being_asked_for_anything() -> None:
             ]
             assert told == [True, True, False]
             assert kitchen.membership.cluster_id == attic.membership.cluster_id
+
+    run(scenario)
+
+
+def test_a_stranger_that_falls_silent_takes_no_more_time_than_was_given() -> None:
+    """However many keys of before there are, by which it might be a member."""
+    attic = Kept.founded()
+    for _ in range(3):
+        attic.rotate()
+    calls: list[asyncio.Task[None] | None] = []
+
+    async def falls_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_first = not calls
+        calls.append(asyncio.current_task())
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            for size in (len(GREETING), NONCE_BYTES):
+                writer.write(await reader.readexactly(size))
+            await reader.readexactly(TAG_BYTES)
+            if not is_first:
+                await reader.read()
+        writer.close()
+
+    async def scenario() -> None:
+        async with await asyncio.start_server(falls_silent, "127.0.0.1", 0) as stranger:
+            address = f"127.0.0.1:{stranger.sockets[0].getsockname()[1]}"
+            with pytest.raises(TransportError):
+                await connect(address, hello={}, credentials=attic.credentials(), timeout_s=1.0)
+            await asyncio.gather(*(call for call in calls if call is not None))
+        assert len(calls) <= 2
 
     run(scenario)
 
