@@ -465,9 +465,13 @@ def credentials(
             raise RefusedError(str(error)) from error
 
     def past() -> list[Past]:
+        try:
+            kept = current().past
+        except RequestError:  # files of keys that are being mended
+            return []
         return [
             Past(tag_key=shown_tag_key(each.tag_key), rotation=each.rotation)
-            for each in reversed(current().past)
+            for each in reversed(kept)
         ]
 
     def follow(rotation: bytes) -> None:
@@ -479,7 +483,7 @@ def credentials(
     def now() -> Credentials:
         try:
             newest = current()
-        except RequestError:  # files of keys that are being mended
+        except RequestError:  # likewise
             return own
         if newest.certificate == membership.certificate:
             return own

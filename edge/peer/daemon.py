@@ -55,7 +55,7 @@ class PeerDaemon:
         self._probes = asyncio.Semaphore(MAX_PROBES)
         self._listener: transport.Listener | None = None
         self._discovery: transport.Discovery | None = None
-        self._gossip: asyncio.Future[Any] | None = None
+        self._gossip: list[asyncio.Task[None]] = []
         self._told: set[object] = set()
 
     async def start(self) -> None:
@@ -96,16 +96,15 @@ class PeerDaemon:
                 )
                 await self._discovery.announce(record)
                 if credentials is not None:
-                    self._gossip = asyncio.gather(
-                        self._tell_members(credentials),
-                        carry_along(
-                            credentials,
-                            settings.cluster,
-                            settings.interfaces or None,
-                            # Nothing tells that the two are of one device but the address.
-                            announced=replace(record, id=uuid.uuid4().hex),
-                        ),
+                    carrying = carry_along(
+                        credentials,
+                        settings.cluster,
+                        settings.interfaces or None,
+                        # Nothing tells that the two are of one device but the address.
+                        announced=replace(record, id=uuid.uuid4().hex),
                     )
+                    telling = self._tell_members(credentials)
+                    self._gossip = [asyncio.create_task(each) for each in (telling, carrying)]
         except transport.TransportError as error:
             raise map_transport_error(error, settings.name) from error
         except OSError as error:
@@ -133,10 +132,10 @@ class PeerDaemon:
         await self.resources.aclose()
 
     async def _stop_announcing(self) -> None:
-        if self._gossip is not None:
-            self._gossip.cancel()
-            await asyncio.gather(self._gossip, return_exceptions=True)
-            self._gossip = None
+        for task in self._gossip:
+            task.cancel()
+        await asyncio.gather(*self._gossip, return_exceptions=True)
+        self._gossip.clear()
         if self._discovery is not None:
             await self._discovery.aclose()
             self._discovery = None

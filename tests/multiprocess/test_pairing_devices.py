@@ -266,15 +266,23 @@ def test_a_new_key_takes_members_along(
         assert daemon.end() == 0
 
 
-def test_peers_that_are_there_follow_at_once(device: Callable[[str], Device]) -> None:
-    """Found by their announcements, under the key of before."""
-    attic, kitchen = device("attic"), device("kitchen")
+def test_peers_that_are_there_follow_at_once(
+    device: Callable[[str], Device], tmp_path: Path
+) -> None:
+    """Found by their announcements, under the key of before; and who they know as expelled stays
+    behind."""
+    attic, kitchen, gone, script = map(device, ("attic", "kitchen", "gone", "script"))
     pair(attic, kitchen)
+    pair(attic, gone)
+    assert attic.edge("cluster", "token", tmp_path / "token").code == 0
+    script.environment[TOKEN_VARIABLE] = str(tmp_path / "token")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in kitchen.environment.items():
             patch.setenv(name, value)
         daemon = Daemon(kitchen.folder / "peer", "--name", "kitchen", *ON_LOOPBACK)
     with daemon:
+        id = gone.json("cluster", "show")["own"]
+        assert "1 peers were told" in script.edge_alone("cluster", "expel", id, *ON_LOOPBACK).out
         rotated = attic.edge_alone("cluster", "rotate", *ON_LOOPBACK)
         assert rotated.code == 0, rotated.err
         assert "Of kitchen, 1 have followed" in rotated.out

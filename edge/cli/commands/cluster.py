@@ -110,13 +110,19 @@ def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
     own = OwnMembership(socket.gethostname())
     id = _meant(own.current(), device)
     own.change(lambda newest: newest.expelling(id))
-    told = 0
+    told = _exchanged(own, cluster, interfaces)
+    click.echo(f"Expelled {fingerprint(id)}; {told} peers were told at once.")
+
+
+def _exchanged(own: OwnMembership, cluster: str, interfaces: tuple[str, ...]) -> int:
+    """How many peers that are announced know who is expelled as this device does now; and it as
+    they did."""
     with contextlib.suppress(NetworkError):  # those who are not there hear it from another member
         found = find_peers(
             cluster, own.credentials(), timeout_s=_TELL_FOR_S, interfaces=interfaces or None
         )
-        told = len(asyncio.run(found)[0])
-    click.echo(f"Expelled {fingerprint(id)}; {told} peers were told at once.")
+        return len(asyncio.run(found)[0])
+    return 0
 
 
 @command.command()
@@ -131,10 +137,12 @@ def rotate(leave: bool, interfaces: tuple[str, ...], cluster: str) -> None:
     """
     _check_no_token()
     own, name = OwnMembership(socket.gethostname()), socket.gethostname()
-    before = own.current()
     if leave:
+        before = own.current()
         made = own.change(lambda newest: _renewed(newest, leave=True))
     else:
+        _exchanged(own, cluster, interfaces)  # who was expelled elsewhere does not go along
+        before = own.current()
         made = own.change(lambda newest: newest.rotated(name))
     click.echo(f"The cluster is {fingerprint(made.cluster_id)} now.")
     if made.taken_in:
