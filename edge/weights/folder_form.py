@@ -52,7 +52,8 @@ def open_folder(folder: Path) -> CheckpointForm:
         raise CheckpointError(str(error)) from error
     try:
         plain_name = family.tensor_name
-        if reads_pictures(config) or _BARE in files.names():
+        is_bare = _BARE in files.names() and plain_name("embedding") not in files.names()
+        if reads_pictures(config) or is_bare:
             plain_name = _in_text_part(plain_name, files.names())
             is_tied = plain_name("head") not in files.names()
             spec = replace(spec, tied_embeddings=is_tied)

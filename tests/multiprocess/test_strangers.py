@@ -177,6 +177,7 @@ SOUND = {
     "host_memory_bytes": None,
     "is_busy": False,
     "is_leaving": False,
+    "lacks": [],
 }
 
 

@@ -14,8 +14,10 @@ from edge.api.joining import MOVES_APART_S, Joining
 from edge.errors import PeerLostError
 from tests.support.passing_time import let_pass
 from tests.support.peer_infos import peer_info
+from tests.support.specs import plain_spec
 
 OLD, NEW = peer_info("old"), peer_info("new")
+SPEC = plain_spec(hidden_size=64, num_heads=6, head_size=16, ffn_columns=96, vocab_size=100)
 
 
 class Running:
@@ -36,8 +38,8 @@ class Running:
         self.moves: list[str] = []
 
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        yield
+    async def opened(self) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(spec=SPEC)
 
     def bringing(self, *_what: object) -> None:
         return None
