@@ -6,8 +6,9 @@ python -m edge.demos.bench.serving --file model.gguf --clients 64 --llama-server
 
 Each client has a key of its own and asks over HTTP, one answer after the other, streamed. With
 --greedy the first of them asks for so many at once. Before them one client asks alone, in the same
-minute. With --llama-server the same clients ask that program next, with the same file, as many
-threads, and room for as much.
+minute. Then as many as there is room for ask the same plan from Python, without a server: what the
+program alone reaches. With --llama-server the same clients ask that program next, with the same
+file, as many threads, and room for as much.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,6 +33,7 @@ import click
 import numpy as np
 import psutil
 
+import edge
 from edge.demos.bench import results
 from edge.demos.bench.left_behind import Held
 from edge.demos.bench.options import append_option, folder_option, shape_option
@@ -42,6 +44,7 @@ from edge.demos.processes import child
 _WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "dogs", "run", "far", "home")
 _ALONE_S = 20.0
 _LOOK_EVERY_S = 5.0
+_MOST_WITHOUT_SERVER_S = 120.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +62,10 @@ class Seen:
     """By the server and its peers, at each look."""
 
 
+def _prompt(random: np.random.Generator, words: int) -> str:
+    return " ".join(random.choice(_WORDS, size=words))
+
+
 @dataclass(slots=True, kw_only=True)
 class Clients:
     """Of one server."""
@@ -72,10 +79,9 @@ class Clients:
 
     async def ask(self, number: int) -> None:
         """One answer, streamed."""
-        prompt = " ".join(self.random.choice(_WORDS, size=self.prompt_words))
         body = {
             "model": "default",
-            "prompt": prompt,
+            "prompt": _prompt(self.random, self.prompt_words),
             "max_tokens": self.new_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -229,6 +235,40 @@ def _rounds(asking: Clients, clients: int, minutes: float, *, greedy: int, look:
     return Rounds(alone=[before, alone()], seen=seen, together=seen.tokens / (60 * minutes))
 
 
+async def _without_server(
+    path: Path,
+    load_options: edge.LoadOptions,
+    *,
+    peers: int,
+    threads: int,
+    prompt_words: int,
+    new_tokens: int,
+    seconds: float,
+) -> float:
+    """Tokens of whole answers per second, of as many askers as there is room for."""
+    random, done = np.random.default_rng(0), 0
+    async with (
+        await edge.AsyncCluster.local(peers, threads=threads) as cluster,
+        await cluster.load(path, load_options, progress=False) as model,
+    ):
+
+        async def again() -> None:
+            nonlocal done
+            while True:
+                prompt, of_this = _prompt(random, prompt_words), 0
+                async for _ in model.stream(prompt, max_new_tokens=new_tokens, temperature=0):
+                    of_this += 1
+                done += of_this
+
+        tasks = [asyncio.create_task(again()) for _ in range(load_options.concurrency)]
+        await asyncio.sleep(seconds)
+        reached = done / seconds
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return reached
+
+
 @click.command()
 @shape_option("M")
 @click.option("--file", type=click.Path(path_type=Path), help="A model instead of the made-up one.")
@@ -283,6 +323,24 @@ def main(
 
     with served(path, keys, arguments) as url:
         ours = measure(url, look=True)
+    load_options = edge.LoadOptions(
+        plan=plan,  # type: ignore[arg-type]  # checked by it
+        context_tokens=context,
+        concurrency=concurrency,
+    )
+    if file is None:
+        load_options = replace(load_options, dtype=dtype)
+    without_server = asyncio.run(
+        _without_server(
+            path,
+            load_options,
+            peers=peers,
+            threads=threads,
+            prompt_words=prompt_words,
+            new_tokens=new_tokens,
+            seconds=min(60 * minutes, _MOST_WITHOUT_SERVER_S),
+        )
+    )
     theirs = None
     if llama_server is not None:
         every = str(peers * threads)
@@ -309,6 +367,10 @@ def main(
         Metric(name="one client alone, before and after", unit="tok/s", values=ours.alone),
         Metric(
             name="together / alone", unit="x", values=[ours.together / each for each in ours.alone]
+        ),
+        Metric(name="without a server", unit="tok/s", values=[without_server]),
+        Metric(
+            name="together / without a server", unit="x", values=[ours.together / without_server]
         ),
         Metric(name="first token, mean", unit="s", values=[_mean(seen, "first_token")]),
         Metric(name="between tokens, mean", unit="ms", values=[1e3 * _mean(seen, "token")]),

@@ -388,7 +388,10 @@ class LoadedModel:
     def _forget(self, request: str) -> Request | None:
         self._rows.pop(request, None)
         self._masks.pop(request, None)
-        return self._requests.pop(request, None)
+        forgotten = self._requests.pop(request, None)
+        if forgotten is not None:
+            forgotten.kept = None  # megabytes, and who asked may hold on to the request
+        return forgotten
 
     async def _pump(self) -> None:
         """The only sender of steps and of what follows them: every peer sees the same order."""

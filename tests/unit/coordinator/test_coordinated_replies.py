@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from edge.backends.null.made_up import logits_after
+from edge.coordinator.kept_kv import KeptKv, KvForm
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request
 from edge.demos.bundled import MODEL
@@ -104,6 +105,29 @@ def test_replies_at_once_are_those_of_replies_alone(
         expected = [logits_after(spec, prompt(35)[:end]) for end in range(1, 36)]
         assert rows.found is not None
         np.testing.assert_array_equal(rows.found, expected)
+
+    asyncio.run(main())
+
+
+def test_copies_of_keys_and_values_go_with_the_reply(tmp_path: Path) -> None:
+    """They are large, and who asked may hold on to the request."""
+
+    async def main() -> None:
+        form = KvForm(layers={}, digests={}, is_rounded=False)
+        async with null_peers(tmp_path, 1) as daemons:
+            model = await load(daemons, "solo", limits(memory=150), Owner(), tmp_path)
+            sink = Results()
+            finished = request(prompt(5), sink, new_tokens=20, parameters=SEEDED)
+            (cancelled,) = replies((7,), 20)
+            for each in (finished, cancelled):
+                model.submit(each)
+                each.kept = KeptKv(form=form, first=0)
+            model.cancel(cancelled.id)
+            async with asyncio.timeout(PATIENCE_S):
+                await sink.ended.wait()
+            await model.aclose()
+        assert cancelled.kept is None
+        assert finished.kept is None
 
     asyncio.run(main())
 
