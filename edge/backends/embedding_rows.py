@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,22 +23,32 @@ class EmbeddingRows:
     def __init__(
         self, weights: ShardWeights, rows: range, hidden_size: int, *, scale: float
     ) -> None:
-        """`rows` of the vocabulary are in the shard's file, read times `scale`; others are zero."""
+        """`rows` of the vocabulary are in the shard's file, read times `scale`; others are zero.
+
+        Where the file has rows of positions as well, those are added.
+        """
         self._scale = np.float32(scale)
         self._rows = rows
-        self._row = np.zeros(hidden_size, np.float32)
-        self._entry: TensorEntry | None = None
         self._path = weights.path
-        if rows:
-            (self._entry,) = (each for each in weights.manifest.tensors if each.name == "embedding")
-            self._row = np.zeros(hidden_size, numpy_dtype(self._entry.dtype))
+        entries = {each.name: each for each in weights.manifest.tensors}
+        self._tokens = _Table.of(entries["embedding"], hidden_size) if rows else None
+        found = entries.get("positions")
+        self._positions = None if found is None else _Table.of(found, hidden_size)
         self._file = os.open(weights.path, os.O_RDONLY | os.O_CLOEXEC)
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # no rows around those asked for
-        tensors = (self._entry,) if self._entry else ()
-        self._watched = WatchedFile(weights.path, tensors)
+        tables = (self._tokens, self._positions)
+        self._watched = WatchedFile(
+            weights.path, [table.entry for table in tables if table is not None]
+        )
 
-    def read_into(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64]) -> None:
-        """hidden float32 [tokens, hidden size] of tokens int64 [tokens].
+    def read_into(
+        self,
+        hidden: NDArray[np.float32],
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64] | None = None,
+    ) -> None:
+        """hidden float32 [tokens, hidden size] of tokens int64 [tokens], at their positions, which
+        a model that has learned them needs.
 
         Raises CheckpointError when the file is no longer what was written, StoreError when the disk
         fails.
@@ -48,18 +59,21 @@ class EmbeddingRows:
                 hidden[place] = hidden[known[token]]
                 continue
             known[token] = place
-            if token not in self._rows or self._entry is None:
+            if self._tokens is None or token not in self._rows:
                 hidden[place] = 0
                 continue
-            first = (token - self._rows.start) * self._row.nbytes
-            self._read(self._row.view(np.uint8).data, self._entry.offset + first)
-            hidden[place] = self._row
+            hidden[place] = self._read(self._tokens, token - self._rows.start)
             hidden[place] *= self._scale
+        if self._positions is not None:
+            assert positions is not None
+            for place, position in enumerate(positions.tolist()):
+                hidden[place] += self._read(self._positions, position)
         self._watched.check()
 
-    def _read(self, into: memoryview, offset: int) -> None:
+    def _read(self, table: _Table, number: int) -> NDArray[np.generic]:
+        into = table.row.view(np.uint8).data
         try:
-            count = os.preadv(self._file, [into], offset)
+            count = os.preadv(self._file, [into], table.entry.offset + number * len(into))
         except OSError as error:
             raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
         if count != len(into):
@@ -67,6 +81,7 @@ class EmbeddingRows:
                 f"{self._path} ends within the embedding; it is not the file that was "
                 "written: load the model again"
             )
+        return table.row
 
     def close(self) -> None:
         """May be called again."""
@@ -74,3 +89,15 @@ class EmbeddingRows:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Rows in the file, and memory for one."""
+
+    entry: TensorEntry
+    row: NDArray[np.generic]
+
+    @classmethod
+    def of(cls, entry: TensorEntry, columns: int) -> _Table:
+        return cls(entry, np.zeros(columns, numpy_dtype(entry.dtype)))

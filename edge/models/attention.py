@@ -59,6 +59,8 @@ class Attention:
     """Each head has one score more, of nothing: its weights add up to less than 1."""
     has_norm: bool = True
     """What it is given is normed."""
+    norm_bias: bool = False
+    """What it is given is normed without its mean, and a bias is added."""
     has_post_norm: bool = False
     """What it gives is normed before it is added."""
 
@@ -76,6 +78,7 @@ class Attention:
             output_gate=self.output_gate,
             has_sinks=self.has_sinks,
             has_norm=self.has_norm,
+            norm_bias=self.norm_bias,
             has_post_norm=self.has_post_norm,
         )
         for name in ("score_scale", "soft_cap"):
@@ -90,6 +93,8 @@ class Attention:
         object.__setattr__(self, "rotary", rotary_of(self.rotary))
         if self.joint_norm and self.query_key_norm:
             raise ValueError("heads are normed each or together, not both")
+        if self.norm_bias and not self.has_norm:
+            raise ValueError("a bias of a norm that is not there")
         if self.joint_norm and self.output_gate:
             raise ValueError("heads that are normed together have no gates")
         if self.head_size % 2 or self.rotary.turned_elements > self.head_size:
@@ -125,6 +130,8 @@ class Attention:
             shapes["sinks"] = (self.num_heads,)
         if self.has_norm:
             shapes["attention_norm"] = (hidden_size,)
+        if self.norm_bias:
+            shapes["attention_norm_bias"] = (hidden_size,)
         if self.has_post_norm:
             shapes["attention_post_norm"] = (hidden_size,)
         if self.query_key_norm:
@@ -138,7 +145,7 @@ class Attention:
         heads, kv_heads = self.num_heads // self.num_units, self.num_kv_heads // self.num_groups
         head, queries = size * hidden_size, heads * self._query_parts
         biases = self.qkv_bias + self.joint_norm
-        rows = self.has_norm + self.has_post_norm + self.output_bias
+        rows = self.has_norm + self.norm_bias + self.has_post_norm + self.output_bias
         fixed = hidden_size * rows + 2 * size * self.query_key_norm
         return PartWeights(
             unit=Weights(
@@ -190,6 +197,8 @@ class Attention:
             return
         if self.has_norm:
             yield whole_vector(f"{layer}attention_norm", hidden_size)
+        if self.norm_bias:
+            yield whole_vector(f"{layer}attention_norm_bias", hidden_size)
         if self.qkv_bias:
             yield VectorSlice(name=f"{layer}qkv.bias", parts=self._fused(layer, "bias", units))
         if self.has_sinks:

@@ -19,6 +19,7 @@ FAMILIES = (
     "gemma4_text",
     "glm4",
     "glm4_moe",
+    "gpt2",
     "gpt_oss",
     "granite",
     "lfm2",
@@ -51,7 +52,8 @@ class Family:
     checkpoint may have them, or each by the name of its role. fused_by_head: the same of linear
     attention, all rows of one key head under those of another. stacked_experts: the same of
     experts, in tensors [experts, rows, columns]. turned_experts: the same in tensors [experts,
-    columns, rows], where rows of several roles, weights or biases, lie in turn.
+    columns, rows], where rows of several roles, weights or biases, lie in turn. turned: as fused,
+    of matrices that are [columns, rows].
     """
 
     describe: Callable[[Config], ModelSpec]
@@ -61,6 +63,7 @@ class Family:
     fused_by_head: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     turned_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    turned: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 WITH_PICTURES = {
@@ -121,13 +124,12 @@ _MISSING = {
     "falcon": ("llama", "LayerNorm and parts side by side"),
     "gemma": ("gemma2", "layers of two norms"),
     "gemma3n": ("gemma3_text", "embeddings for each layer"),
-    "gpt2": ("llama", "learned positions and LayerNorm"),
     "granitemoe": ("granite", "experts"),
     "olmo": ("llama", "norms without weights"),
     "phi": ("phi3", "LayerNorm and parts side by side"),
     "phimoe": ("phi3", "experts"),
     "stablelm": ("llama", "LayerNorm"),
-    "starcoder2": ("llama", "LayerNorm and a feed-forward block without a gate"),
+    "starcoder2": ("gpt2", "rotary positions"),
 }
 """Of families that do not run here: the nearest that does, and what is missing of it."""
 
@@ -178,8 +180,10 @@ _LAYER_ROLES = {
     "down": "mlp.down_proj",
     "sinks": "self_attn.sinks",
     "attention_norm": "input_layernorm.weight",
+    "attention_norm_bias": "input_layernorm.bias",
     "attention_post_norm": "post_self_attn_layernorm.weight",
     "mlp_norm": "post_attention_layernorm.weight",
+    "mlp_norm_bias": "post_attention_layernorm.bias",
     "mlp_post_norm": "post_mlp_layernorm.weight",
     "layer_scale": "layer_scalar",
     "query_norm": "self_attn.q_norm.weight",
@@ -205,7 +209,9 @@ _LAYER_ROLES = {
 
 _MODEL_ROLES = {
     "embedding": "model.embed_tokens.weight",
+    "positions": "model.embed_positions.weight",
     "final_norm": "model.norm.weight",
+    "final_norm_bias": "model.norm.bias",
     "head": "lm_head.weight",
 }
 

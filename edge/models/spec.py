@@ -17,6 +17,7 @@ from edge.models.experts import Experts
 from edge.models.gated_mlp import GatedMlp
 from edge.models.linear_attention import LinearAttention
 from edge.models.parts import check_flags, check_sizes, exact_fields, finite
+from edge.models.plain_mlp import PlainMlp
 from edge.models.short_convolution import ShortConvolution
 
 MAX_LAYERS = 4096
@@ -34,21 +35,25 @@ WithState = LinearAttention | ShortConvolution
 Mixer = Attention | WithState
 """The half of a layer that looks at other tokens. A further kind is a class with the verbs of
 `Part`, named here."""
-FeedForward = GatedMlp | Experts
+FeedForward = GatedMlp | PlainMlp | Experts
 """The half that does not; likewise."""
 
 _MIXERS: Mapping[str, type[Mixer]] = {
     kind.kind: kind for kind in (Attention, LinearAttention, ShortConvolution)
 }
-_FEED_FORWARDS: Mapping[str, type[FeedForward]] = {kind.kind: kind for kind in (GatedMlp, Experts)}
+_FEED_FORWARDS: Mapping[str, type[FeedForward]] = {
+    kind.kind: kind for kind in (GatedMlp, PlainMlp, Experts)
+}
 
 _OF_ATTENTION = {
     "gates of attention": "output_gate",
     "attention sinks": "has_sinks",
     "norms of values": "value_norm",
+    "norms with biases": "norm_bias",
 }
 _SCALED = "scaled layers"
-ALL_NEEDS = frozenset((*_MIXERS, *_FEED_FORWARDS, *_OF_ATTENTION, _SCALED))
+_POSITIONS = "learned positions"
+ALL_NEEDS = frozenset((*_MIXERS, *_FEED_FORWARDS, *_OF_ATTENTION, _SCALED, _POSITIONS))
 """Whatever `ModelSpec.needs` may name."""
 
 _Kind = TypeVar("_Kind")
@@ -100,6 +105,10 @@ class ModelSpec:
     tied_embeddings: bool
     embedding_scale: float = 1.0
     """What rows of the embedding are multiplied by."""
+    learned_positions: bool = False
+    """A table has a row for each position, which is added to that of the token."""
+    norm_bias: bool = False
+    """The last norm takes the mean away first, and adds a bias."""
     logit_scale: float = 1.0
     """What the head's products are multiplied by."""
     logit_soft_cap: float | None = None
@@ -115,7 +124,11 @@ class ModelSpec:
             vocab_size=self.vocab_size,
             context_tokens=self.context_tokens,
         )
-        check_flags(tied_embeddings=self.tied_embeddings)
+        check_flags(
+            tied_embeddings=self.tied_embeddings,
+            learned_positions=self.learned_positions,
+            norm_bias=self.norm_bias,
+        )
         if not isinstance(self.family, str) or not 0 < len(self.family) <= _LONGEST_FAMILY:
             raise ValueError(f"a family must have a short name, not {shown(self.family)}")
         if not 0 < len(self.layers) <= MAX_LAYERS:
@@ -175,6 +188,8 @@ class ModelSpec:
         blocks = (kind.feed_forward for kind in self.kinds)
         if any(isinstance(each, GatedMlp) and each.has_scale for each in blocks):
             found.append(_SCALED)
+        if self.learned_positions:
+            found.append(_POSITIONS)
         return *sorted({part.kind for kind in self.kinds for part in kind.parts}), *found
 
     @property
@@ -221,8 +236,8 @@ def graded(spec: ModelSpec, grades: Sequence[int]) -> ModelSpec:
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every weight of the model by role, with its shape; matrices are [outputs, inputs].
 
-    Roles are `embedding`, `final_norm`, `head`, and `layers.N.` followed by those of the layer's
-    mixer and feed-forward block.
+    Roles are `embedding`, `positions`, `final_norm`, `final_norm_bias`, `head`, and `layers.N.`
+    followed by those of the layer's mixer and feed-forward block.
     """
     shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab_size, spec.hidden_size)}
     of_kind = [
@@ -231,7 +246,11 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     ]
     for number, kind in enumerate(spec.layers):
         shapes |= {f"layers.{number}.{role}": shape for role, shape in of_kind[kind].items()}
+    if spec.learned_positions:
+        shapes["positions"] = (spec.context_tokens, spec.hidden_size)
     shapes["final_norm"] = (spec.hidden_size,)
+    if spec.norm_bias:
+        shapes["final_norm_bias"] = (spec.hidden_size,)
     shapes["head"] = (spec.vocab_size, spec.hidden_size)
     return shapes
 

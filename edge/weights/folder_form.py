@@ -18,6 +18,7 @@ from edge.weights.fused_rows import (
     fused_rows,
     rows_of_experts,
     rows_of_heads,
+    turned_rows,
     with_fused_rows,
 )
 from edge.weights.packed_encoding import packed_encoding
@@ -35,8 +36,6 @@ _TEXT_PARTS = (
 """What names of a text part, and of its head, begin with in models that read pictures, too, and in
 models for embeddings, which have no head."""
 
-_BARE = "embed_tokens.weight"
-
 
 def open_folder(folder: Path) -> CheckpointForm:
     """Raises CheckpointError naming the file, what is wrong with it and what to do."""
@@ -52,7 +51,8 @@ def open_folder(folder: Path) -> CheckpointForm:
         raise CheckpointError(str(error)) from error
     try:
         plain_name = family.tensor_name
-        is_bare = _BARE in files.names() and plain_name("embedding") not in files.names()
+        whole = plain_name("embedding")
+        is_bare = whole.partition(".")[2] in files.names() and whole not in files.names()
         if reads_pictures(config) or is_bare:
             plain_name = _in_text_part(plain_name, files.names())
             is_tied = plain_name("head") not in files.names()
@@ -61,8 +61,9 @@ def open_folder(folder: Path) -> CheckpointForm:
         parts = fused_rows(family.fused, spec, plain_name)
         of_heads = rows_of_heads(family.fused_by_head, spec, plain_name)
         of_experts = rows_of_experts(family.stacked_experts, spec, plain_name)
-        turned = columns_of_experts(family.turned_experts, spec, plain_name)
-        store = with_fused_rows(files, {**parts, **of_heads, **of_experts, **turned})
+        by_column = columns_of_experts(family.turned_experts, spec, plain_name)
+        turned = turned_rows(family.turned, spec, plain_name)
+        store = with_fused_rows(files, {**parts, **of_heads, **of_experts, **by_column, **turned})
         store = packed_store(
             config, store, source=str(source), embedding=name("embedding"), parts=parts
         )
@@ -106,19 +107,16 @@ def _check_states(store: PackedStore, family: Family, source: str) -> None:
 
 def _in_text_part(plain_name: Callable[[str], str], names: Collection[str]) -> Callable[[str], str]:
     """The name of a role's tensor, by the names that a model of text alone has."""
+    own, dot, embedding = plain_name("embedding").removesuffix("weight").partition(".")
     base, head = next(
-        (
-            each
-            for each in _TEXT_PARTS
-            if any(n.startswith(f"{each[0]}embed_tokens.") for n in names)
-        ),
+        (each for each in _TEXT_PARTS if any(n.startswith(f"{each[0]}{embedding}") for n in names)),
         _TEXT_PARTS[0],
     )
 
     def name(role: str) -> str:
         plain = plain_name(role)
-        if plain.startswith("model."):
-            return base + plain.removeprefix("model.")
+        if plain.startswith(f"{own}{dot}"):
+            return base + plain.removeprefix(f"{own}{dot}")
         return head + plain.removeprefix("lm_head.")
 
     return name

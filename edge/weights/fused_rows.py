@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, product
@@ -166,6 +166,32 @@ class ColumnsOfOne:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnedRows:
+    """Columns of a matrix that are next to each other, as rows."""
+
+    tensor: str
+    columns: range
+    height: int
+    """Rows of the tensor."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.columns)
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return self.height, self.columns.stop
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        return self.num_rows, *whole[:1]
+
+    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        first = self.columns.start
+        run = range(first + rows.start, first + rows.stop)
+        return np.ascontiguousarray(store.read(self.tensor, rows=columns, columns=run).T)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TiledRows:
     """Rows of heads in groups, where the tensor has the first head of each group, then the second
     of each, and so on. Rows before them are where they should be."""
@@ -317,8 +343,31 @@ def fused_rows(
 
     `fused`: as of a Family.
     """
+    return {
+        tensor_name(role): SomeRows(tensor=tensor, rows=rows)
+        for role, tensor, rows in _fused(fused, spec, tensor_name)
+    }
+
+
+def turned_rows(
+    turned: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
+) -> dict[str, TensorPart]:
+    """The same for matrices that are [columns, rows]; their biases are as of others."""
     shapes = tensor_shapes(spec)
-    found: dict[str, SomeRows] = {}
+    found: dict[str, TensorPart] = {}
+    for role, tensor, rows in _fused(turned, spec, tensor_name):
+        part: TensorPart = SomeRows(tensor=tensor, rows=rows)
+        if len(shapes[role]) == 2:
+            part = TurnedRows(tensor=tensor, columns=rows, height=shapes[role][1])
+        found[tensor_name(role)] = part
+    return found
+
+
+def _fused(
+    fused: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
+) -> Iterator[tuple[str, str, range]]:
+    """(role, the tensor that it is in, its rows there)."""
+    shapes = tensor_shapes(spec)
     for layer in range(spec.num_layers):
         for whole, parts in fused.items():
             for suffix in ("weight", "bias"):
@@ -328,9 +377,8 @@ def fused_rows(
                 first, tensor = 0, _beside(tensor_name(roles[0]), layer, f"{whole}.{suffix}")
                 for role in roles:
                     rows = range(first, first + shapes[role][0])
-                    found[tensor_name(role)] = SomeRows(tensor=tensor, rows=rows)
+                    yield role, tensor, rows
                     first = rows.stop
-    return found
 
 
 def rows_of_heads(

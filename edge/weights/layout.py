@@ -105,8 +105,13 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
                 for each in part.matrices(prefix, hidden_size, units)
             )
             vectors += part.vectors(prefix, hidden_size, units, is_first=is_first)
+    if first and spec.learned_positions and not any(each.vocab for each in this.slices[:rank]):
+        rows = (("positions", range(spec.context_tokens)),)
+        vectors.append(VectorSlice(name="positions", parts=rows, row_size=hidden_size))
     if last and shard.vocab:
         vectors.append(whole_vector("final_norm", hidden_size))
+        if spec.norm_bias:
+            vectors.append(whole_vector("final_norm_bias", hidden_size))
         columns = range(hidden_size)
         matrices.append(MatrixSlice(name="head", parts=(("head", shard.vocab),), columns=columns))
     return ShardLayout(

@@ -8,6 +8,14 @@ from edge.kernels.gated_mlp.reference import Activation, Clamp
 from edge.kernels.onnx_graph import CONTRIB, OnnxGraph
 
 
+def activated(graph: OnnxGraph, x: str, *, activation: Activation) -> str:
+    """x [...] → like x."""
+    if activation == "silu":
+        return graph.node("Mul", x, graph.node("Sigmoid", x))
+    gelu = {"gelu": "Gelu", "gelu_tanh": "FastGelu"}[activation]
+    return graph.node(gelu, x, domain=CONTRIB)
+
+
 def gated(
     graph: OnnxGraph, gate_up: str, *, activation: Activation, clamp: Clamp | None = None
 ) -> str:
@@ -23,9 +31,6 @@ def gated(
         up = graph.node("Add", up, number(1.0))
         steep = graph.node("Mul", gate, number(clamp.slope))
         active = graph.node("Mul", gate, graph.node("Sigmoid", steep))
-    elif activation == "silu":
-        active = graph.node("Mul", gate, graph.node("Sigmoid", gate))
     else:
-        gelu = {"gelu": "Gelu", "gelu_tanh": "FastGelu"}[activation]
-        active = graph.node(gelu, gate, domain=CONTRIB)
+        active = activated(graph, gate, activation=activation)
     return graph.node("Mul", active, up)

@@ -26,17 +26,28 @@ class Clamp:
     slope: float
 
 
+def activated(x: Array, *, activation: Activation) -> Array:
+    """x [...] → like x: what a block without a gate has between its two products."""
+    wide = x.astype(np.float64)
+    if activation == "silu":
+        active = wide / (1.0 + np.exp(-wide))
+    elif activation == "gelu":
+        active = wide * 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-wide / math.sqrt(2))
+    else:
+        active = wide * 0.5 * (1.0 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
+    result: Array = active.astype(np.float32)
+    return result
+
+
 def gated(gate_up: Array, *, activation: Activation, clamp: Clamp | None = None) -> Array:
     """gate_up [..., 2n], gate first → [..., n]. Only silu is clamped."""
     half = gate_up.shape[-1] // 2
-    gate, up = gate_up[..., :half].astype(np.float64), gate_up[..., half:]
-    if clamp is not None:
-        gate, up = np.minimum(gate, clamp.limit), 1 + np.clip(up, -clamp.limit, clamp.limit)
-        active = gate / (1.0 + np.exp(-clamp.slope * gate))
-    elif activation == "silu":
-        active = gate / (1.0 + np.exp(-gate))
-    elif activation == "gelu":
-        active = gate * 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-gate / math.sqrt(2))
-    else:
-        active = gate * 0.5 * (1.0 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
-    return (active * up).astype(np.float32)
+    gate, up = gate_up[..., :half], gate_up[..., half:]
+    if clamp is None:
+        return (activated(gate, activation=activation).astype(np.float64) * up).astype(np.float32)
+    wide, up = (
+        np.minimum(gate.astype(np.float64), clamp.limit),
+        np.clip(up, -clamp.limit, clamp.limit),
+    )
+    active = wide / (1.0 + np.exp(-clamp.slope * wide))
+    return (active * (1 + up)).astype(np.float32)

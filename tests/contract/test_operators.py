@@ -23,6 +23,8 @@ from edge.kernels.experts.reference import SCORINGS, Routing
 from edge.kernels.gated_mlp import onnx as gated_mlp_onnx
 from edge.kernels.gated_mlp import reference as gated_mlp_reference
 from edge.kernels.kv_cache.cache_size import cache_head_size
+from edge.kernels.layer_norm import onnx as layer_norm_onnx
+from edge.kernels.layer_norm import reference as layer_norm_reference
 from edge.kernels.linear_attention import onnx as linear_attention_onnx
 from edge.kernels.linear_attention import reference as linear_attention_reference
 from edge.kernels.logits import onnx as logits_onnx
@@ -72,6 +74,31 @@ def test_add_rms_norm(seed: int, rows: int, columns: int) -> None:
     expected = rms_norm_reference.add_rms_norm(x, addend, weight, epsilon=EPSILON)
     for actual, wanted in zip(face.run(), expected, strict=True):
         assert_same(actual, wanted)
+
+
+@FEW
+@given(seed=seeds, rows=sizes, columns=sizes, adds=st.booleans(), mean=st.sampled_from([0.0, 30.0]))
+def test_layer_norm(seed: int, rows: int, columns: int, adds: bool, mean: float) -> None:
+    """Also of rows whose mean is far from what is left without it."""
+    x, addend = mean + normal(seed, 1, rows, columns), normal(seed + 1, 1, rows, columns)
+    weight, bias = normal(seed + 2, columns), normal(seed + 3, columns)
+    face = Face()
+    arrays = face.graph.weight("w", weight), face.graph.weight("b", bias)
+    given_x = face.input("x", x)
+    values: tuple[str, ...]
+    expected: tuple[np.ndarray, ...]
+    if adds:
+        values = layer_norm_onnx.add_layer_norm(
+            face.graph, given_x, face.input("addend", addend), *arrays, epsilon=EPSILON
+        )
+        expected = layer_norm_reference.add_layer_norm(x, addend, weight, bias, epsilon=EPSILON)
+    else:
+        values = (layer_norm_onnx.layer_norm(face.graph, given_x, *arrays, epsilon=EPSILON),)
+        expected = (layer_norm_reference.layer_norm(x, weight, bias, epsilon=EPSILON),)
+    for value in values:
+        face.output(value, x.shape)
+    for actual, wanted in zip(face.run(), expected, strict=True):
+        assert_same(actual, wanted, tolerance=1e-4)
 
 
 @FEW
@@ -410,6 +437,23 @@ def test_attention(
     assert_same(output, expected.reshape(1, tokens, -1), tolerance=5e-6)
     for present, wanted in ((present_key, keys), (present_value, values)):
         assert_same(present[0, :, :end, :head_size].transpose(1, 0, 2), wanted)
+
+
+@FEW
+@given(
+    seed=seeds,
+    rows=sizes,
+    columns=sizes,
+    gain=st.sampled_from([0.0, 1.0, 100.0]),
+    activation=st.sampled_from(gated_mlp_reference.ACTIVATIONS),
+)
+def test_activated(seed: int, rows: int, columns: int, gain: float, activation: Any) -> None:
+    x = gain * normal(seed, 1, rows, columns)
+    face = Face()
+    y = gated_mlp_onnx.activated(face.graph, face.input("x", x), activation=activation)
+    face.output(y, x.shape)
+    expected = gated_mlp_reference.activated(x, activation=activation)
+    assert_same(face.run()[0], expected, tolerance=1e-5)
 
 
 @FEW

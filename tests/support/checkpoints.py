@@ -275,6 +275,19 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "gpt2": (
+        "gpt2",
+        {
+            "n_embd": 60,
+            "n_inner": 101,
+            "n_layer": 4,
+            "n_head": 5,
+            "n_positions": CONTEXT_TOKENS,
+            "vocab_size": 131,
+            "layer_norm_epsilon": 1e-2,
+            "scale_attn_by_inverse_layer_idx": True,
+        },
+    ),
     "gpt_oss": (
         "gpt_oss",
         {
@@ -867,6 +880,8 @@ class TinyCheckpoint:
         name = family.tensor_name(role)
         if name in self.weights:
             return self.weights[name]
+        if family.turned:
+            return self._of_columns(family, spec, role)
         by_head = [each for parts in family.fused_by_head.values() for each in parts]
         if role.split(".")[2] in by_head:
             return self._of_heads(spec, role)
@@ -897,6 +912,15 @@ class TinyCheckpoint:
         parts = np.split(heads, np.cumsum([*rows.values()])[:-1], axis=1)
         found = parts[[*rows].index(part.removeprefix("linear_"))]
         return found.reshape(-1, spec.hidden_size)
+
+    def _of_columns(self, family: Family, spec: ModelSpec, role: str) -> NDArray[np.float32]:
+        """As `Conv1D` multiplies with them."""
+        _layers, number, part, suffix = role.split(".")
+        (fused, parts), *_ = (each for each in family.turned.items() if part in each[1])
+        shapes = tensor_shapes(spec)
+        heights = [shapes[f"layers.{number}.{each}.{suffix}"][0] for each in parts]
+        whole = self.weights[f"transformer.h.{number}.{fused}.{suffix}"].T
+        return np.split(whole, np.cumsum(heights)[:-1])[parts.index(part)]
 
     def _of_turned(self, role: str) -> NDArray[np.float32]:
         """As `GptOssExperts` multiplies with them."""

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from edge.kernels.attention.reference import attention
 from edge.kernels.embedding.reference import embedding
 from edge.kernels.experts.reference import experts
-from edge.kernels.gated_mlp.reference import gated
+from edge.kernels.gated_mlp.reference import activated, gated
+from edge.kernels.layer_norm.reference import layer_norm
 from edge.kernels.linear_attention.reference import linear_attention
 from edge.kernels.logits.reference import finish_logits
 from edge.kernels.matmul.reference import matmul
@@ -28,6 +29,7 @@ from edge.kernels.short_convolution.reference import short_convolution
 from edge.models.attention import Attention
 from edge.models.experts import Experts
 from edge.models.linear_attention import LinearAttention
+from edge.models.plain_mlp import PlainMlp
 from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 FLOAT_BITS = 32
-_FLOATS = (".mlp.gate", ".mlp.shared_expert_gate", ".in_proj_a", ".in_proj_b")
+_FLOATS = ("embed_positions", ".mlp.gate", ".mlp.shared_expert_gate", ".in_proj_a", ".in_proj_b")
 """Names of matrices that are not rounded."""
 
 
@@ -96,6 +98,8 @@ class ReferenceModel:
         """[tokens, vocab]: row i is what the model expects after token i."""
         spec = self.spec
         hidden = np.float32(spec.embedding_scale) * embedding(np.asarray(tokens), self._table)
+        if spec.learned_positions:
+            hidden += self._weights["model.embed_positions.weight"][: len(tokens)]
         for number in range(spec.num_layers):
             layer, prefix = spec.layer(number), f"model.layers.{number}."
             if isinstance(layer.mixer, Attention):
@@ -182,6 +186,10 @@ class ReferenceModel:
         return self._linear(output, f"{prefix}out_proj")
 
     def _mlp(self, x: Array, layer: int, prefix: str) -> Array:
+        part = self.spec.layer(layer).feed_forward
+        if isinstance(part, PlainMlp):
+            active = activated(self._linear(x, f"{prefix}up_proj"), activation=part.activation)
+            return self._linear(active, f"{prefix}down_proj")
         gate_up = [self._linear(x, f"{prefix}{name}_proj") for name in ("gate", "up")]
         activation = self.spec.layer(layer).feed_forward.activation
         active = gated(np.concatenate(gate_up, axis=-1), activation=activation)
@@ -228,6 +236,10 @@ class ReferenceModel:
     def _norm(self, x: Array, name: str, is_there: bool = True) -> Array:
         if not is_there:
             return x
+        bias = self._weights.get(f"{name}.bias")
+        if bias is not None:
+            weight = self._weights[f"{name}.weight"]
+            return layer_norm(x, weight, bias, epsilon=self.spec.norm_epsilon)
         return rms_norm(x, self._weights[f"{name}.weight"], epsilon=self.spec.norm_epsilon)
 
 

@@ -16,6 +16,7 @@ from edge.backends.ort.attention import lower_attention
 from edge.backends.ort.experts import lower_experts
 from edge.backends.ort.gated_mlp import lower_gated_mlp
 from edge.backends.ort.linear_attention import lower_linear_attention
+from edge.backends.ort.plain_mlp import lower_plain_mlp
 from edge.backends.ort.segments import GraphSegment, LayerNames, SegmentBuilder
 from edge.backends.ort.short_convolution import lower_short_convolution
 from edge.kernels.logits.onnx import finish_logits
@@ -30,6 +31,7 @@ _PARTS: Mapping[str, Callable[[SegmentBuilder, int, Any], str]] = {
     "experts": lower_experts,
     "gated_mlp": lower_gated_mlp,
     "linear_attention": lower_linear_attention,
+    "plain_mlp": lower_plain_mlp,
     "short_convolution": lower_short_convolution,
 }
 """By kind of part: from the hidden state to what is added to it."""

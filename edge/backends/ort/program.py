@@ -192,7 +192,9 @@ class OrtProgram(HostKvStorage):
         self._arena.before_step(rows)
         if self._graphs.embedding is not None:
             flat = self._hidden[0][: rows * self._spec.hidden_size]
-            self._graphs.embedding.read_into(flat.reshape(rows, -1), self._tokens[:rows])
+            self._graphs.embedding.read_into(
+                flat.reshape(rows, -1), self._tokens[:rows], self._positions[:rows]
+            )
         self._run(shapes, collective)
         self._graphs.check()  # what was read meanwhile was what it should be
         for offset, entry in enumerate(step.entries):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.ort.products import Matrix, pad, product
+from edge.kernels.layer_norm.onnx import add_layer_norm, layer_norm
 from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
 from edge.kernels.rms_norm.onnx import add_rms_norm, rms_norm
 from edge.models.spec import ModelSpec
@@ -193,9 +194,21 @@ class SegmentBuilder:
             self._add_addend()
             return self.hidden
         epsilon, addend = self.spec.norm_epsilon, self._take_addend()
+        bias = self.vector(f"{weight}_bias")
+        if bias is not None:
+            return self._layer_norm(addend, name, bias)
         if addend is None:
             return rms_norm(self.graph, self.hidden, name, epsilon=epsilon)
         normed, self.hidden = add_rms_norm(self.graph, self.hidden, addend, name, epsilon=epsilon)
+        return normed
+
+    def _layer_norm(self, addend: str | None, weight: str, bias: str) -> str:
+        epsilon = self.spec.norm_epsilon
+        if addend is None:
+            return layer_norm(self.graph, self.hidden, weight, bias, epsilon=epsilon)
+        normed, self.hidden = add_layer_norm(
+            self.graph, self.hidden, addend, weight, bias, epsilon=epsilon
+        )
         return normed
 
     @property

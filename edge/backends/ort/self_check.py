@@ -26,9 +26,12 @@ from edge.kernels.attention.onnx import (
 )
 from edge.kernels.experts.onnx import experts
 from edge.kernels.experts.reference import experts as experts_reference
-from edge.kernels.gated_mlp.onnx import gated
+from edge.kernels.gated_mlp.onnx import activated, gated
+from edge.kernels.gated_mlp.reference import activated as activated_reference
 from edge.kernels.gated_mlp.reference import gated as gated_reference
 from edge.kernels.kv_cache.cache_size import cache_row
+from edge.kernels.layer_norm.onnx import add_layer_norm
+from edge.kernels.layer_norm.reference import add_layer_norm as layer_norm_reference
 from edge.kernels.linear_attention.onnx import LinearWeights, linear_attention
 from edge.kernels.linear_attention.reference import linear_attention as linear_reference
 from edge.kernels.matmul.onnx import matmul
@@ -42,6 +45,7 @@ from edge.models.attention import Attention
 from edge.models.experts import Experts, expert_number
 from edge.models.gated_mlp import GatedMlp
 from edge.models.linear_attention import LinearAttention
+from edge.models.plain_mlp import PlainMlp
 from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import ModelSpec
 from edge.protocol.step import SHORTEST_STEP
@@ -91,7 +95,9 @@ def check_agreement(
             check.linear_attention(number, layer.mixer)
         elif layer.mixer is not None:
             check.short_convolution(number, layer.mixer)
-        if layer.feed_forward is not None:
+        if isinstance(layer.feed_forward, PlainMlp):
+            check.activated(f"activated.{number}", layer.feed_forward)
+        elif layer.feed_forward is not None:
             check.gated(f"gated.{number}", layer.feed_forward)
         if isinstance(layer.feed_forward, Experts):
             check.experts(number, layer.feed_forward)
@@ -170,6 +176,9 @@ class _Check:
 
     def norm(self, name: str) -> None:
         weight, graph = self._arrays.read(name), self._graph
+        if any(each.name == f"{name}_bias" for each in self._arrays.layout.vectors):
+            self._layer_norm(name, weight, self._arrays.read(f"{name}_bias"))
+            return
         x, addends = self._input(name, len(weight)), self._input(f"{name}+", len(weight))
         outputs = add_rms_norm(
             graph, x, addends, graph.weight(f"{name}.w", weight), epsilon=self._spec.norm_epsilon
@@ -180,6 +189,18 @@ class _Check:
         ]
         for index, value in enumerate(outputs):
             self._output(value, f"rms_norm ({name})", [each[index] for each in wanted])
+
+    def _layer_norm(self, name: str, weight: Array, bias: Array) -> None:
+        graph, epsilon = self._graph, self._spec.norm_epsilon
+        x, addends = self._input(name, len(weight)), self._input(f"{name}+", len(weight))
+        arrays = graph.weight(f"{name}.w", weight), graph.weight(f"{name}.b", bias)
+        outputs = add_layer_norm(graph, x, addends, *arrays, epsilon=epsilon)
+        wanted = [
+            layer_norm_reference(feeds[x], feeds[addends], weight, bias, epsilon=epsilon)
+            for feeds in self._feeds
+        ]
+        for index, value in enumerate(outputs):
+            self._output(value, f"layer_norm ({name})", [each[index] for each in wanted])
 
     def product(self, stored: StoredMatrix) -> None:
         arrays, graph, name = self._arrays, self._graph, stored.name
@@ -214,6 +235,12 @@ class _Check:
         ]
         value = gated(self._graph, x, activation=activation, clamp=clamp)
         self._output(value, "gated_mlp", wanted)
+
+    def activated(self, name: str, part: PlainMlp) -> None:
+        x, activation = self._input(name, part.columns), part.activation
+        wanted = [activated_reference(feeds[x], activation=activation) for feeds in self._feeds]
+        value = activated(self._graph, x, activation=activation)
+        self._output(value, "activation", wanted)
 
     def experts(self, layer: int, part: Experts) -> None:
         """As many as the layer has, with a few weights in each."""

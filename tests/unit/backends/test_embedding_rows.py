@@ -45,6 +45,33 @@ def test_reads_what_it_has_and_leaves_the_rest_to_others(tmp_path: Path, dtype: 
         rows.close()
 
 
+def test_adds_rows_of_positions(tmp_path: Path) -> None:
+    """Unscaled, and also where the same token is there twice."""
+    table: np.ndarray = np.random.default_rng(0).standard_normal((COUNT, HIDDEN), np.float32)
+    places: np.ndarray = np.random.default_rng(1).standard_normal((3, HIDDEN), np.float32)
+    first = weights(tmp_path / "weights", table)
+    offset = first.manifest.total_bytes
+    with first.path.open("ab") as file:
+        file.write(places.tobytes())
+    entry = TensorEntry(
+        name="positions", dtype="float32", shape=(places.size,), offset=offset,
+        nbytes=places.nbytes, pieces=(),
+    )  # fmt: skip
+    manifest = Manifest(
+        tensors=(*first.manifest.tensors, entry), total_bytes=offset + places.nbytes
+    )
+    both = ShardWeights(path=first.path, manifest=manifest)
+    rows = EmbeddingRows(both, ROWS, HIDDEN, scale=2.0)
+    try:
+        hidden = np.full((4, HIDDEN), np.nan, np.float32)
+        rows.read_into(hidden, np.array([10, 15, 10, 9]), np.array([2, 0, 1, 2]))
+        zero = np.zeros(HIDDEN, np.float32)
+        expected = 2 * np.array([table[0], table[5], table[0], zero]) + places[[2, 0, 1, 2]]
+        assert np.array_equal(hidden, expected)
+    finally:
+        rows.close()
+
+
 def test_a_shard_without_rows_gives_zeros(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"")

@@ -159,6 +159,7 @@ OTHER_MODULES = (
         "mixtral",
         "gemma4_text",
         "glm4_moe",
+        "gpt2",
         "gpt_oss",
         "lfm2",
         "lfm2_moe",
@@ -376,9 +377,15 @@ def test_which_layers_are_linear_attention() -> None:
     ("values", "sentence"),
     [
         (
-            {"model_type": "gpt2"},
-            "model_type 'gpt2' is not a family Edge runs: the nearest is llama",
+            {"model_type": "falcon"},
+            "model_type 'falcon' is not a family Edge runs: the nearest is llama",
         ),
+        (
+            {"model_type": "gpt2", "n_embd": 100, "n_head": 7},
+            "n_embd (100) must be a multiple",
+        ),
+        ({"model_type": "gpt2", "n_layer": 0}, "n_layer must lie in 1"),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "such a model has an encoder"),
         ({"model_type": "olmo3", "layer_types": ["x"]}, "layer_types must name one of"),
         ({"model_type": "phimoe"}, "the nearest is phi3, which lacks experts; it runs"),
         ({"model_type": "qwen3_moe"}, "num_experts is missing"),

@@ -54,6 +54,7 @@ def test_needs_are_known(family: str) -> None:
         ("gpt_oss", "experts, attention sinks"),
         ("lfm2", "short_convolution"),
         ("qwen3_5_text", "linear_attention, gates of attention"),
+        ("gpt2", "plain_mlp, learned positions, norms with biases"),
         ("gemma4_text", "norms of values, scaled layers"),
     ],
 )

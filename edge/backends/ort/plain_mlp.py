@@ -1,0 +1,14 @@
+"""The nodes of a feed-forward block without a gate."""
+
+from __future__ import annotations
+
+from edge.backends.ort.segments import SegmentBuilder
+from edge.kernels.gated_mlp.onnx import activated
+from edge.models.plain_mlp import PlainMlp
+
+
+def lower_plain_mlp(build: SegmentBuilder, layer: int, part: PlainMlp) -> str:
+    """What is to be added to the hidden state."""
+    p = f"layers.{layer}."
+    up = build.linear(build.norm(f"{p}mlp_norm"), f"{p}up")
+    return build.linear(activated(build.graph, up, activation=part.activation), f"{p}down")

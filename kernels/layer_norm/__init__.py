@@ -1,0 +1,1 @@
+"""LayerNorm, fused with the residual addition before it."""
