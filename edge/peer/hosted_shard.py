@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from edge import transport
 from edge.backends.interface import StageProgram
 from edge.concurrency.blocking import run_blocking
 from edge.engine.kv_copies import CopyRoom
@@ -14,9 +13,9 @@ from edge.engine.shard_engine import ShardEngine
 from edge.errors import NetworkError, ProtocolError
 from edge.memory.kv_budget import KvRoom
 from edge.offload import Manifest
+from edge.peer.dialling import dial
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
-from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.topology import Place, Seat
@@ -24,10 +23,6 @@ from edge.transport import Credentials, Link, Member
 
 CONNECT_TIMEOUT_S = 20.0
 """How long the shards of a plan may take to link up with each other."""
-
-DIAL_TIMEOUT_S = 4.0
-"""For one address of a neighbour: some of its addresses may lie in networks we cannot reach."""
-
 
 MAX_REQUESTS_UNDER_WAY = 4 * MAX_REQUESTS
 """Of a session, those that are swapped out among them."""
@@ -184,33 +179,3 @@ class HostedShard:
             self._kv_is_free = True
             self._kv_room.give_back(self.kv)
         return program
-
-
-async def dial(
-    place: Place,
-    hello: Mapping[str, object],
-    credentials: Credentials | None,
-    *,
-    timeout_s: float = DIAL_TIMEOUT_S,
-) -> Link:
-    """A link to the first of the neighbour's addresses that answers, each within `timeout_s`.
-
-    Raises NetworkError naming it when none does.
-    """
-    failure: Exception | None = None
-    for address in place.addresses:
-        try:
-            return await transport.connect_link(
-                address,
-                hello=hello,
-                credentials=credentials,
-                device=place.device,
-                timeout_s=timeout_s,
-                link_timeout_s=LINK_TIMEOUT_S,
-            )
-        except transport.TransportError as error:
-            failure = failure or error
-    raise NetworkError(
-        f"cannot link to {place.name} ({failure}); the devices must reach each other, not only "
-        "the coordinator: check their firewalls"
-    ) from failure

@@ -21,7 +21,7 @@ from edge.host.memory_rate import memory_read_bytes_per_s, most_read_bytes
 from edge.memory.ledger import MEASURING, Use
 from edge.memory.model_sizes import model_facts
 from edge.partition import Workload, memory_use
-from edge.peer.hosted_shard import dial
+from edge.peer.dialling import dial
 from edge.peer.resources import PeerResources
 from edge.profiling.link_probe import glance, probe
 from edge.profiling.loaded_sample import Site
