@@ -32,6 +32,7 @@ from edge.text.files import (
 )
 from edge.text.forced_calls import CallForm, call_form
 from edge.text.thinking import OPEN
+from edge.text.tokenizer_limits import check_model, check_parts, read_parts
 
 _LLAMA_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 
@@ -187,8 +188,20 @@ class Tokenizer:
 
 
 def _build_serialized(files: TokenizerFiles) -> tokenizers.Tokenizer:
+    more = (*files.declared_tokens.values(), *files.named_tokens.values(), *files.extra_tokens)
     with _refused(files.file):
-        return tokenizers.Tokenizer.from_str(files.serialized)
+        parts = read_parts(files.serialized)
+    try:
+        check_parts(parts, (token.content for token in more))
+        with _refused(files.file):
+            backend = tokenizers.Tokenizer.from_str(files.serialized)
+        check_model(backend.model)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{files.file} is not a tokenizer that is used here, because a short text could take "
+            f"minutes or gigabytes: {error}; download it again from who published the model"
+        ) from error
+    return backend
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from edge.errors import NetworkError
 from edge.membership.membership import Membership, credentials
 from edge.peer.dialling import dial
 from edge.protocol.topology import Place
-from edge.transport import Credentials, connect_link
+from edge.transport import Credentials
 from tests.support.transport_listeners import echoing
 
 LIMIT_S = 0.3
