@@ -54,6 +54,8 @@ class Widths:
     """Columns of the logits."""
     is_split: bool
     """Other shards have parts of the logits."""
+    partial_parts: int = 1
+    """Hidden states' widths of what is summed over shards."""
     loose_layers: int = 0
     """With graphs of their own, so that their weights may be on disk."""
     cache_token_bytes: int = 0
@@ -86,6 +88,7 @@ class Widths:
             ),
             vocab_rows=len(layout.vocab),
             is_split=layout.is_split,
+            partial_parts=spec.partial_parts,
             loose_layers=len(layout.layers) if layout.streamed_layers else 0,
             cache_token_bytes=cache_token_bytes(layout, kv_dtype),
             cache_page_tokens=page_tokens(spec, kv_dtype),
@@ -243,10 +246,11 @@ def head_load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
 
 
 def _made_once(widths: Widths, limits: StepLimits) -> int:
-    """Two pairs of hidden states, rotary tables."""
+    """A pair of hidden states, one of what is added to them, rotary tables."""
     rotations = {part.rotary for part in widths.parts if isinstance(part, Attention)}
     table_columns = sum(each.turned_elements for each in rotations)
-    return 4 * most_rows(limits) * widths.hidden_size + limits.context_tokens * table_columns
+    states = 2 * (1 + widths.partial_parts) * widths.hidden_size
+    return most_rows(limits) * states + limits.context_tokens * table_columns
 
 
 def activation_bytes(widths: Widths, limits: StepLimits) -> int:

@@ -28,6 +28,10 @@ from edge.models.parts import (
 _SHARED = "shared."
 """What names of a shared expert's weights begin with, within its layer."""
 
+_NORMS_BEFORE = ("experts_norm", "router_norm")
+NORMS_BEHIND = ("shared_post_norm", "experts_post_norm")
+"""Of what the shared expert gives, and the others, where those are apart."""
+
 MAX_EXPERTS = 1024
 """Of one layer; Kimi K2 has 384."""
 
@@ -77,6 +81,14 @@ class Experts:
     """What the weights of those that are chosen are multiplied by."""
     least_sum: float = 0.0
     """What is added to the sum that they are divided by, where they are renormalized."""
+    is_apart: bool = False
+    """The shared expert, and the others, have norms of their own, before them and behind, and what
+    these give is added. The router's is a third one. Each expert's weights are multiplied by a
+    number of its own."""
+    has_post_norm: bool = False
+    """What it gives is normed before it is added."""
+    has_scale: bool = False
+    """The hidden state is multiplied by a number of the layer, once that is added."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shared", _made_of(SharedExpert, self.shared))
@@ -87,7 +99,12 @@ class Experts:
             expert_bias=self.bias,
             renormalized=self.renormalized,
             has_correction=self.has_correction,
+            is_apart=self.is_apart,
+            has_post_norm=self.has_post_norm,
+            has_scale=self.has_scale,
         )
+        if self.is_apart and (self.shared is None or self.shared.is_gated or self.bias):
+            raise ValueError("what is normed apart is a shared expert, without a gate or biases")
         if self.scoring not in SCORINGS:
             raise ValueError(f"scoring {shown(self.scoring)} is not one of {', '.join(SCORINGS)}")
         positive = {"weight_scale": self.weight_scale}
@@ -142,10 +159,6 @@ class Experts:
     def has_norm(self) -> bool:
         return True
 
-    @property
-    def has_post_norm(self) -> bool:
-        return False
-
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {"router.weight": (self.num_experts, hidden_size)}
         blocks = {f"experts.{number}.": self.columns for number in range(self.num_experts)}
@@ -165,6 +178,13 @@ class Experts:
         if self.has_correction:
             shapes["router_correction"] = (self.num_experts,)
         shapes["mlp_norm"] = (hidden_size,)
+        if self.is_apart:
+            shapes |= dict.fromkeys((*_NORMS_BEFORE, *NORMS_BEHIND), (hidden_size,))
+            shapes["expert_scales"] = (self.num_experts,)
+        if self.has_post_norm:
+            shapes["mlp_post_norm"] = (hidden_size,)
+        if self.has_scale:
+            shapes["layer_scale"] = (1,)
         return shapes
 
     def weights(self, hidden_size: int) -> PartWeights:
@@ -184,8 +204,9 @@ class Experts:
             ),
             fixed=Weights(
                 matrices=tuple(routers),
-                vector=hidden_size
-                + self.num_experts * self.has_correction
+                vector=hidden_size * (1 + 4 * self.is_apart + self.has_post_norm)
+                + self.has_scale
+                + self.num_experts * (self.has_correction + self.is_apart)
                 + self.num_experts * (hidden_size + 1) * self.bias,
             ),
         )
@@ -193,8 +214,10 @@ class Experts:
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
         """Of each chosen expert what a gated block has, its inputs and results, and those once
         more in the order of tokens, and weighted; and who has chosen what. Of a shared one what
-        such a block has, and its results."""
+        such a block has, and its results; where it is apart, further inputs, and both results side
+        by side."""
         shared = 0 if self.shared is None else 3 * self.shared.columns + 2 * hidden_size
+        shared += 4 * hidden_size * self.is_apart
         return shared + self.top_k * (3 * self.columns + 5 * hidden_size + 4 * self.num_experts)
 
     def of_units(self, units: range) -> Experts | None:
@@ -232,8 +255,17 @@ class Experts:
     def vectors(
         self, layer: str, hidden_size: int, units: range, *, is_first: bool
     ) -> Iterator[VectorSlice]:
+        if self.has_post_norm:
+            yield whole_vector(f"{layer}mlp_post_norm", hidden_size)
+        if self.has_scale:
+            yield whole_vector(f"{layer}layer_scale", 1)
+        if self.is_apart:
+            yield from (whole_vector(f"{layer}{name}", hidden_size) for name in NORMS_BEHIND)
         if units:
             yield whole_vector(f"{layer}mlp_norm", hidden_size)
+            if self.is_apart:
+                yield from (whole_vector(f"{layer}{name}", hidden_size) for name in _NORMS_BEFORE)
+                yield whole_vector(f"{layer}expert_scales", self.num_experts)
             if self.bias:
                 yield from self._biases(layer, hidden_size, units, is_first=is_first)
             if self.has_correction:

@@ -180,10 +180,8 @@ _LAYER_ROLES = {
     "down": "mlp.down_proj",
     "sinks": "self_attn.sinks",
     "attention_norm": "input_layernorm.weight",
-    "attention_norm_bias": "input_layernorm.bias",
     "attention_post_norm": "post_self_attn_layernorm.weight",
     "mlp_norm": "post_attention_layernorm.weight",
-    "mlp_norm_bias": "post_attention_layernorm.bias",
     "mlp_post_norm": "post_mlp_layernorm.weight",
     "layer_scale": "layer_scalar",
     "query_norm": "self_attn.q_norm.weight",
@@ -209,9 +207,7 @@ _LAYER_ROLES = {
 
 _MODEL_ROLES = {
     "embedding": "model.embed_tokens.weight",
-    "positions": "model.embed_positions.weight",
     "final_norm": "model.norm.weight",
-    "final_norm_bias": "model.norm.bias",
     "head": "lm_head.weight",
 }
 

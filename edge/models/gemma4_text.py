@@ -1,6 +1,7 @@
 """Gemma 4: Gemma 3 whose layers without a window have heads of their own, and layers with a scale.
 
-Of its sizes, those without embeddings for each layer, shared keys and values, and experts.
+Of its sizes, those without embeddings for each layer and shared keys and values. Some have experts
+beside the feed-forward block of each layer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from reprlib import repr as shown
 
 from edge.models.attention import Attention
 from edge.models.config import Config
-from edge.models.decoder import GLOBAL, LOCAL, decoder, head_size_of, layer_kinds, num_layers
+from edge.models.decoder import (
+    GLOBAL,
+    LOCAL,
+    activation,
+    decoder,
+    head_size_of,
+    layer_kinds,
+    num_layers,
+)
+from edge.models.experts import MAX_EXPERTS, Experts, SharedExpert
 from edge.models.families import Family
 from edge.models.gemma import HEAD_SIZE, USUAL, gemma_facts, gemma_tensor_name
 from edge.models.rope import read_rotary
@@ -46,11 +56,13 @@ def describe(config: Config) -> ModelSpec:
             mixers[own] = _attention(config, *own)
         of_layers.append(mixers[own])
     facts["feed_forward"]["has_scale"] = True
+    experts = _experts(config) if config.flag("enable_moe_block", False) else None
     return decoder(
         config,
         family="gemma4_text",
         rotaries=[each.rotary for each in of_layers],
         mixers=of_layers,
+        feed_forwards=(experts,) * count,
         **facts,
     )
 
@@ -73,6 +85,20 @@ def _attention(config: Config, kind: str, head_size: int, num_kv_heads: int) -> 
     if kind == GLOBAL:
         return replace(part, keys_are_values=config.flag("attention_k_eq_v", False))
     return replace(part, window=config.integer("sliding_window", 512))
+
+
+def _experts(config: Config) -> Experts:
+    return Experts(
+        num_experts=config.size("num_experts", most=MAX_EXPERTS),
+        top_k=config.size("top_k_experts", most=MAX_EXPERTS),
+        columns=config.size("moe_intermediate_size"),
+        activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        renormalized=True,
+        shared=SharedExpert(columns=config.size("intermediate_size"), is_gated=False),
+        is_apart=True,
+        has_post_norm=True,
+        has_scale=True,
+    )
 
 
 def _heads(config: Config, number: int, kind: str) -> tuple[int, int]:
@@ -99,15 +125,40 @@ def _check(config: Config) -> None:
     for field, usual, what in (
         ("hidden_size_per_layer_input", 256, "embeddings for each layer (E2B and E4B have them)"),
         ("num_kv_shared_layers", 0, "layers that share keys and values"),
-        ("enable_moe_block", False, "experts beside a feed-forward block"),
     ):
         value = config.values.get(field)
         if usual if value is None else value:
             raise config.error(
-                f"{field}: {what} are not computed of Gemma 4; take a size without, such as the 31B"
+                f"{field}: {what} are not computed of Gemma 4; take a size without, such as the "
+                "31B or 26B-A4B"
             )
     if config.values.get("use_bidirectional_attention") == "all":
         raise config.error("use_bidirectional_attention: such a model generates no text")
 
 
-FAMILY = Family(describe=describe, tensor_name=gemma_tensor_name)
+_OF_EXPERTS = {
+    "router": "router.proj",
+    "router_norm": "router.scale",
+    "expert_scales": "router.per_expert_scale",
+    "experts_norm": "pre_feedforward_layernorm_2.weight",
+    "shared_post_norm": "post_feedforward_layernorm_1.weight",
+    "experts_post_norm": "post_feedforward_layernorm_2.weight",
+}
+
+
+def tensor_name(role: str) -> str:
+    if not role.startswith("layers."):
+        return gemma_tensor_name(role)
+    layers, number, part, *rest = role.split(".")
+    if part in _OF_EXPERTS:
+        return ".".join(["model.layers", number, _OF_EXPERTS[part], *rest])
+    if part == "shared":  # the block of the sizes without experts
+        return gemma_tensor_name(".".join([layers, number, *rest]))
+    return gemma_tensor_name(role).replace(".mlp.experts.", ".experts.")
+
+
+FAMILY = Family(
+    describe=describe,
+    tensor_name=tensor_name,
+    stacked_experts={"experts.gate_up_proj": ("gate", "up"), "experts.down_proj": ("down",)},
+)

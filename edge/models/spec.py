@@ -165,6 +165,12 @@ class ModelSpec:
         return any(isinstance(kind.feed_forward, Experts) for kind in self.kinds)
 
     @property
+    def partial_parts(self) -> int:
+        """Of how many hidden states' width the widest sum over a stage's shards is."""
+        blocks = (kind.feed_forward for kind in self.kinds)
+        return 1 + any(isinstance(each, Experts) and each.is_apart for each in blocks)
+
+    @property
     def attentions(self) -> dict[int, Attention]:
         """By layer, where it has some."""
         mixers = {number: self.layer(number).mixer for number in range(self.num_layers)}
@@ -186,7 +192,7 @@ class ModelSpec:
             if any(getattr(each, has) for each in attentions)
         ]
         blocks = (kind.feed_forward for kind in self.kinds)
-        if any(isinstance(each, GatedMlp) and each.has_scale for each in blocks):
+        if any(isinstance(each, GatedMlp | Experts) and each.has_scale for each in blocks):
             found.append(_SCALED)
         if self.learned_positions:
             found.append(_POSITIONS)

@@ -27,10 +27,11 @@ def experts(
     routing: Routing,
     expert: Expert,
     correction: str | None = None,
+    scales: str | None = None,
 ) -> str:
     """x [batch, tokens, hidden], logits [batch, tokens, experts] → [batch, tokens, hidden].
 
-    correction [experts]: see the reference.
+    correction, scales [experts]: see the reference.
 
     In a step of more rows than one each expert gets an even number, one of them for nothing if need
     be: kernels take rows by twos, and a row's result must not depend on who else is there.
@@ -45,6 +46,8 @@ def experts(
     table = graph.node("Reshape", logits, integers(f"rows_{num_experts}", -1, num_experts))
     count = integers(f"top_{top_k}", top_k)
     weights, chosen = _route(graph, table, num_experts, routing, correction)
+    if scales is not None:
+        weights = graph.node("Mul", weights, graph.node("Gather", scales, chosen))
     each = graph.node("Reshape", chosen, last)
     """[rows · top_k]: the expert of each use of one."""
     numbers = integers(f"all_{num_experts}", *range(num_experts))

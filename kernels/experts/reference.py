@@ -7,6 +7,8 @@ al., Outrageously Large Neural Networks, 2017; Jiang et al., Mixtral of Experts,
 What is chosen by may be the scores and a correction for each expert, which the weights do not have.
 Experts may be in groups: then only those of the groups are chosen from whose two best are most in
 sum (DeepSeek-AI, DeepSeek-V3, 2024).
+
+Each expert may have a number that its weights are multiplied by at last (Google, Gemma 4, 2026).
 """
 
 from __future__ import annotations
@@ -42,10 +44,13 @@ class Routing:
 
 
 def route(
-    logits: Array, routing: Routing, correction: Array | None = None
+    logits: Array,
+    routing: Routing,
+    correction: Array | None = None,
+    scales: Array | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """logits [rows, experts], correction [experts] → the chosen ones and their weights, both
-    [rows, top_k]."""
+    """logits [rows, experts]; correction, scales [experts] → the chosen ones and their weights,
+    both [rows, top_k]."""
     if routing.scoring == "softmax":
         scores = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
         scores /= scores.sum(axis=-1, keepdims=True)
@@ -63,7 +68,8 @@ def route(
     weights = np.take_along_axis(scores, chosen, axis=-1)
     if routing.renormalized:
         weights /= weights.sum(axis=-1, keepdims=True) + routing.least_sum
-    return chosen, weights * routing.scale
+    weights = weights * routing.scale
+    return chosen, weights if scales is None else weights * scales[chosen]
 
 
 def experts(
@@ -73,10 +79,11 @@ def experts(
     *,
     expert: Callable[[int, Array], Array],
     correction: Array | None = None,
+    scales: Array | None = None,
 ) -> Array:
     """x [rows, n], logits [rows, experts] → [rows, n]. expert(number, x [rows, n]) → [rows, n]."""
     mixed = np.zeros(x.shape, np.float64)
-    chosen, weights = route(logits, routing, correction)
+    chosen, weights = route(logits, routing, correction, scales)
     for number in np.unique(chosen):
         rows, places = np.nonzero(chosen == number)
         mixed[rows] += weights[rows, places, None] * expert(int(number), x[rows])

@@ -250,6 +250,7 @@ def test_short_convolution(
     count=st.integers(1, 12),
     groups=st.sampled_from([1, 1, 2, 3]),
     is_corrected=st.booleans(),
+    is_scaled=st.booleans(),
     data=st.data(),
 )
 def test_experts(
@@ -259,6 +260,7 @@ def test_experts(
     count: int,
     groups: int,
     is_corrected: bool,
+    is_scaled: bool,
     data: st.DataObject,
 ) -> None:
     """Also where nobody chooses some of them, and where all choose the same."""
@@ -274,6 +276,7 @@ def test_experts(
         least_sum=data.draw(st.sampled_from([0.0, 0.1])),
     )
     own = 0.1 * normal(seed + 3, count) if is_corrected else None
+    scales = normal(seed + 4, count) if is_scaled else None
     x, logits = normal(seed, 1, rows, hidden), normal(seed + 1, 1, rows, count)
     weights = normal(seed + 2, count, hidden, hidden)
     face = Face()
@@ -285,10 +288,11 @@ def test_experts(
     y = experts_onnx.experts(
         face.graph, *names, hidden_size=hidden, num_experts=count, routing=routing,
         expert=product, correction=None if own is None else face.graph.weight("own", own),
+        scales=None if scales is None else face.graph.weight("scales", scales),
     )  # fmt: skip
     face.output(y, x.shape)
     expected = experts_reference.experts(
-        x[0], logits[0], routing, correction=own,
+        x[0], logits[0], routing, correction=own, scales=scales,
         expert=lambda number, x: matmul_reference.matmul(x, weights[number]),
     )  # fmt: skip
     assert_same(face.run()[0], expected[None])

@@ -231,6 +231,39 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "gemma4_moe": (
+        "gemma4_text",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 67,
+            "moe_intermediate_size": 37,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 2,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "final_logit_softcapping": 5.0,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "tie_word_embeddings": False,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "glm4": (
         "glm4",
         {
@@ -823,6 +856,19 @@ _PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 _BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
 """Weights that are no parameters."""
 
+_NOT_OF_LLAMA = {
+    "attention_norm_bias": "input_layernorm.bias",
+    "mlp_norm_bias": "post_attention_layernorm.bias",
+    "expert_scales": "mlp.gate.per_expert_scale",
+    "router_norm": "router_norm.weight",
+    "experts_norm": "experts_norm.weight",
+    "experts_post_norm": "experts_post_norm.weight",
+    "shared_post_norm": "shared_post_norm.weight",
+    "positions": "model.embed_positions.weight",
+    "final_norm_bias": "model.norm.bias",
+}
+"""What Llama's checkpoints would call weights that they have not."""
+
 StoredType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -871,7 +917,7 @@ class TinyCheckpoint:
         found: dict[str, NDArray[np.float32]] = {}
         for role in tensor_shapes(spec):
             values = self._weight(family, spec, role)
-            name = llama_tensor_name(role)
+            name = _llama_name(role)
             offset = family.norm_offset if role.endswith("norm") else 0.0
             found[name] = values + np.float32(offset) if offset else values
         return found
@@ -887,6 +933,8 @@ class TinyCheckpoint:
             return self._of_heads(spec, role)
         if family.turned_experts and ".experts." in name:
             return self._of_turned(role)
+        if ".experts." in name and name not in self._of_file:
+            return self._of_stacked(family, spec, role)
         if ".experts." in name or ".router." in role:  # modules have those of a layer in one
             return self._of_file[name]
         _layers, number, part, suffix = role.split(".")
@@ -912,6 +960,15 @@ class TinyCheckpoint:
         parts = np.split(heads, np.cumsum([*rows.values()])[:-1], axis=1)
         found = parts[[*rows].index(part.removeprefix("linear_"))]
         return found.reshape(-1, spec.hidden_size)
+
+    def _of_stacked(self, family: Family, spec: ModelSpec, role: str) -> NDArray[np.float32]:
+        """Where files, too, have those of a layer in one."""
+        _layers, layer, _experts, number, part, _weight = role.split(".")
+        (fused, parts), *_ = (each for each in family.stacked_experts.items() if part in each[1])
+        shapes = tensor_shapes(spec)
+        heights = [shapes[f"layers.{layer}.experts.0.{each}.weight"][0] for each in parts]
+        whole = self.weights[f"model.layers.{layer}.{fused}"][int(number)]
+        return np.split(whole, np.cumsum(heights)[:-1])[parts.index(part)]
 
     def _of_columns(self, family: Family, spec: ModelSpec, role: str) -> NDArray[np.float32]:
         """As `Conv1D` multiplies with them."""
@@ -1016,6 +1073,13 @@ def make_checkpoint(
     model.save_pretrained(folder, **limits)
     write_tokenizer(folder)
     return TinyCheckpoint(folder)
+
+
+def _llama_name(role: str) -> str:
+    name = _NOT_OF_LLAMA.get(role.rsplit(".", 1)[-1])
+    if name is None:
+        return llama_tensor_name(role)
+    return f"model.{role.rsplit('.', 1)[0]}.{name}" if role.startswith("layers.") else name
 
 
 def write_tokenizer(folder: Path) -> None:

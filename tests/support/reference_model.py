@@ -113,7 +113,9 @@ class ReferenceModel:
                 x = self._linear_attention(x, layer.mixer, f"{prefix}linear_attn.")
             hidden += self._norm(x, f"{prefix}post_self_attn_layernorm", layer.mixer.has_post_norm)
             x = self._norm(hidden, f"{prefix}post_attention_layernorm", layer.feed_forward.has_norm)
-            if isinstance(layer.feed_forward, Experts):
+            if isinstance(layer.feed_forward, Experts) and layer.feed_forward.is_apart:
+                x = self._apart(hidden, x, layer.feed_forward, prefix)
+            elif isinstance(layer.feed_forward, Experts):
                 x = self._experts(x, layer.feed_forward, f"{prefix}mlp.")
             else:
                 x = self._mlp(x, number, f"{prefix}mlp.")
@@ -195,7 +197,20 @@ class ReferenceModel:
         active = gated(np.concatenate(gate_up, axis=-1), activation=activation)
         return self._linear(active, f"{prefix}down_proj")
 
-    def _experts(self, x: Array, part: Experts, prefix: str) -> Array:
+    def _apart(self, hidden: Array, x: Array, part: Experts, prefix: str) -> Array:
+        """A block and experts beside it, each with norms, as Gemma 4 has them."""
+        shared = self._shared(x, part, f"{prefix}mlp.")
+        x = self._norm(hidden, f"{prefix}experts_norm")
+        logits = self._linear(self._norm(hidden, f"{prefix}router_norm"), f"{prefix}mlp.gate")
+        logits = logits * np.float32(self.spec.hidden_size**-0.5)
+        mixed = self._experts(x, part, f"{prefix}mlp.", logits=logits)
+        return self._norm(shared, f"{prefix}shared_post_norm") + self._norm(
+            mixed, f"{prefix}experts_post_norm"
+        )
+
+    def _experts(
+        self, x: Array, part: Experts, prefix: str, *, logits: Array | None = None
+    ) -> Array:
         def expert(number: int, rows: Array) -> Array:
             own = f"{prefix}experts.{number}."
             gate_up = [self._linear(rows, f"{own}{name}_proj") for name in ("gate", "up")]
@@ -203,10 +218,16 @@ class ReferenceModel:
             active = gated(joined, activation=part.activation, clamp=part.clamp)
             return self._linear(active, f"{own}down_proj")
 
-        logits = self._linear(x, f"{prefix}gate")
+        if logits is None:
+            logits = self._linear(x, f"{prefix}gate")
         correction = self._weights.get(f"{prefix}gate.e_score_correction_bias")
-        mixed = experts(x, logits, part.routing, expert=expert, correction=correction)
-        return mixed if part.shared is None else mixed + self._shared(x, part, prefix)
+        mixed = experts(
+            x, logits, part.routing, expert=expert, correction=correction,
+            scales=self._weights.get(f"{prefix}gate.per_expert_scale"),
+        )  # fmt: skip
+        return (
+            mixed if part.shared is None or part.is_apart else mixed + self._shared(x, part, prefix)
+        )
 
     def _shared(self, x: Array, part: Experts, prefix: str) -> Array:
         own = f"{prefix}shared_expert."

@@ -14,7 +14,8 @@ _BIASES = ("gate_up", "down")
 
 
 def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
-    """What is to be added to the hidden state."""
+    """What is to be added to the hidden state; where they are apart, what the shared one gives and
+    what the others give side by side."""
     prefix = f"layers.{layer}."
 
     def expert(branch: OnnxGraph, number: int, x: str) -> str:
@@ -30,8 +31,15 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
         place = branch.constant(f"expert_{number}", np.asarray(number, np.int64))
         return branch.node("Add", x, branch.node("Gather", biases[which], place))
 
-    x = build.norm(f"{prefix}mlp_norm")
-    logits = build.linear_unobserved(x, f"{prefix}router")
+    # The norm of what is added comes first: those behind it only norm.
+    of_shared = build.norm(f"{prefix}mlp_norm")
+    x = logits = of_shared
+    if part.is_apart:
+        x, logits = (build.norm(f"{prefix}{name}") for name in ("experts_norm", "router_norm"))
+    logits = build.linear_unobserved(logits, f"{prefix}router")
+    if part.is_apart:
+        share = np.asarray(build.spec.hidden_size**-0.5, np.float32)
+        logits = build.graph.node("Mul", logits, build.graph.constant("router_share", share))
     biases = [_of_experts(build, part, f"{prefix}experts_{name}_bias") for name in _BIASES]
     shared, weight = part.shared, ""
     if shared is not None and shared.is_gated:
@@ -47,16 +55,22 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
         routing=part.routing,
         expert=expert,
         correction=build.vector(f"{prefix}router_correction"),
+        scales=build.vector(f"{prefix}expert_scales"),
     )
     if shared is None:
+        if part.is_apart:  # of which the shard has no columns
+            nothing = build.graph.node("Sub", routed, routed)
+            return build.graph.node("Concat", nothing, routed, axis=-1)
         return routed
     own = shared_name(prefix)
     active = gated(
-        build.graph, build.linear_unobserved(x, f"{own}gate_up"), activation=part.activation
+        build.graph, build.linear_unobserved(of_shared, f"{own}gate_up"), activation=part.activation
     )
     given = build.linear_unobserved(active, f"{own}down")
     if weight:
         given = build.graph.node("Mul", given, build.graph.node("Sigmoid", weight))
+    if part.is_apart:
+        return build.graph.node("Concat", given, routed, axis=-1)
     return build.graph.node("Add", routed, given)
 
 

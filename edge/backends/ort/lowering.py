@@ -17,10 +17,11 @@ from edge.backends.ort.experts import lower_experts
 from edge.backends.ort.gated_mlp import lower_gated_mlp
 from edge.backends.ort.linear_attention import lower_linear_attention
 from edge.backends.ort.plain_mlp import lower_plain_mlp
-from edge.backends.ort.segments import GraphSegment, LayerNames, SegmentBuilder
+from edge.backends.ort.segments import Behind, GraphSegment, LayerNames, SegmentBuilder
 from edge.backends.ort.short_convolution import lower_short_convolution
 from edge.kernels.logits.onnx import finish_logits
 from edge.kernels.onnx_graph import ExternalTensor
+from edge.models.experts import NORMS_BEHIND
 from edge.models.parts import Part
 from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
@@ -91,23 +92,25 @@ def _layer(build: SegmentBuilder, layer: int) -> None:
 
 
 def _mixer(build: SegmentBuilder, layer: int) -> None:
-    _part(build, layer, build.layout.layer(layer).mixer, f"layers.{layer}.attention_post_norm")
+    norm = f"layers.{layer}.attention_post_norm"
+    _part(build, layer, build.layout.layer(layer).mixer, build.behind_part(norm))
 
 
 def _feed_forward(build: SegmentBuilder, layer: int) -> None:
-    part, prefix = build.layout.layer(layer).feed_forward, f"layers.{layer}."
-    _part(build, layer, part, f"{prefix}mlp_post_norm", f"{prefix}layer_scale")
+    prefix = f"layers.{layer}."
+    behind = build.behind_part(
+        f"{prefix}mlp_post_norm",
+        scale=f"{prefix}layer_scale",
+        apart=[f"{prefix}{name}" for name in NORMS_BEHIND],
+    )
+    _part(build, layer, build.layout.layer(layer).feed_forward, behind)
 
 
-def _part(
-    build: SegmentBuilder, layer: int, part: Part | None, post_norm: str, scale: str | None = None
-) -> None:
-    norm = post_norm if build.has_vector(post_norm) else None
-    scaled = scale if scale is not None and build.has_vector(scale) else None
+def _part(build: SegmentBuilder, layer: int, part: Part | None, behind: Behind) -> None:
     if part is None:
-        build.contribute_nothing(norm, scaled)
+        build.contribute_nothing(behind)
     else:
-        build.contribute(_PARTS[part.kind](build, layer, part), norm, scaled)
+        build.contribute(_PARTS[part.kind](build, layer, part), behind)
 
 
 def _streamed(build: SegmentBuilder, layer: int) -> None:
@@ -118,7 +121,8 @@ def _streamed(build: SegmentBuilder, layer: int) -> None:
         build.carry_over()
     build.names = LayerNames(streamed=layer)
     weights = build.weights_of(layer)
-    added = (build.addend_norm or "plainly").rsplit(".", 1)[-1]
+    added = (build.behind.norm or "plainly").rsplit(".", 1)[-1]
+    added += ", apart" * bool(build.behind.apart)
     if build.scale is not None:
         added += ", scaled"
     adds = "nothing" if build.addend is None else "zeros" if begins else added

@@ -138,7 +138,7 @@ class OrtProgram(HostKvStorage):
         most = most_rows(limits)
         # Each segment reads one pair and writes the other, so no node sees its input change.
         self._hidden = _pair(most * spec.hidden_size)
-        self._partial = _pair(most * spec.hidden_size)
+        self._partial = _pair(most * spec.hidden_size * spec.partial_parts)
         self._tokens = np.zeros(most, np.int64)
         self._positions = np.zeros(most, np.int64)
         self._rows = np.zeros((_HALVES, limits.chunk_tokens), np.int64)
@@ -334,7 +334,11 @@ class OrtProgram(HostKvStorage):
                     continue
                 written = self._hidden if segment.reduce == "hidden" else self._partial
                 array = self._view(
-                    written[(index + 1) % 2], shape.asked, shape.tokens, shape.first_token
+                    written[(index + 1) % 2],
+                    shape.asked,
+                    shape.tokens,
+                    shape.first_token,
+                    parts=segment.partial_parts,
                 )
                 if segment.partial_is_zero:
                     array.fill(0)
@@ -418,6 +422,7 @@ class OrtProgram(HostKvStorage):
         segment = self._graphs.segments[index]
         binding = self._graphs.sessions[index].io_binding()
         read, write = index % 2, (index + 1) % 2
+        before = self._graphs.segments[index - 1].partial_parts if index else 1
         batch, tokens, first = shape.batch, shape.tokens, shape.first_token
         rows = max(shape.rows, 1)  # a graph that ends in the head computes at least one
         head_rows, first_head_row = (1, 0) if shape.states else (rows, shape.first_row)
@@ -427,9 +432,11 @@ class OrtProgram(HostKvStorage):
             "rows": self._rows[shape.half, :rows],
             "head_rows": self._head_rows[shape.half, :head_rows],
             "hidden": self._view(self._hidden[read], batch, tokens, first),
-            "partial": self._view(self._partial[read], batch, tokens, first),
+            "partial": self._view(self._partial[read], batch, tokens, first, parts=before),
             "hidden_out": self._view(self._hidden[write], batch, tokens, first),
-            "partial_out": self._view(self._partial[write], batch, tokens, first),
+            "partial_out": self._view(
+                self._partial[write], batch, tokens, first, parts=segment.partial_parts
+            ),
             "states": self._view(self._hidden[write], batch, rows, shape.first_row),
             "logits": self._logits_view(batch, head_rows, first_head_row),
             **self._tables,
@@ -460,9 +467,15 @@ class OrtProgram(HostKvStorage):
         return flat.reshape(batch, rows, columns)
 
     def _view(
-        self, flat: NDArray[np.float32], batch: int, tokens: int, first_token: int = 0
+        self,
+        flat: NDArray[np.float32],
+        batch: int,
+        tokens: int,
+        first_token: int = 0,
+        *,
+        parts: int = 1,
     ) -> NDArray[np.float32]:
-        size = self._spec.hidden_size
+        size = parts * self._spec.hidden_size
         return flat[first_token * size :][: batch * tokens * size].reshape(batch, tokens, size)
 
 

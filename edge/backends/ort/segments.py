@@ -7,7 +7,7 @@ by the module of each kind of part.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,6 +42,8 @@ class GraphSegment:
     outputs: tuple[str, ...]
     reduce: Reduced | None
     """Which output is summed over the stage's shards before the next segment."""
+    partial_parts: int
+    """Hidden states side by side in what is summed."""
     partial_is_zero: bool
     """This shard contributes nothing to the sum (it holds no heads, or no ffn columns)."""
     cache_layer: int | None = None
@@ -64,6 +66,24 @@ class Streamed:
     """(input, tensor of the shard's file)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """What becomes of a part's product once it is summed over shards, by names of vectors.
+
+    It is normed, if there is that norm, and added to the hidden state; then both are multiplied, if
+    there is a scale. A product may be several side by side, each with a norm, which are added to
+    each other first.
+    """
+
+    norm: str | None = None
+    scale: str | None = None
+    apart: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> int:
+        return len(self.apart) or 1
+
+
 def gram_names(run: ObservedRun) -> tuple[str, str]:
     """The input and the output of its sums so far; both are the same memory."""
     matrix, layer = run.matrix, ""
@@ -77,6 +97,9 @@ def gram_names(run: ObservedRun) -> tuple[str, str]:
 def rotation_names(number: int) -> tuple[str, str]:
     """Inputs of the rotary tables [context, pairs] of `ShardLayout.rotations[number]`."""
     return (f"cos.{number}", f"sin.{number}") if number else ("cos", "sin")
+
+
+NOTHING_BEHIND = Behind()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +147,8 @@ class SegmentBuilder:
         self.hidden = ""
         self.addend: str | None = None
         """A product not yet added to the hidden state; the next norm adds it on its way."""
-        self.addend_norm: str | None = None
-        """The norm that it goes through first, where it was summed over shards only just now."""
+        self.behind = NOTHING_BEHIND
+        """What it goes through first, where it was summed over shards only just now."""
         self.scale: str | None = None
         """What the sum of both is multiplied by, once both are there."""
         self.nothing: str | None = None
@@ -144,8 +167,9 @@ class SegmentBuilder:
     def graph(self) -> OnnxGraph:
         return self._open.graph
 
-    def hidden_input(self, name: str) -> str:
-        return self.graph.input(name, np.float32, ["batch", "tokens", self.spec.hidden_size])
+    def hidden_input(self, name: str, *, parts: int = 1) -> str:
+        columns = parts * self.spec.hidden_size
+        return self.graph.input(name, np.float32, ["batch", "tokens", columns])
 
     def input(self, name: str, dtype: type[np.generic], shape: list[int | str]) -> str:
         return self.graph.input(self.names.local(name), dtype, shape)
@@ -165,6 +189,14 @@ class SegmentBuilder:
 
     def has_vector(self, name: str) -> bool:
         return name in self._vectors
+
+    def behind_part(self, norm: str, *, scale: str = "", apart: Sequence[str] = ()) -> Behind:
+        """What is behind a part: those of these vectors that there are."""
+        return Behind(
+            norm=norm if self.has_vector(norm) else None,
+            scale=scale if self.has_vector(scale) else None,
+            apart=tuple(name for name in apart if self.has_vector(name)),
+        )
 
     def vector(self, name: str, *, stays: bool = False) -> str | None:
         """None where the shard has no such vector. `stays`: the graph has no matrices, so that it
@@ -281,24 +313,22 @@ class SegmentBuilder:
         self.hidden = self.hidden_input("hidden")
         self._add_nothing()
 
-    def contribute(self, product: str, post_norm: str | None, scale: str | None) -> None:
-        """A part's product is to be added to the hidden state, once it is summed over shards and
-        normed, if there is the weight of a norm; then both are multiplied by `scale`, if there is
-        such a vector."""
-        self.addend, self.addend_norm = product, post_norm
+    def contribute(self, product: str, behind: Behind) -> None:
+        """A part's product is to be added to the hidden state, once it is summed over shards."""
+        self.addend, self.behind = product, behind
         if self.layout.is_split:
             self._hidden_output(self.hidden, "hidden_out")
-            self._hidden_output(product, "partial_out")
-            self.cut("partial", post_norm=post_norm, scale=scale)
+            self._hidden_output(product, "partial_out", parts=behind.parts)
+            self.cut("partial", behind=behind)
         else:
-            self.addend, self.scale = self._take_addend(), scale
+            self.addend, self.scale = self._take_addend(), behind.scale
             self._multiply()
 
-    def contribute_nothing(self, post_norm: str | None, scale: str | None) -> None:
+    def contribute_nothing(self, behind: Behind) -> None:
         """The same of a part that the shard has no units of."""
         self._add_addend(stays=True)
         self._hidden_output(self.hidden, "hidden_out")
-        self.cut("partial", partial_is_zero=True, post_norm=post_norm, scale=scale)
+        self.cut("partial", partial_is_zero=True, behind=behind)
 
     def sum_hidden(self) -> None:
         """End the graph with this shard's part of the hidden state."""
@@ -326,8 +356,7 @@ class SegmentBuilder:
         reduce: Reduced | None,
         *,
         partial_is_zero: bool = False,
-        post_norm: str | None = None,
-        scale: str | None = None,
+        behind: Behind = NOTHING_BEHIND,
     ) -> None:
         """Close the graph; the next one starts from what this one put out."""
         done, layer = self._open, self.names.streamed
@@ -340,6 +369,7 @@ class SegmentBuilder:
                 inputs=done.graph.input_names,
                 outputs=tuple(done.outputs),
                 reduce=reduce,
+                partial_parts=behind.parts,
                 partial_is_zero=partial_is_zero,
                 cache_layer=done.cache_layer if self._knows_cache_layer else None,
                 streamed=streamed,
@@ -347,8 +377,10 @@ class SegmentBuilder:
         )
         self._open = _OpenSegment(graph=OnnxGraph(f"segment_{len(self.segments)}"))
         self.hidden = self.hidden_input("hidden")
-        self.addend = self.hidden_input("partial") if reduce == "partial" else None
-        self.addend_norm, self.scale = post_norm, scale
+        self.addend = None
+        if reduce == "partial":
+            self.addend = self.hidden_input("partial", parts=behind.parts)
+        self.behind, self.scale = behind, behind.scale
 
     def _add_nothing(self) -> None:
         """The next norm then is the kernel that adds as well."""
@@ -365,8 +397,9 @@ class SegmentBuilder:
         self.hidden = self.graph.node("Mul", self.hidden, scale)
         self._add_nothing()
 
-    def _hidden_output(self, value: str, name: str) -> None:
-        self.output(value, name, np.float32, ["batch", "tokens", self.spec.hidden_size])
+    def _hidden_output(self, value: str, name: str, *, parts: int = 1) -> None:
+        columns = parts * self.spec.hidden_size
+        self.output(value, name, np.float32, ["batch", "tokens", columns])
 
     def _add_addend(self, *, stays: bool = False) -> None:
         self._multiply(stays=stays)
@@ -376,10 +409,22 @@ class SegmentBuilder:
 
     def _take_addend(self, *, stays: bool = False) -> str | None:
         """What is to be added to the hidden state, as it is added."""
-        addend, weight = self.addend, self.addend_norm
-        self.addend = self.addend_norm = None
-        if addend is None or weight is None:
-            return addend
+        addend, behind = self.addend, self.behind
+        self.addend, self.behind = None, NOTHING_BEHIND
+        if addend is None:
+            return None
+        if behind.apart:
+            apart = self.graph.nodes("Split", addend, outputs=len(behind.apart), axis=-1)
+            first, *rest = (
+                self._normed(each, name, stays=stays)
+                for each, name in zip(apart, behind.apart, strict=True)
+            )
+            addend = first
+            for each in rest:
+                addend = self.graph.node("Add", addend, each)
+        return addend if behind.norm is None else self._normed(addend, behind.norm, stays=stays)
+
+    def _normed(self, x: str, weight: str, *, stays: bool) -> str:
         name = self.vector(weight, stays=stays)
         assert name is not None
-        return rms_norm(self.graph, addend, name, epsilon=self.spec.norm_epsilon)
+        return rms_norm(self.graph, x, name, epsilon=self.spec.norm_epsilon)

@@ -86,7 +86,10 @@ def check_agreement(
         prefix, layer = f"layers.{number}.", layout.layer(number)
         names = [each.name for each in layout.matrices if each.name.startswith(prefix)]
         matrices += [name for name in names if expert_number(name) in (None, 0)]  # all are alike
-        kinds = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
+        kinds = (
+            *("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
+            *("experts_norm", "router_norm", "shared_post_norm", "experts_post_norm"),
+        )
         names = [f"{prefix}{kind}" for kind in kinds]
         norms += [each.name for each in layout.vectors if each.name in names]
         if isinstance(layer.mixer, Attention):
@@ -249,6 +252,7 @@ class _Check:
         weights = self._random.standard_normal(shape, dtype=np.float32) * size**-0.5
         name = f"layers.{layer}.router_correction"
         own = self._arrays.read(name) if part.has_correction else None
+        scales = self._arrays.read(f"layers.{layer}.expert_scales") if part.is_apart else None
         x = self._input(f"experts.{layer}", size)
         logits = self._input(f"router.{layer}", part.num_experts)
 
@@ -259,11 +263,12 @@ class _Check:
         value = experts(
             graph, x, logits, hidden_size=size, num_experts=part.num_experts, routing=part.routing,
             expert=expert, correction=None if own is None else graph.weight(name, own),
+            scales=None if scales is None else graph.weight(f"scales.{layer}", scales),
         )  # fmt: skip
         wanted = [
             experts_reference(
                 feeds[x][0], feeds[logits][0], part.routing, correction=own,
-                expert=lambda number, rows: matmul_reference(rows, weights[number]),
+                scales=scales, expert=lambda number, rows: matmul_reference(rows, weights[number]),
             )[None]
             for feeds in self._feeds
         ]  # fmt: skip

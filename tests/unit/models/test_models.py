@@ -254,6 +254,28 @@ def test_a_shared_expert_is_cut_where_the_others_are() -> None:
     assert next(less.matrices("", 64, range(3))).num_rows == 5
 
 
+def test_a_block_beside_experts_has_norms_of_its_own_in_gemma4() -> None:
+    """Those behind both are with every shard, and every weight is counted."""
+    sizes = {"num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24}
+    usual = {"hidden_size_per_layer_input": 0, "enable_moe_block": True, "head_dim": 8}
+    spec = describe("gemma4_text", **usual, **sizes, tie_word_embeddings=True)
+    part = spec.layer(0).feed_forward
+    assert isinstance(part, Experts)
+    assert part.is_apart
+    assert part.shared == SharedExpert(columns=90, is_gated=False)
+    assert spec.partial_parts == 2
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    weights, shapes = part.weights(64), part.shapes(64)
+    vectors = [math.prod(each) for each in shapes.values() if len(each) == 1]
+    assert weights.fixed.vector == sum(vectors)
+    behind = {each.name for each in part.vectors("", 64, range(0), is_first=True)}
+    assert behind == {"shared_post_norm", "experts_post_norm", "mlp_post_norm", "layer_scale"}
+    held = [each.num_elements for each in part.vectors("", 64, range(3), is_first=False)]
+    assert sum(held) == sum(vectors)
+    with pytest.raises(ValueError, match="normed apart is a shared expert"):
+        dataclasses.replace(part, shared=None)
+
+
 def test_windows_of_qwen2_with_experts() -> None:
     def windows(**values: Any) -> tuple[int | None, ...]:
         given = {"sliding_window": 7, "max_window_layers": 2, "num_hidden_layers": 4}
@@ -383,6 +405,14 @@ def test_which_layers_are_linear_attention() -> None:
         (
             {"model_type": "gpt2", "n_embd": 100, "n_head": 7},
             "n_embd (100) must be a multiple",
+        ),
+        (
+            {
+                "model_type": "gemma4_text",
+                "hidden_size_per_layer_input": 0,
+                "enable_moe_block": True,
+            },
+            "num_experts is missing",
         ),
         ({"model_type": "gpt2", "n_layer": 0}, "n_layer must lie in 1"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "such a model has an encoder"),

@@ -23,6 +23,7 @@ from edge.weights.fused_rows import (
     RowsOfOne,
     SomeRows,
     TensorPart,
+    TurnedRows,
     with_fused_rows,
 )
 from edge.weights.header import read_header
@@ -187,3 +188,40 @@ def test_a_text_part_that_leaves_out_what_is_usual_is_that_of_transformers(
     assert mixer.head_size == (config.head_dim or config.hidden_size // mixer.num_heads)
     assert mixer.window == config.sliding_window
     assert spec.norm_epsilon == config.rms_norm_eps
+
+
+def test_columns_are_rows_of_another_matrix() -> None:
+    parts = {
+        "q": TurnedRows(tensor="qk", columns=range(3), height=6),
+        "k": TurnedRows(tensor="qk", columns=range(3, 5), height=6),
+    }
+    store = FusedStore(MemoryStore({"qk": TABLE}), parts)
+    assert (store.shape("q"), store.shape("k")) == ((3, 6), (2, 6))
+    np.testing.assert_array_equal(store.read("q"), TABLE.T[:3])
+    np.testing.assert_array_equal(store.read("k", range(1, 2), range(2, 5)), TABLE.T[4:, 2:5])
+    taller = {"q": TurnedRows(tensor="qk", columns=range(5), height=7)}
+    with pytest.raises(CheckpointError, match=r"\[6, 5\], and the configuration makes it 7 x 5"):
+        FusedStore(MemoryStore({"qk": TABLE}), taller)
+
+
+def test_gpt2_is_read_by_its_names_and_by_bare_ones(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path / "made", "gpt2", layers=2)
+    expected = made.llama_weights
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (bare / name).write_bytes((made.path / name).read_bytes())
+    tensors = load_file(made.path / "model.safetensors")
+    assert all(name.startswith("transformer.") for name in tensors)
+    mask = np.ones((1, 1, 4, 4), np.float32)
+    others = {f"h.{number}.attn.bias": mask for number in range(2)}
+    named = {name.removeprefix("transformer."): each for name, each in tensors.items()}
+    save_file({**named, **others}, bare / "model.safetensors")
+    for path in (made.path, bare):
+        with Checkpoint.open(path) as checkpoint:
+            assert checkpoint.spec.tied_embeddings
+            shapes = tensor_shapes(checkpoint.spec)
+            for (role, shape), values in zip(shapes.items(), expected.values(), strict=True):
+                found = checkpoint.store.read(checkpoint.tensor_name(role))
+                assert found.shape == shape
+                np.testing.assert_array_equal(found, values)
