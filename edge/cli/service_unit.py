@@ -1,4 +1,4 @@
-"""A systemd unit that runs the daemon: its text, its place, and what is typed after it."""
+"""A systemd unit that runs a daemon or a server: its text, its place, what is typed after it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import getpass
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +16,8 @@ from edge.errors import RequestError
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE, TOKEN_VARIABLE
 
-NAME = "edge-peer"
-
-_MARK = "# Written by edge peer install, which writes it anew.\n"
-_CARRIED = (CACHE_VARIABLE, CONFIG_VARIABLE, TOKEN_VARIABLE)
+_MARK = "# Written by {}, which writes it anew.\n"
+_CARRIED = (CACHE_VARIABLE, CONFIG_VARIABLE, TOKEN_VARIABLE, "HF_HOME", "HF_HUB_CACHE")
 _SYSTEM_FOLDER = Path("/etc/systemd/system")
 _MOST_UNIT_BYTES = 64 << 10
 
@@ -49,22 +48,40 @@ ProtectKernelTunables=yes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """The daemon as systemd is to run it."""
+class Task:
+    """What is to run for as long as the machine does."""
 
+    name: str
+    """Of the unit."""
+    description: str
+    words: tuple[str, ...]
+    """Behind `edge`."""
+    written_by: str
+    """The command that writes its unit."""
+    folder: str
+    """In which it starts, as systemd names it."""
+    stops_within_s: int
+    reloads: bool = False
+    """At SIGHUP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A task as systemd is to run it."""
+
+    task: Task
     python: str
-    config: Path | None
     is_system: bool
     user: str
     """Whose keys and caches it uses."""
     environment: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of_this_process(cls, config: Path | None, *, is_system: bool) -> Service:
+    def of_this_process(cls, task: Task, *, is_system: bool) -> Service:
         """With its interpreter and its folders, for the user who called it, by sudo or without."""
         return cls(
+            task=task,
             python=sys.executable,
-            config=config,
             is_system=is_system,
             user=os.environ.get("SUDO_USER") or getpass.getuser(),
             environment=tuple(
@@ -75,89 +92,129 @@ class Service:
         )
 
 
+def peer_task(config: Path | None) -> Task:
+    """`edge peer`, with its options in a file."""
+    return Task(
+        name="edge-peer",
+        description="Edge peer, which lends this device to its cluster",
+        words=("peer", *(() if config is None else ("--config", str(config)))),
+        written_by="edge peer install",
+        folder="~",
+        stops_within_s=30,
+    )
+
+
+def server_task(arguments: Sequence[str], folder: Path) -> Task:
+    """`edge serve` with these arguments, whose paths are taken from the folder."""
+    return Task(
+        name="edge-serve",
+        description="Edge server, which answers over HTTP",
+        words=("serve", *arguments),
+        written_by="edge serve --install",
+        folder=_printable(str(folder)).replace("%", "%%"),  # quotes would be part of it
+        stops_within_s=60,
+        reloads=True,
+    )
+
+
 def service_unit(service: Service) -> str:
     """The text of the unit's file."""
-    words = [service.python, "-P", "-m", "edge", "peer"]
-    if service.config is not None:
-        words += ["--config", str(service.config)]
+    task = service.task
+    words = [service.python, "-P", "-m", "edge", *task.words]
     lines = [
         "[Unit]",
-        "Description=Edge peer, which lends this device to its cluster",
+        f"Description={task.description}",
         *(["Wants=network-online.target", "After=network-online.target"] * service.is_system),
         "",
         "[Service]",
         f"ExecStart={' '.join(_quoted(word.replace('$', '$$')) for word in words)}",
+        *(["ExecReload=kill -HUP $MAINPID"] * task.reloads),
         *([f"User={service.user}"] * service.is_system),
-        "WorkingDirectory=~",
+        f"WorkingDirectory={task.folder}",
         *(f"Environment={_quoted(f'{name}={value}')}" for name, value in service.environment),
-        "# A daemon that cannot listen yet tries again; wrong options need a hand.",
+        "# What cannot listen yet tries again; wrong options need a hand.",
         "Restart=on-failure",
         "RestartSec=5",
         "RestartPreventExitStatus=2",
-        "TimeoutStopSec=30",
+        f"TimeoutStopSec={task.stops_within_s}",
     ]
     hardening = _EVERYWHERE + _SYSTEM_ONLY * service.is_system
     target = "multi-user.target" if service.is_system else "default.target"
-    return _MARK + "\n".join(lines) + f"\n{hardening}\n[Install]\nWantedBy={target}\n"
+    mark = _MARK.format(task.written_by)
+    return mark + "\n".join(lines) + f"\n{hardening}\n[Install]\nWantedBy={target}\n"
+
+
+def install_unit(service: Service) -> list[str]:
+    """Write the unit; the lines that say so. Raises what `write_unit` raises."""
+    place = place_of(service)
+    write_unit(place, service)
+    return [f"Wrote {place}. Type next:", *(f"  {line}" for line in next_commands(service))]
 
 
 def place_of(service: Service) -> Path:
     """Where systemd looks for it."""
+    name = f"{service.task.name}.service"
     if service.is_system:
-        return _SYSTEM_FOLDER / f"{NAME}.service"
-    return Path(platformdirs.user_config_dir("systemd")) / "user" / f"{NAME}.service"
+        return _SYSTEM_FOLDER / name
+    return Path(platformdirs.user_config_dir("systemd")) / "user" / name
 
 
 def next_commands(service: Service) -> tuple[str, ...]:
     """What a user types to have it run, now and later, and to see what it does."""
+    name = service.task.name
     if service.is_system:
         return (
             "sudo systemctl daemon-reload",
-            f"sudo systemctl enable --now {NAME}",
-            f"journalctl -u {NAME} -f",
+            f"sudo systemctl enable --now {name}",
+            f"journalctl -u {name} -f",
         )
     return (
         "systemctl --user daemon-reload",
-        f"systemctl --user enable --now {NAME}",
+        f"systemctl --user enable --now {name}",
         "loginctl enable-linger    # so it runs while you are not logged in, too",
-        f"journalctl --user -u {NAME} -f",
+        f"journalctl --user -u {name} -f",
     )
 
 
-def write_unit(place: Path, text: str) -> None:
+def write_unit(place: Path, service: Service) -> None:
     """Raises RequestError where nothing can be written, and for a file that somebody else wrote."""
+    writer = service.task.written_by
     try:
         with place.open("rb") as file:
-            is_ours = file.read(_MOST_UNIT_BYTES).startswith(_MARK.encode())
+            is_ours = file.read(_MOST_UNIT_BYTES).startswith(_MARK.format(writer).encode())
     except FileNotFoundError:
         is_ours = True
     except OSError as error:
         raise _unusable(place, error) from error
     if not is_ours:
         raise RequestError(
-            f"{place} is there already, and not written by edge peer install; move it away, or "
-            "take over what you want by edge peer install --print"
+            f"{place} is there already, and not written by {writer}; move it away, or take over "
+            "what you want of the unit that is printed instead"
         )
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
+        place.write_text(service_unit(service), encoding="utf-8")
     except OSError as error:
         raise _unusable(place, error) from error
 
 
 def _quoted(text: str) -> str:
     """One word in a unit's file, where % begins a specifier. Raises RequestError for lines."""
-    if not text.isprintable():
-        raise RequestError(f"{text!r:.80} cannot stand in a unit; choose another path")
-    if re.fullmatch(r"[\w/.:=+@,-]+", text, re.ASCII):
+    if re.fullmatch(r"[\w/.:=+@,-]+", _printable(text), re.ASCII):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
 
 
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise RequestError(f"{text!r:.80} cannot stand in a unit; choose another path")
+    return text
+
+
 def _unusable(place: Path, error: OSError) -> RequestError:
     if isinstance(error, PermissionError) and place.is_relative_to(_SYSTEM_FOLDER):
         return RequestError(
-            f"cannot write {place}: {error.strerror}; call it by sudo, or leave out --system"
+            f"cannot write {place}: {error.strerror}; call it by sudo, or install it for yourself"
         )
-    return RequestError(f"cannot write {place}: {error.strerror}; --print prints it instead")
+    return RequestError(f"cannot write {place}: {error.strerror}; have it printed instead")

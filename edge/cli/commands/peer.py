@@ -23,7 +23,7 @@ from edge.backends.registry import open_backend, usual_backend
 from edge.cli.config_file import as_toml, config_option, read_config
 from edge.cli.field_options import field_options, given_options
 from edge.cli.logs import LogOptions, set_up_logging
-from edge.cli.service_unit import Service, next_commands, place_of, service_unit, write_unit
+from edge.cli.service_unit import Service, install_unit, peer_task, service_unit
 from edge.errors import RequestError
 from edge.host.cuda_driver import num_cuda_devices, use_only
 from edge.host.free_memory import format_size
@@ -210,15 +210,12 @@ def install(context: click.Context, /, config: Path | None, system: bool, print_
     if config is not None:
         assert context.parent is not None
         read_config(config, context.parent)
-    service = Service.of_this_process(config, is_system=system)
+    service = Service.of_this_process(peer_task(config), is_system=system)
     if print_only:
         click.echo(service_unit(service), nl=False)
         return
-    place = place_of(service)
-    write_unit(place, service_unit(service))
-    click.echo(f"Wrote {place}. Type next:")
-    for line in next_commands(service):
-        click.echo(f"  {line}")
+    for line in install_unit(service):
+        click.echo(line)
 
 
 def _has_given(context: click.Context) -> bool:

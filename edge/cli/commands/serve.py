@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import itertools
 import json
 import logging
 import signal
@@ -22,6 +23,7 @@ from edge.api.async_model import AsyncModel
 from edge.cli.field_options import given_options
 from edge.cli.logs import LogOptions, set_up_logging
 from edge.cli.options import ClusterOptions, cluster_options, model_options, read_plan, way_to
+from edge.cli.service_unit import Service, install_unit, server_task, service_unit
 from edge.errors import RequestError
 from edge.partition import Parallel, Plan
 from edge.planning.load_options import LoadOptions
@@ -39,7 +41,15 @@ _DRAIN_S = 30.0
 """For answers under way when the server is told to end."""
 
 
-@click.command("serve", short_help="Serve a model over HTTP.")
+class _Remembers(click.Command):
+    """What was typed, for the unit that types it again."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        context.meta[__name__] = tuple(args)
+        return super().parse_args(context, args)
+
+
+@click.command("serve", cls=_Remembers, short_help="Serve a model over HTTP.")
 @model_options(concurrency=True, defaults={"concurrency": 4})
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -88,8 +98,18 @@ _DRAIN_S = 30.0
 )
 @cluster_options
 @given_options("logs", LogOptions)
+@click.option(
+    "--install",
+    "place",
+    type=click.Choice(["user", "system", "print"]),
+    help="Serve nothing now: write a systemd unit with all these options, which serves while you "
+    "are logged in or from the start of the machine; or print it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     model: str,
     further: tuple[str, ...],
     plans: tuple[str, ...],
@@ -103,6 +123,7 @@ def command(
     options: LoadOptions,
     peers: ClusterOptions,
     logs: LogOptions,
+    place: str | None,
     as_json: bool,
 ) -> None:
     """Serve MODEL to what speaks OpenAI's, Anthropic's or Ollama's interface.
@@ -120,6 +141,7 @@ def command(
       edge serve org/name --port 8000
       edge serve small=path/to/checkpoint org/name --keep-alive 600
       edge serve path/to/checkpoint --host 0.0.0.0 --api-key-file keys.txt
+      edge serve path/to/checkpoint --port 8000 --install user
       curl http://127.0.0.1:11435/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
     """
@@ -135,6 +157,10 @@ def command(
             f"on {host} whoever reaches this machine could use the model: give --api-key-file, or "
             "listen on 127.0.0.1"
         )
+    if place is not None:
+        for line in _installed(context.meta[__name__], place):
+            click.echo(line)
+        return
     listening = listen(host, port)
     with contextlib.closing(listening):
         rules = Rules(keys=keys, hosts=("localhost",) if is_own else ())
@@ -152,6 +178,18 @@ def command(
                 as_json=as_json,
             )
         )
+
+
+def _installed(typed: Sequence[str], place: str) -> list[str]:
+    """Lines about the unit, or the unit itself. Raises RequestError where it cannot be written."""
+    option = "--install"
+    kept = [
+        each
+        for before, each in itertools.pairwise(("", *typed))
+        if before != option and each.partition("=")[0] != option
+    ]
+    service = Service.of_this_process(server_task(kept, Path.cwd()), is_system=place == "system")
+    return service_unit(service).splitlines() if place == "print" else install_unit(service)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

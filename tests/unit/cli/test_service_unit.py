@@ -1,4 +1,4 @@
-"""The unit that `edge peer install` writes, and the container that docs have."""
+"""The units that `edge peer install` and `edge serve --install` write; containers of the docs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ import click
 import pytest
 
 from edge.cli.main import cli
-from edge.cli.service_unit import Service, next_commands, service_unit, write_unit
+from edge.cli.service_unit import (
+    Service,
+    next_commands,
+    peer_task,
+    server_task,
+    service_unit,
+    write_unit,
+)
+from edge.demos.bundled import MODEL
 from edge.errors import RequestError
 from tests.architecture.test_names import REPOSITORY
 from tests.support.processes import edge as run_edge
 
 SERVICE = Service(
+    task=peer_task(Path("/etc/edge.toml")),
     python="/usr/bin/python3",
-    config=Path("/etc/edge.toml"),
     is_system=False,
     user="root",
     environment=(),
@@ -53,7 +61,7 @@ def test_words_that_systemd_would_read_otherwise_are_quoted() -> None:
     service = replace(
         SERVICE,
         python='/opt/a "b"/python',
-        config=Path("/data/100%/$HOME/c d.toml"),
+        task=peer_task(Path("/data/100%/$HOME/c d.toml")),
         environment=(("EDGE_CACHE", "/x y/50%$"),),
     )
     text = service_unit(service)
@@ -61,16 +69,22 @@ def test_words_that_systemd_would_read_otherwise_are_quoted() -> None:
     assert '"/data/100%%/$$HOME/c d.toml"' in text
     assert 'Environment="EDGE_CACHE=/x y/50%%$"' in text
     with pytest.raises(RequestError, match="cannot stand in a unit"):
-        service_unit(replace(SERVICE, config=Path("/a\nExecStart=b")))
+        service_unit(replace(SERVICE, task=peer_task(Path("/a\nExecStart=b"))))
 
 
 @pytest.mark.parametrize("is_system", [False, True])
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_finds_nothing_wrong(is_system: bool, tmp_path: Path) -> None:
-    config = tmp_path / "100% of it.toml"
-    unit = tmp_path / "edge-peer.service"
-    unit.write_text(service_unit(replace(SERVICE, is_system=is_system, config=config,
-                                         python=shutil.which("sh") or "sh")))  # fmt: skip
+@pytest.mark.parametrize("serves", [False, True])
+def test_systemd_finds_nothing_wrong(is_system: bool, serves: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "100% of it"
+    folder.mkdir()
+    task = server_task(("m.gguf", "--port", "0"), folder) if serves else peer_task(folder / "a")
+    unit = tmp_path / f"{task.name}.service"
+    unit.write_text(
+        service_unit(
+            replace(SERVICE, is_system=is_system, task=task, python=shutil.which("sh") or "sh")
+        )
+    )
     command = ["systemd-analyze", "verify", "--man=no", *(["--user"] * (not is_system)), str(unit)]
     environment = {"XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -117,20 +131,59 @@ def test_the_unit_of_somebody_else_stays(settings: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError, match="--print prints it instead"):
-        write_unit(tmp_path / "file" / "edge-peer.service", "")
+    with pytest.raises(RequestError, match="have it printed instead"):
+        write_unit(tmp_path / "file" / "edge-peer.service", SERVICE)
 
 
-def test_commands_of_the_container_exist() -> None:
-    text = (REPOSITORY / "docs" / "Containerfile").read_text()
+def test_a_server_is_installed_as_it_was_typed(
+    settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = settings / "a b"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    typed = ["serve", MODEL, "--install", "user", "--local", "2", "--port", "8000", "--json"]
+    installed = run_edge(*typed)
+    assert (installed.code, installed.err) == (0, "")
+    unit = settings / "systemd" / "user" / "edge-serve.service"
+    lines = unit.read_text().splitlines()
+    assert installed.out.startswith(f"Wrote {unit}. Type next:\n")
+    assert "  systemctl --user enable --now edge-serve\n" in installed.out
+    (started,) = (line for line in lines if line.startswith("ExecStart="))
+    assert shlex.split(started)[4:] == ["serve", str(MODEL), *typed[4:]]
+    assert f"WorkingDirectory={folder}" in lines
+    assert "ExecReload=kill -HUP $MAINPID" in lines
+    printed = run_edge("serve", "--install=print", *typed[1:2], *typed[4:])
+    assert printed.out.splitlines() == lines
+
+
+def test_a_server_with_a_wrong_option_is_not_installed(settings: Path) -> None:
+    typed = ("serve", MODEL, "--host", "0.0.0.0", "--install", "user")
+    assert "give --api-key-file" in run_edge(*typed).sentence()
+    assert not (settings / "systemd").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "commands", "port"),
+    [
+        ("Containerfile", [["edge", "peers"], ["edge", "peer"], ["edge", "pair"]], "5000"),
+        ("Containerfile.serve", [["edge", "serve"], ["edge", "pair"]], "11435"),
+    ],
+)
+def test_commands_of_the_containers_exist(
+    file: str, commands: list[list[str]], port: str, tmp_path: Path
+) -> None:
+    text = (REPOSITORY / "docs" / file).read_text()
     found = [shlex.split(re.sub(r"[\[\],]", " ", each)) for each in
-             re.findall(r"(?:ENTRYPOINT|CMD) (\[.*\])", text)]  # fmt: skip
+             re.findall(r"(?:ENTRYPOINT|CMD) (\[\"edge\".*\])", text)]  # fmt: skip
     found += [["edge", *shlex.split(each)] for each in re.findall(r"\bexec .*? edge (\w+)", text)]
-    assert [words[:2] for words in found] == [["edge", "peers"], ["edge", "peer"], ["edge", "pair"]]
+    assert [words[:2] for words in found] == commands
     for _program, name, *arguments in found:
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
-        command.make_context(name, arguments)  # options that are none raise
-    entry = text.rpartition("ENTRYPOINT")[2]
-    assert "EXPOSE 5000" in text
-    assert ":5000" in entry
+        keys = tmp_path / "keys.txt"
+        keys.touch()
+        given = [str(keys) if each.startswith("/data/") else each for each in arguments]
+        model = ["m.gguf"] if name == "serve" else []
+        command.make_context(name, [*given, *model])  # options that are none raise
+    assert f"EXPOSE {port}" in text
+    assert port in text.rpartition("ENTRYPOINT")[2]
