@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from edge.coordinator.kv_residency import Member, Residency
 from edge.coordinator.pacing import Pacing, time_of_prompts
 from edge.coordinator.shares import ANSWER_WEIGHT, ANYBODY, Who
 from edge.coordinator.work import Work
+from edge.offload.kv.slot_order import SlotOrder
 from edge.protocol.step import (
     MAX_CHUNK_TOKENS,
     SHORTEST_STEP,
@@ -194,6 +195,9 @@ class Scheduler:
         """In memory, and their beginnings not looked for yet."""
         self._given_up: dict[str, str] = {}
         self._disk_full = ""
+        self._slots = SlotOrder()
+        """Where caches lie in a shard's pool once the orders so far are carried out. Of no
+        consequence but for the copies that batches in this order save."""
         self.work = Work()
         if beginnings is not None:
             residency.found = self._found
@@ -289,12 +293,27 @@ class Scheduler:
             reserve=settled.reserve,
             match=match,
             restore=self._restore(),
-            step=self._next_step(),
         )
+        self._follow(orders)
+        orders = replace(orders, step=self._next_step())
         self._finished.clear()
         self._kept.clear()
         self._given_up.clear()
         return orders
+
+    def _follow(self, orders: Orders) -> None:
+        """What becomes of the slots before a step."""
+        for name in (*orders.finish, *orders.drop, *orders.swap_out):
+            self._slots.release(name)
+        for name, match in orders.match.items():
+            if match.source is None:
+                continue
+            if match.moves and match.source in self._slots:
+                self._slots.rename(match.source, name)
+            else:
+                self._slots.open(name)
+        for name in orders.restore:
+            self._slots.open(name)
 
     def matched(self, request: str, tokens: int) -> None:
         """N tokens of the prompt need not be computed; some must."""
@@ -520,6 +539,10 @@ class Scheduler:
         for choose in (*order, self._rework):
             step = choose()
             if step is not None:
+                names = [part.request for part in step.entries]
+                for name in names:
+                    self._slots.open(name)
+                self._slots.gather(names)
                 self._under_way.append(step)
                 self._wanted.append(0)
                 self.work += Work(steps=1)
@@ -537,9 +560,10 @@ class Scheduler:
         """One token of every request that waits for one; alone, they run on by themselves."""
         if sum(step.num_tokens == 1 for step in self._under_way) >= self._stages:
             return None
-        ready = [entry for entry in self._active.values() if entry.is_ready]
-        if not ready:
+        are_ready = {name: entry for name, entry in self._active.items() if entry.is_ready}
+        if not are_ready:
             return None
+        ready = [are_ready[name] for name in self._slots.arranged(tuple(are_ready))]
         return Step(
             entries=tuple(
                 StepEntry(

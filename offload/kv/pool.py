@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.offload.kv.slot_order import SlotOrder
+
 _MAP_NORESERVE = 0x4000
 """Linux's; the mmap module has no name for it. Address space is not counted as memory in use."""
 
 
 _PIECE_TOKENS = 256
-"""Tokens of one head that are copied at once where two requests change places."""
+"""Tokens that are copied at once where two requests change places."""
 
 
 class KVPool:
@@ -76,7 +78,7 @@ class KVPool:
         # Nothing of it is committed before a slot is taken.
         self._states = [np.zeros((slots + 1, *shape), np.float32) for shape in states]
         self._slots = slots
-        self._requests: list[str] = []
+        self._requests = SlotOrder()
         self._lengths: list[int] = []
         self._spare: int | None = None
         """The slot without a request that may have pages."""
@@ -108,14 +110,14 @@ class KVPool:
         Raises KeyError when every slot is taken: the caller decides who waits.
         """
         if request in self._requests:
-            return self._requests.index(request)
+            return self._requests.slot(request)
         if len(self._requests) == self._slots:
             raise KeyError(f"all {self._slots} KV slots are taken")
-        self._requests.append(request)
+        slot = self._requests.open(request)
         self._lengths.append(0)
-        for state in self.states(len(self._requests) - 1, 1):
+        for state in self.states(slot, 1):
             state.fill(0)
-        return len(self._requests) - 1
+        return slot
 
     def wrote(self, slot: int, length: int) -> None:
         """The slot now holds `length` tokens; only these are moved when slots are packed."""
@@ -143,7 +145,7 @@ class KVPool:
 
     def rename(self, request: str, to: str) -> None:
         """What `request` has is another one's from now on."""
-        self._requests[self._requests.index(request)] = to
+        self._requests.rename(request, to)
 
     def gather(self, requests: Sequence[str], *, spare: bool = False) -> int:
         """Bring these requests, in this order, into neighbouring slots; the first one's slot.
@@ -151,13 +153,10 @@ class KVPool:
         Requests that keep their order and company, as those of a decode batch do, cost nothing.
         spare: the slot behind them is nobody's, to be written to until the next `gather`.
         """
-        slots = [self._requests.index(request) for request in requests]
-        first = slots[0]
+        first, swaps = self._requests.gather(requests, at_end=spare)
+        for pair in swaps:
+            self._swap(*pair)
         last = len(self._requests)
-        if slots != list(range(first, first + len(slots))) or (spare and slots[-1] + 1 < last):
-            first = last - len(slots) if spare else 0
-            for target, request in enumerate(requests, first):
-                self._swap(target, self._requests.index(request))
         if spare and self._spare != last:
             self._drop_spare()
             self._spare = last
@@ -193,19 +192,19 @@ class KVPool:
         """Free a request's slot and its pages; the last request moves into the hole."""
         if request not in self._requests:
             return
-        slot, last = self._requests.index(request), len(self._requests) - 1
+        slot, last = self._requests.slot(request), len(self._requests) - 1
         if slot != last:
-            for number, (keys, values) in enumerate(self._arrays):
-                length = self._lengths[last]
-                self.drop_layer(number, slot)  # all of it: who comes may be shorter
-                keys[slot, :, :length] = keys[last, :, :length]
-                values[slot, :, :length] = values[last, :, :length]
+            length = self._lengths[last]
+            for number, pair in enumerate(self._arrays):
+                for array in pair:  # over what is there, which takes the least memory
+                    array[slot, :, :length] = array[last, :, :length]
+                    for head in array[slot]:
+                        self._drop(head[length:])
                 self.drop_layer(number, last)  # at once: there may be no memory for both
             for state in self._states:
                 state[slot] = state[last]
-            self._requests[slot] = self._requests[last]
-            self._lengths[slot] = self._lengths[last]
-        self._requests.pop()
+            self._lengths[slot] = length
+        self._requests.release(request)
         self._lengths.pop()
         for number in range(len(self._arrays)):
             self.drop_layer(number, last)
@@ -225,7 +224,7 @@ class KVPool:
 
     def close(self) -> None:
         """Forget every request and give all memory back once the last view is gone."""
-        self._requests.clear()
+        self._requests = SlotOrder()
         self._lengths.clear()
         self._arrays.clear()
         self._states.clear()
@@ -233,38 +232,39 @@ class KVPool:
 
     def _swap(self, a: int, b: int) -> None:
         """Piece by piece, so that it takes no memory to speak of, however long they are."""
-        if a == b:
-            return
+        lengths = self._lengths
         for pair in self._arrays:
             for array in pair:
-                for one, other in zip(array[a], array[b], strict=True):
-                    self._swap_rows(one, other, self._lengths[a], self._lengths[b])
+                self._swap_rows(array[a], array[b], lengths[a], lengths[b])
         for state in self._states:
             kept = state[a].copy()
             state[a] = state[b]
             state[b] = kept
-        self._requests[a], self._requests[b] = self._requests[b], self._requests[a]
-        self._lengths[a], self._lengths[b] = self._lengths[b], self._lengths[a]
+        lengths[a], lengths[b] = lengths[b], lengths[a]
 
     def _swap_rows(
         self, one: NDArray[Any], other: NDArray[Any], one_length: int, other_length: int
     ) -> None:
-        """Swap one head's tokens. The rest of the longer one moves, and leaves no pages behind."""
+        """Swap tokens [heads, context, elements]. The rest of the longer one moves, and leaves no
+        pages behind."""
         both = min(one_length, other_length)
         for first in range(0, both, _PIECE_TOKENS):
             rows = slice(first, min(first + _PIECE_TOKENS, both))
-            kept = one[rows].copy()
-            one[rows] = other[rows]
-            other[rows] = kept
+            kept = one[:, rows].copy()
+            one[:, rows] = other[:, rows]
+            other[:, rows] = kept
+        if one_length == other_length:
+            return
         longer, shorter = (one, other) if one_length > both else (other, one)
         rest = slice(both, max(one_length, other_length))
-        shorter[rest] = longer[rest]
-        self._drop(longer[rest])
+        for from_head, to_head in zip(longer, shorter, strict=True):
+            to_head[rest] = from_head[rest]
+            self._drop(from_head[rest])
 
     def _drop(self, rows: NDArray[Any]) -> None:
         """Give back the whole pages in a contiguous part of an array."""
         assert self._memory is not None
-        start = rows.ctypes.data - self._address
+        start = rows.__array_interface__["data"][0] - self._address
         page = mmap.PAGESIZE
         begin, end = -(-start // page) * page, (start + rows.nbytes) // page * page
         if end > begin:

@@ -9,6 +9,7 @@ import pytest
 
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.scheduler import Match, Orders, Scheduler
+from edge.offload.kv.slot_order import SlotOrder
 from edge.protocol.step import FinishReason, Step, StepEntry
 
 
@@ -417,3 +418,28 @@ def test_only_who_has_ended_is_over() -> None:
     orders = steps.decide()
     assert orders.finish == ("a",)
     assert shown(orders.step) == ([("b", 2, (8,), 1)], 7)
+
+
+def test_batches_lie_side_by_side_while_requests_come_and_go() -> None:
+    """A pool moves the last cache into a hole, and swaps what a batch has in another order."""
+    steps, pool, moved = scheduler(chunk=2, requests=32, capacity=100_000), SlotOrder(), 0
+    names = iter(range(1000))
+    for _ in range(12):
+        steps.add(str(next(names)), [1, 2], new_tokens=500)
+    for turn in range(200):
+        orders = steps.decide()
+        for name in orders.finish:
+            pool.release(name)
+            steps.add(str(next(names)), [1, 2, 3, 4], new_tokens=500)
+        assert orders.step is not None
+        batch = [each.request for each in orders.step.entries]
+        for name in batch:
+            pool.open(name)
+        moved += len(pool.gather(batch).swaps)
+        tokens = sum(each.logit_rows for each in orders.step.entries)
+        if turn % 9 == 0 and tokens > 4:  # one in the middle is given up
+            steps.cancel(batch[3])
+        answer(steps, [9] * tokens)
+    came = next(names)
+    assert came > 30
+    assert moved < came

@@ -1,0 +1,153 @@
+"""What a server adds to the time of a token, for one stream.
+
+python -m edge.demos.bench.server_cost --shape M --append
+python -m edge.demos.bench.server_cost --file model.gguf --peers 1 --threads 2
+
+One loaded model is asked in turn from Python, in the process that coordinates it, and over HTTP by
+a client in a process of its own, with the same prompt. The times are those at which tokens came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+import uvicorn
+
+import edge
+from edge.demos.bench import results
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.results import Figures
+from edge.demos.bench.shapes import checkpoint, described
+from edge.partition import Parallel
+from edge.server.app import Server
+from edge.server.guard import Rules
+from edge.server.shelf import Shelf
+
+_FIRST_TOKENS = 8
+"""Of an answer, that are not looked at."""
+
+_PROMPT = "the cat sat on a mat and saw dogs run far from home " * 3
+
+_CLIENT = """
+import http.client, json, sys, time
+to = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+to.request("POST", "/v1/completions", sys.stdin.buffer.read(), {"content-type": "application/json"})
+came_s = [time.perf_counter() for line in to.getresponse() if b'"text"' in line]
+print(json.dumps(came_s))
+"""
+
+
+def _token_ms(came_s: list[float]) -> float:
+    """The mean over those that are looked at: some come together, on either way."""
+    looked_at = came_s[_FIRST_TOKENS:]
+    return 1e3 * (looked_at[-1] - looked_at[0]) / (len(looked_at) - 1)
+
+
+async def _over_http(port: int, name: str, new_tokens: int) -> list[float]:
+    body = {
+        "model": name,
+        "prompt": _PROMPT,
+        "max_tokens": new_tokens,
+        "temperature": 0,
+        "stream": True,
+    }
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _CLIENT, str(port)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    told, _ = await client.communicate(json.dumps(body).encode())
+    came_s: list[float] = json.loads(told)
+    return came_s
+
+
+async def _from_python(model: edge.AsyncModel, new_tokens: int) -> list[float]:
+    options = edge.GenerationOptions(max_new_tokens=new_tokens, temperature=0.0)
+    return [time.perf_counter() async for _ in model.stream(_PROMPT, options)]
+
+
+async def _compared(model: edge.AsyncModel, new_tokens: int, rounds: int) -> Figures:
+    async def load(name: str, whole: bool) -> edge.AsyncModel:
+        raise AssertionError("it is loaded")
+
+    shelf = Shelf({model.name: ""}, load, loaded={model.name: model})
+    server = Server(shelf, rules=Rules())
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(server.app, log_config=None, access_log=False, lifespan="off")
+    running = uvicorn.Server(config)
+    serving = asyncio.create_task(running.serve(sockets=[listening]))
+    port, figures = listening.getsockname()[1], Figures()
+    try:
+        await _over_http(port, model.name, new_tokens)
+        for number in range(rounds):
+            came_s, times = {}, {}
+            for way in ("http", "python") if number % 2 else ("python", "http"):
+                if way == "http":
+                    came_s[way] = await _over_http(port, model.name, new_tokens)
+                else:
+                    came_s[way] = await _from_python(model, new_tokens)
+                times[way] = _token_ms(came_s[way])
+            assert abs(len(came_s["http"]) - len(came_s["python"])) <= 1, "not the same answer"
+            figures.add("between tokens, from Python", "ms", times["python"])
+            figures.add("between tokens, over HTTP", "ms", times["http"])
+            figures.add("over HTTP / from Python", "ratio", times["http"] / times["python"])
+    finally:
+        running.should_exit = True
+        await serving
+    return figures
+
+
+@click.command()
+@shape_option("M")
+@click.option("--file", type=click.Path(path_type=Path), help="A model instead of the made-up one.")
+@click.option("--peers", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
+@click.option("--plan", default="auto", show_default=True)
+@click.option("--new-tokens", type=click.IntRange(16), default=200, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
+@folder_option
+@append_option
+def main(
+    shape: str,
+    file: Path | None,
+    peers: int,
+    threads: int,
+    plan: Parallel,
+    new_tokens: int,
+    rounds: int,
+    folder: Path,
+    append: bool,
+) -> None:
+    """Ratios of a token's time over HTTP to that from Python."""
+
+    async def measure() -> Figures:
+        async with (
+            await edge.AsyncCluster.local(peers, threads=threads) as cluster,
+            await cluster.load(
+                file or checkpoint(shape, folder), plan=plan, context_tokens=1024, progress=False
+            ) as model,
+        ):
+            return await _compared(model, new_tokens, rounds)
+
+    figures = asyncio.run(measure())
+    ratios = figures.values["over HTTP / from Python", "ratio"]
+    click.echo(f"mean ratio {np.mean(ratios):.4f} of {len(ratios)} rounds")
+    results.publish(
+        figures.metrics(),
+        question="what a server adds to a token's time",
+        variant=f"one stream of {new_tokens} tokens, {peers} x {threads} threads, {plan}",
+        link="TCP over loopback",
+        model=described(shape) if file is None else file.name,
+        keep=append,
+    )
+
+
+if __name__ == "__main__":
+    main()
