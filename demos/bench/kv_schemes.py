@@ -6,13 +6,14 @@ The model, its text and the loss are those of edge.demos.bench.quality; transfor
 float32, and every layer's attention is given keys and values as a cache of the scheme would hold
 them. Newest and first keys and values that a scheme leaves in floats are those of each query: so
 the loss is that of answers token by token, whatever the chunks. Scales that are fixed beforehand
-are chosen from the tokens that a peer measures while it loads.
+are chosen from the tokens that a peer measures while it loads; or from the text itself, which no
+peer could know: what fixed scales lose at the very least.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,23 +92,47 @@ def in_ranges(bits: int, *, along_tokens: bool) -> Round:
 
 @dataclass(slots=True, kw_only=True)
 class FixedScales:
-    """One scale for each channel, chosen beforehand, as CPU peers have."""
+    """One scale for each channel, chosen beforehand, as CPU peers have.
+
+    rotated: channels are mixed before, so that none is much larger than others (QuaRot, Ashkboos et
+    al., 2024). twice: of so many channels of a head, those that lose most, the remainder has codes
+    of its own, as a kernel could be given it in more channels.
+    """
 
     bits: int
     may_clip: bool
-    samples: dict[int, Heads] = field(default_factory=dict)
+    samples: Mapping[int, Heads]
     """By layer, what is measured."""
+    rotated: bool = False
+    twice: int = 0
     _scales: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    _in_two: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
 
     def __call__(self, layer: int, x: Heads) -> Heads:
         if layer not in self._scales:
-            sample = self.samples[layer].swapaxes(0, 1)
-            self._scales[layer] = channel_cache.choose_scales(
-                sample, bits=self.bits, may_clip=self.may_clip
-            )
-        scales = self._scales[layer]
-        codes = channel_cache.quantize(x.swapaxes(0, 1), scales, bits=self.bits)
-        return channel_cache.dequantize(codes, scales, bits=self.bits).swapaxes(0, 1)
+            sample = self._mixed(self.samples[layer]).swapaxes(0, 1)
+            scales = channel_cache.choose_scales(sample, bits=self.bits, may_clip=self.may_clip)
+            error = np.square(self._rounded(sample, scales) - sample).sum(axis=0)
+            least = np.sort(error, axis=-1)[:, -self.twice, None] if self.twice else np.inf
+            self._scales[layer], self._in_two[layer] = scales, error >= least
+        scales, whole = self._scales[layer], self._mixed(x).swapaxes(0, 1)
+        rounded = self._rounded(whole, scales)
+        remainder = self._rounded(whole - rounded, scales / np.float32(14))
+        rounded += np.where(self._in_two[layer], remainder, 0)
+        return self._mixed(rounded.swapaxes(0, 1))
+
+    def _rounded(self, x: Heads, scales: NDArray[np.float32]) -> NDArray[np.float32]:
+        codes = channel_cache.quantize(x, scales, bits=self.bits)
+        return channel_cache.dequantize(codes, scales, bits=self.bits)
+
+    def _mixed(self, x: Heads) -> Heads:
+        """By a Hadamard matrix, which is its own inverse."""
+        if not self.rotated:
+            return x
+        matrix = np.ones((1, 1), np.float32)
+        while len(matrix) < x.shape[-1]:
+            matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+        return np.asarray(x @ (matrix / np.sqrt(len(matrix))), np.float32)
 
 
 class Simulation:
@@ -177,22 +202,46 @@ def elsewhere(keys: Heads, frequencies: Sequence[float]) -> Heads:
 
 
 def schemes(
-    simulation: Simulation, calibration: list[int], frequencies: Sequence[float]
+    simulation: Simulation,
+    calibration: list[int],
+    frequencies: Sequence[float],
+    windows: list[list[int]],
 ) -> list[Scheme]:
-    """What is compared; fixed scales are measured here."""
+    """What is compared; fixed scales are measured here. windows: the text itself."""
     seen = {
         layer: (elsewhere(keys, frequencies), values)
         for layer, (keys, values) in simulation.seen(calibration).items()
     }
 
-    def fixed(bits: int) -> tuple[FixedScales, FixedScales]:
-        pair = FixedScales(bits=bits, may_clip=False), FixedScales(bits=bits, may_clip=True)
-        for layer, arrays in seen.items():
-            for each, array in zip(pair, arrays, strict=True):
-                each.samples[layer] = array
-        return pair
+    texts = [simulation.seen(window) for window in windows]
+    known = {
+        layer: tuple(np.concatenate(several, axis=1) for several in zip(*arrays, strict=True))
+        for layer, arrays in {layer: [text[layer] for text in texts] for layer in seen}.items()
+    }
+
+    def fixed(
+        bits: int,
+        by: Mapping[int, tuple[Heads, ...]] = seen,
+        *,
+        rotated: bool = False,
+        twice: int = 0,
+    ) -> tuple[FixedScales, FixedScales]:
+        keys, values = (
+            FixedScales(
+                bits=bits,
+                may_clip=bool(number),
+                samples={layer: arrays[number] for layer, arrays in by.items()},
+                rotated=rotated,
+                twice=twice,
+            )
+            for number in range(2)
+        )
+        return keys, values
 
     fixed_8, fixed_4 = fixed(8), fixed(4)
+    rotated_4 = fixed(4, rotated=True)
+    best_4, best_rotated_4 = fixed(4, known), fixed(4, known, rotated=True)
+    best_6 = fixed(4, known, twice=32)
     by_channel, by_token = in_ranges(4, along_tokens=True), in_ranges(4, along_tokens=False)
 
     def in_both(name: str, *, newest: int = 0, first: int = 0) -> Scheme:
@@ -204,6 +253,34 @@ def schemes(
         Scheme(
             name="int4, a fixed scale for each channel, but the newest 32 and the first token",
             keys=fixed_4[0], values=fixed_4[1], newest=32, first=1,
+        ),
+        Scheme(
+            name="int8 keys and int4 values, a fixed scale for each channel",
+            keys=fixed_8[0], values=fixed_4[1],
+        ),
+        Scheme(
+            name="int4, a fixed scale for each channel of rotated heads",
+            keys=rotated_4[0], values=rotated_4[1],
+        ),
+        Scheme(
+            name="int4, fixed scales of the text itself", keys=best_4[0], values=best_4[1]
+        ),
+        Scheme(
+            name="values alone in int4, fixed scales of the text itself",
+            keys=as_they_are, values=best_4[1],
+        ),
+        Scheme(
+            name="values alone in int4, rotated, fixed scales of the text itself",
+            keys=as_they_are, values=best_rotated_4[1],
+        ),
+        Scheme(
+            name="6 bits, half of the channels twice in int4, fixed scales of the text itself",
+            keys=best_6[0], values=best_6[1],
+        ),
+        Scheme(
+            name="values alone in 6 bits, half of the channels twice in int4, fixed scales of the "
+            "text itself",
+            keys=as_they_are, values=best_6[1],
         ),
         Scheme(name="int4, a scale for each token's head", keys=per_token(4), values=per_token(4)),
         Scheme(name="int8 keys and int4 values, by token", keys=per_token(8), values=by_token),
@@ -240,7 +317,9 @@ def main(folder: Path, append: bool) -> None:
         rotary = checkpoint.spec.attention.rotary
     simulation = Simulation(path)
     reference = np.stack([simulation.logits(window, None) for window in windows.tolist()])
-    for scheme in schemes(simulation, list(entry.tokens), rotary.inverse_frequencies):
+    for scheme in schemes(
+        simulation, list(entry.tokens), rotary.inverse_frequencies, windows.tolist()
+    ):
         found = against(
             reference,
             (simulation.logits(window, scheme) for window in windows.tolist()),
