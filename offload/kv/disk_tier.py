@@ -1,4 +1,10 @@
-"""Keys and values on disk: one file for each request, with a fixed place for every token."""
+"""Keys and values on disk: one file for each request, with a fixed place for every token.
+
+They tell what was asked, so they are encrypted, by AES-256 in counter mode with a key that is made
+for the file and is nowhere but in this process. A byte's place in the file is its counter: so a
+token may be appended, and a whole run be read at once. Each place is written once; where that fails
+and is done again, the same is written, for keys and values follow from the tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from edge.offload.errors import StoreCorruptError, StoreError, StoreFullError
 from edge.offload.files.durable import write_all
@@ -20,6 +29,11 @@ from edge.offload.kv.tier import Allowance, KVPlace, KVShape, Room, Rows, check_
 Result = TypeVar("Result")
 
 _BLOCK_BYTES = 4096
+
+_PART_BYTES = 256 << 10
+"""Encrypted at once, in room of its own: as little as is no slower."""
+_KEY_BYTES = 32
+_CIPHER_BYTES = 16
 
 
 class DiskKVTier:
@@ -101,6 +115,7 @@ class _DiskPlace:
         sizes = [len(sums) * run for sums, run in zip(self._sums, self._run_bytes, strict=True)]
         self._begins = list(itertools.accumulate(sizes, initial=0))
         self._tokens = [0] * shape.num_layers
+        self._key = AES256(os.urandom(_KEY_BYTES))
         self._file = _nameless_file(folder)
 
     def tokens(self, layer: int) -> int:
@@ -167,23 +182,47 @@ class _DiskPlace:
         with _disk_errors(self._folder, keys.nbytes + values.nbytes):
             for number, rows in enumerate((*keys, *values)):
                 content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
-                write_all(self._file, content, self._offset(layer, number) + begin)
+                self._write_at(self._offset(layer, number) + begin, content)
                 sums[number] = checksum(content, sums[number])
         return sums
 
     def _offset(self, layer: int, number: int) -> int:
         return self._begins[layer] + number * self._run_bytes[layer]
 
+    def _write_at(self, offset: int, content: memoryview) -> None:
+        cipher, room = self._cipher(offset), _room(content)
+        for begin in range(0, content.nbytes, _PART_BYTES):
+            count = cipher.update_into(content[begin : begin + _PART_BYTES], room)
+            write_all(self._file, room[:count], offset + begin)
+
     def _fill(self, content: memoryview, offset: int) -> None:
-        done = 0
+        cipher, room = self._cipher(offset), _room(content)
         with _disk_errors(self._folder):
-            while done < len(content):
-                count = os.preadv(self._file, [content[done:]], offset + done)
-                if not count:
-                    raise StoreCorruptError(f"a file of keys and values in {self._folder} was cut")
-                done += count
+            for begin in range(0, content.nbytes, _PART_BYTES):
+                part = content[begin : begin + _PART_BYTES]
+                self._read_at(offset + begin, room[: part.nbytes])
+                cipher.update_into(room[: part.nbytes], part)
             with contextlib.suppress(OSError):  # the page cache need not hold it as well
-                os.posix_fadvise(self._file, offset, done, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(self._file, offset, content.nbytes, os.POSIX_FADV_DONTNEED)
+
+    def _read_at(self, offset: int, into: memoryview) -> None:
+        done = 0
+        while done < len(into):
+            count = os.preadv(self._file, [into[done:]], offset + done)
+            if not count:
+                raise StoreCorruptError(f"a file of keys and values in {self._folder} was cut")
+            done += count
+
+    def _cipher(self, offset: int) -> CipherContext:
+        """From there on; both ways are one."""
+        block, skipped = divmod(offset, _CIPHER_BYTES)
+        cipher = Cipher(self._key, CTR(block.to_bytes(_CIPHER_BYTES))).encryptor()
+        cipher.update(bytes(skipped))
+        return cipher
+
+
+def _room(content: memoryview) -> memoryview:
+    return memoryview(bytearray(min(content.nbytes, _PART_BYTES)))
 
 
 def _nameless_file(folder: Path) -> int:

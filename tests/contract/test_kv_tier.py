@@ -174,6 +174,29 @@ def test_a_file_that_was_damaged_is_noticed(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_nothing_of_what_is_kept_can_be_read_on_the_disk(tmp_path: Path) -> None:
+    """Not the same where the same is kept, either: in its place, or in another request's."""
+    before = set(nameless_files())
+    tier = DiskKVTier(tmp_path, LARGE)
+    shape = KVShape(layers=(KVLayer(num_kv_heads=2, row_bytes=20_000),), context_tokens=40)
+    secret = np.full((2, 15, 20_000), 7, np.uint8)
+    for request in "ab":
+        for _ in range(2):
+            tier.place(request, shape).append(0, secret, secret)
+    kept = [file.read_bytes() for file in set(nameless_files()) - before]
+    found = {content[at : at + 64] for content in kept for at in range(0, len(content), 20_000)}
+    assert len(kept) == 2
+    assert len(found) > 2 * 4 * 25, "each piece is another one"
+    assert not any(bytes([7]) * 8 in content for content in kept)
+    keys = np.empty((2, 30, 20_000), np.uint8)
+    values = np.empty_like(keys)
+    for request in "ab":
+        tier.place(request, shape).read(0, keys, values)
+        assert np.all(keys == 7)
+        assert np.all(values == 7)
+    tier.close()
+
+
 def test_of_two_tiers_the_first_is_filled_first(tmp_path: Path) -> None:
     """A request of which not all fits moves on as a whole; if it cannot, it stays."""
     memory, disk = MemoryKVTier(1000), DiskKVTier(tmp_path, 1500)
