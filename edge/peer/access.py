@@ -22,7 +22,8 @@ class UserLimits:
     memory_bytes: int | None = None
     """Of what it has loaded, together."""
     cache_bytes: int | None = None
-    """Of the weights that it has sent and that are kept."""
+    """Of the weights that it has sent and that are kept; and again of packed copies of them, which
+    are not in use."""
     sessions: int | None = None
     """Shards that it has loaded at once."""
 

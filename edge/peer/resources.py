@@ -115,7 +115,11 @@ class PeerResources:
         """Devices, by what they have reserved."""
         try:
             self.cache = ShardCache(settings.cache_root / "shards", settings.cache_limit_bytes)
-            self.packed = DerivedCache(settings.cache_root / "packed", settings.cache_limit_bytes)
+            self.packed = DerivedCache(
+                settings.cache_root / "packed",
+                settings.cache_limit_bytes,
+                owner_limit_bytes=self._user_limits.cache_bytes,
+            )
         except offload.StoreError as error:
             raise RequestError(str(error)) from error
         self.kv_room = KvRoom(memory_bytes=settings.kv_memory_bytes, disk=settings.kv_disk)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.offload.cache.folder_cache import FolderCache, FolderUse
+from edge.offload.cache.folder_cache import FolderCache, FolderUse, owner_of
 from edge.offload.cache.verified_shard import (
     MANIFEST,
     WEIGHTS,
@@ -39,9 +39,15 @@ _DRAFT = ".partial"
 class DerivedCache:
     """At most `limit_bytes` of them under `root`; the least recently used are evicted."""
 
-    def __init__(self, root: Path, limit_bytes: int) -> None:
-        """Raises StoreError if `root` cannot be used."""
+    def __init__(
+        self, root: Path, limit_bytes: int, *, owner_limit_bytes: int | None = None
+    ) -> None:
+        """owner_limit_bytes: of what is made of one owner's folders. What is in use stays, and may
+        be more.
+
+        Raises StoreError if `root` cannot be used."""
         self._folders = FolderCache(root, limit_bytes)
+        self._owner_limit_bytes = owner_limit_bytes
         with self._folders.locked():
             self._remove_scratch()
             self._remove_drafts()
@@ -107,13 +113,18 @@ class DerivedCache:
         Raises StoreFullError if there is no room for them.
         """
         name = _name(key)
+        owner = None if made_of is None else owner_of(made_of)
         with self._folders.locked():
             if not self._folders.is_used(name):
                 self._folders.discard(name)  # drafts of a process that died
+            if owner is not None and self._owner_limit_bytes is not None:
+                self._folders.keep_near(owner, self._owner_limit_bytes, name, total_bytes)
             self._folders.make_room(name, total_bytes)
             use = self._folders.use(name)
             if made_of is not None:
-                use.note_as(made_of)
+                use.note_model_of(made_of)
+            if owner is not None:
+                self._folders.set_owner(name, owner, total_bytes)
             return DerivedWriter(self._folders, use)
 
 

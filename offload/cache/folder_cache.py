@@ -43,11 +43,10 @@ class FolderUse(Closing):
             self._lock.close()
             raise
 
-    def note_as(self, other: Path) -> None:
-        """The folder is made of another one: of the same model, and the same owner's."""
-        for name in (_MODEL, _OWNER):
-            with contextlib.suppress(OSError):
-                shutil.copyfile(other / name, self.folder / name)
+    def note_model_of(self, other: Path) -> None:
+        """The folder is made of another one, of the same model."""
+        with contextlib.suppress(OSError):
+            shutil.copyfile(other / _MODEL, self.folder / _MODEL)
 
     def close(self) -> None:
         """The folder was last used now, and may be evicted from now on."""
@@ -149,6 +148,28 @@ class FolderCache:
 
         Raises StoreFullError, evicting nothing, where they are in use.
         """
+        going, lacking = self._others_of(owner, limit_bytes, name, total_bytes)
+        if lacking > 0:
+            raise StoreFullError(
+                f"{total_bytes:,} bytes are {lacking:,} more than one device may keep in the cache "
+                f"{self.root}, which are {limit_bytes:,}: raise its limit, or share the model with "
+                "more peers",
+                bytes_missing=lacking,
+            )
+        for other in going:
+            self.discard(other)
+
+    def keep_near(self, owner: str, limit_bytes: int, name: str, total_bytes: int) -> None:
+        """The same, as far as they are not in use: `name` may take the owner over its limit."""
+        going, _ = self._others_of(owner, limit_bytes, name, total_bytes)
+        for other in going:
+            self.discard(other)
+
+    def _others_of(
+        self, owner: str, limit_bytes: int, name: str, total_bytes: int
+    ) -> tuple[list[str], int]:
+        """Which of the owner's folders go for `name`, the least recently used first, and how much
+        is lacking even then."""
         sizes = {
             other: size
             for other in self.folders()
@@ -160,15 +181,7 @@ class FolderCache:
             if lacking > 0 and not self.is_used(other):
                 going.append(other)
                 lacking -= size
-        if lacking > 0:
-            raise StoreFullError(
-                f"{total_bytes:,} bytes are {lacking:,} more than one device may keep in the cache "
-                f"{self.root}, which are {limit_bytes:,}: raise its limit, or share the model with "
-                "more peers",
-                bytes_missing=lacking,
-            )
-        for other in going:
-            self.discard(other)
+        return going, lacking
 
     def _owned_bytes(self, name: str, owner: str) -> int:
         """0 for another's folder."""
@@ -240,7 +253,7 @@ class FolderCache:
             KeptFolder(
                 name=name,
                 model=_note(self.root / name / _MODEL),
-                owner=(_note(self.root / name / _OWNER) or "").partition(" ")[0] or None,
+                owner=owner_of(self.root / name),
                 nbytes=_allocated_bytes(self.root / name),
                 last_used_s=_last_use_ns(self.root / name) / 1e9,
                 is_used=self.is_used(name),
@@ -266,6 +279,11 @@ def _last_use_ns(folder: Path) -> int:
         return (folder / _LOCK).stat().st_mtime_ns
     except FileNotFoundError:
         return 0
+
+
+def owner_of(folder: Path) -> str | None:
+    """Whose a cache's folder is; None where nobody said."""
+    return (_note(folder / _OWNER) or "").partition(" ")[0] or None
 
 
 def _note(path: Path) -> str | None:

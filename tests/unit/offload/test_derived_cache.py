@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.offload import DerivedCache, StoreFullError
+from edge.offload import CachedShard, DerivedCache, StoreFullError
+from edge.offload.cache.folder_cache import FolderCache
 
 
 def fill(cache: DerivedCache, key: str, value: int) -> None:
@@ -104,3 +105,36 @@ def test_no_room_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreFullError, match="raise the limit"):
         DerivedCache(tmp_path, 100).begin("key", 5000)
     assert not list(tmp_path.rglob("weights"))
+
+
+def test_what_is_made_of_one_owners_folders_has_a_limit(tmp_path: Path) -> None:
+    """Their own copies go, those of others do not; and none that is in use."""
+    shards = FolderCache(tmp_path / "shards", 1 << 20)
+    with shards.locked():
+        for owner in ("one", "other"):
+            shards.use(owner).close()
+            shards.set_owner(owner, owner, 5)
+    cache = DerivedCache(tmp_path / "packed", 1 << 20, owner_limit_bytes=10_000)
+
+    def make(key: str, owner: str) -> CachedShard:
+        with cache.begin(key, 4000, made_of=tmp_path / "shards" / owner) as writer:
+            writer.add("tensor", np.zeros(1000, np.float32))
+            return writer.finish()
+
+    def kept() -> str:
+        found = []
+        for key in "abcdef":
+            shard = cache.get(key)
+            if shard is not None:
+                found.append(key)
+                shard.close()
+        return "".join(found)
+
+    make("a", "other").close()
+    make("b", "one").close()
+    make("c", "one").close()
+    assert kept() == "abc"
+    with make("d", "one"):
+        assert kept() == "acd", "the least recently used of this owner"
+        with make("e", "one"), make("f", "one"):
+            assert kept() == "adef", "who needs more at once has it"
