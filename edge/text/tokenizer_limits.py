@@ -208,6 +208,8 @@ def _growth(step: Mapping[str, Any], kind: str, *, is_again: bool) -> float:
             len(unicodedata.normalize("NFKD", each)) for each in (content, content.lower())
         )
         return max(1.0, letters / least) if least else 1.0 + letters
+    if isinstance(before := step.get("prepend"), str):
+        return 1.0 + len(before)  # each letter may be a text of its own, between added tokens
     if (single := step.get("single")) is not None:
         return max(1.0, str(single).count("Sequence" if isinstance(single, list) else "$"))
     made = [letters for field, letters in _MADE_BY_FIELD.items() if field in step]

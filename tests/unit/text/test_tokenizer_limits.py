@@ -73,6 +73,10 @@ BOMBS = {
     "by a table": {
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap("a" * 99)}
     },
+    "before each stretch": {
+        "normalizer": {"type": "Prepend", "prepend": "a" * 99},
+        "added_tokens": [added("b")],
+    },
     "many steps": {"normalizer": in_order("normalizers", *[{"type": "NFC"}] * 65)},
     "groups of steps": {
         "pre_tokenizer": in_order(
