@@ -6,15 +6,17 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 
 import edge
 from edge.demos.bundled import MODEL
 from tests.multiprocess.test_structured_answers import loaded, peers, serving
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
 
 __all__ = ["peers"]
 
@@ -134,6 +136,8 @@ async def anthropic_session(client: anthropic.AsyncAnthropic) -> list[tuple[Body
 
 def test_a_session_is_the_same_again(peers: list[edge.PeerInfo], agent: Path) -> None:
     """In shape from turn to turn, and word for word when requests with seeds are sent once more."""
+    import anthropic
+    import openai
 
     async def main() -> None:
         async with (

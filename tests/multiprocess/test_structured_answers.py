@@ -10,11 +10,9 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import jsonschema
-import openai
 import pytest
 import uvicorn
 
@@ -26,6 +24,10 @@ from edge.server.guard import Rules
 from edge.server.shelf import Shelf
 from tests.support.plans import bundled_plan
 from tests.support.random_schemas import random_schema
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -175,6 +177,9 @@ def test_what_must_be_called_in_a_conversation_is_called(
 
 
 def test_clients_ask_for_forms_and_calls(peers: list[edge.PeerInfo], caller: Path) -> None:
+    import anthropic
+    import openai
+
     async def main() -> None:
         async with (
             loaded(peers, caller, "solo") as model,
@@ -190,6 +195,8 @@ def test_clients_ask_for_forms_and_calls(peers: list[edge.PeerInfo], caller: Pat
 
 
 async def ask_openai(client: openai.AsyncOpenAI) -> None:
+    import openai
+
     usual: dict[str, Any] = {"model": "m", "messages": ASKED, "temperature": 1.0, "seed": 5}
     usual["frequency_penalty"] = 1.0  # or a small model writes a lot of white space
     form: Any = {
@@ -286,6 +293,8 @@ async def ask_anthropic(client: anthropic.AsyncAnthropic) -> None:
 
 async def ask_ollama(client: anthropic.AsyncAnthropic) -> None:
     """Its official client is no dependency of the tests; another one's posts will do."""
+    import anthropic
+
     body = {"model": "m", "messages": ASKED, "stream": False, "options": {"temperature": 1.0}}
     told = await client.post("/api/chat", cast_to=object, body={**body, "format": SCHEMA})
     assert isinstance(told, dict)
