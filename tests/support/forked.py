@@ -17,6 +17,7 @@ import gc
 import importlib
 import inspect
 import io
+import itertools
 import json
 import os
 import runpy
@@ -24,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +33,7 @@ from typing import Any, ClassVar
 
 from edge.cli.main import COMMANDS
 from edge.host.huge_pages import with_huge_pages
+from tests.support import quick_interpreter
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,19 +43,25 @@ _MOST_BYTES = 128 << 10
 _READ_AT_THE_START = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "OPENBLAS_", "GLIBC_TUNABLES")
 """Beginnings of variables that Python, libraries and the C library look at once."""
 
+_INTERPRETED = "TRITON_INTERPRET"
+"""Triton looks at this one when it is imported."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 
-IMPORTED: Mapping[str, Sequence[str]] = {
+_PEER = (
     # As much as it will have when it measures its own memory: of ONNX Runtime it has threads.
-    "peer": (
-        "edge.cli.commands.peer",
-        "edge.membership.own",
-        "cryptography.hazmat.backends.openssl.backend",
-        "onnx",
-    ),
+    "edge.cli.commands.peer",
+    "edge.membership.own",
+    "cryptography.hazmat.backends.openssl.backend",
+    "onnx",
+)
+
+IMPORTED: Mapping[str, Sequence[str]] = {
+    "peer": _PEER,
+    "GPU peer": (*_PEER, "edge.backends.triton.loading", "edge.backends.triton.nccl"),
     "another command": (*(f"edge.cli.commands.{name}" for name in COMMANDS), "rich._emoji_codes"),
 }
-"""By what is started."""
+"""By what is started; a GPU peer is one whose kernels are interpreted."""
 
 _ORDINARY = {
     "preexec_fn": None,
@@ -75,7 +84,9 @@ class Original:
         """`kind` is one of `IMPORTED`; `on_start` is told its process id."""
         self._kind, self._on_start = kind, on_start
         # A daemon that has not got these begins itself again, as it does everywhere.
-        self._environment = with_huge_pages(os.environ) if kind == "peer" else dict(os.environ)
+        self._environment = (
+            with_huge_pages(os.environ) if kind in ("peer", "GPU peer") else dict(os.environ)
+        )
         self._cores = os.sched_getaffinity(0)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -128,7 +139,7 @@ class ForkingPopen(subprocess.Popen[Any]):
         command, env = named["args"], named["env"]
         environment = dict(os.environ if env is None else env)
         words = [] if isinstance(command, str | bytes | os.PathLike) else list(command)
-        original = self.originals["peer" if words[3:4] == ["peer"] else "another command"]
+        original = self.originals[_kind_of(words, environment)]
         if (
             words[:3] != [sys.executable, "-m", "edge"]
             or any(named.get(name, value) != value for name, value in _ORDINARY.items())
@@ -149,6 +160,15 @@ class ForkingPopen(subprocess.Popen[Any]):
         self.pid = original.fork(asked, streams)
         self._child_created = True
         usual._close_pipe_fds(*pipes)
+
+
+def _kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """One of `IMPORTED`."""
+    if words[3:4] != ["peer"]:
+        return "another command"
+    options = itertools.pairwise(words)
+    is_gpu = ("--backend", "triton") in options and environment.get(_INTERPRETED) == "1"
+    return "GPU peer" if is_gpu else "peer"
 
 
 @contextlib.contextmanager
@@ -198,6 +218,7 @@ def _become(asked: Mapping[str, Any], streams: Sequence[int]) -> None:
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["environment"])
+    tempfile.tempdir = None  # libraries that have been imported may have asked where it is
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.orig_argv = asked["command"]
     sys.argv = ["-m", *asked["command"][3:]]
@@ -219,6 +240,9 @@ def _become(asked: Mapping[str, Any], streams: Sequence[int]) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
+    if sys.argv[1] == "GPU peer":
+        os.environ[_INTERPRETED] = "1"
+        quick_interpreter.install()
     for module in IMPORTED[sys.argv[1]]:
         importlib.import_module(module)
     gc.freeze()

@@ -7,15 +7,15 @@ seconds to import, so a test module imports this at its top and them inside its 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+from tests.support import quick_interpreter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ def device() -> str:
     if os.environ["TRITON_INTERPRET"] != "1":
         return "cuda"
     _give_the_interpreter_bfloat16()
-    _spare_the_interpreter_searches()
+    quick_interpreter.install()
     return "cpu"
 
 
@@ -131,64 +131,6 @@ def _give_the_interpreter_bfloat16() -> None:
 
     InterpreterBuilder.create_dot = create_dot
     InterpreterBuilder.cast_impl = cast_impl
-
-
-def _spare_the_interpreter_searches() -> None:
-    """Look up once which names of the language it replaces, and which type of numpy's is which.
-
-    It goes through all names for every call of a device function, although a launch has replaced
-    them already: half of what interpreting takes. A fifth of the rest are sums of integers, taken
-    once more as 64 bits, whose overflow it then tells nobody of (its `device_assert` is off).
-    Sorting takes exclusive ors along an axis, which it computes one number at a time: numpy does.
-    """
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    def replaced(language: Any) -> list[str]:
-        return [name for name, each in inspect.getmembers(language) if tl.core.is_builtin(each)]
-
-    names = functools.cache(replaced)
-
-    def patch_builtin(language: Any, *others: Any) -> None:
-        for name in names(language):
-            member = getattr(language, name)
-            if tl.core.is_builtin(member):
-                interpreter._patch_attr(language, name, member, *others)
-
-    known_modules: set[str] = set()
-
-    def call_within_a_launch(self: Any, *arguments: Any, **named: Any) -> Any:
-        """What a function of Triton's own library sees is never put back: once is enough."""
-        module = self.fn.__module__
-        if module not in known_modules:
-            interpreter._patch_lang(self.fn)
-            known_modules.add(module)
-        return self.rewrite()(*arguments, **named)
-
-    numpy_types: dict[str, np.dtype[Any]] = {}
-    numpy_type_of = interpreter._get_np_dtype
-
-    def numpy_type(kind: Any) -> np.dtype[Any]:
-        name = kind.scalar.name
-        if name not in numpy_types:
-            numpy_types[name] = numpy_type_of(kind)
-        return numpy_types[name]
-
-    reduced = interpreter.ReduceOps.apply_impl
-
-    def reduce(self: Any, values: Any) -> Any:
-        if self.combine_fn is not tl.standard._xor_combine or self.axis is None:
-            return reduced(self, values)
-        (only,) = values
-        found = np.bitwise_xor.reduce(only.handle.data, axis=self.axis, keepdims=self.keep_dims)
-        return self.to_tensor(found, only.dtype)
-
-    interpreter.ReduceOps.apply_impl = reduce
-    interpreter._patch_builtin = patch_builtin
-    interpreter.InterpretedFunction.__call__ = call_within_a_launch
-    interpreter._get_np_dtype = numpy_type
-    builder = interpreter.interpreter_builder
-    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 def _poison(source: Tensor) -> int:
