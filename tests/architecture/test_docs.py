@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import html
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -228,6 +229,20 @@ def test_questions_named_on_pages_are_in_the_results() -> None:
 def test_the_reference_is_what_the_program_says() -> None:
     written = reference_page.PAGE.read_text(encoding="utf-8")
     assert written == reference_page.page(), "run: python -m tests.support.reference_page"
+
+
+def test_the_recorded_session_is_of_these_commands() -> None:
+    """`scripts/record-session` runs them, and demos and README's tests what they show."""
+    source = (REPOSITORY / "scripts" / "record-session").read_text()
+    tree = next(
+        each.value
+        for each in ast.parse(source).body
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "COMMANDS"
+    )
+    drawn = html.unescape((REPOSITORY / "docs" / "drawings" / "session.svg").read_text())
+    shown = drawn.replace("\N{NO-BREAK SPACE}", " ")
+    assert all(f"$ {command}" in shown for command in ast.literal_eval(tree))
+    assert "the same as without the loss" in shown
 
 
 def test_the_picture_of_quality_is_of_the_newest_rows() -> None:
