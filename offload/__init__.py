@@ -47,16 +47,11 @@ from edge.offload.kv.pool import KVPool
 from edge.offload.kv.prefix_store import PrefixStore
 from edge.offload.kv.tier import KVLayer, KVPlace, KVShape, KVTier, MemoryKVTier
 from edge.offload.kv.two_tiers import KVTiers
+from edge.offload.streaming.checked_extents import Extent, Memory, Span, padded
 from edge.offload.streaming.device_window import Copier, DeviceWindow, Mark, MemoryCopier
 from edge.offload.streaming.host_slots import HostSlots, Unpin, unpinned
-from edge.offload.streaming.weight_streamer import (
-    Extent,
-    Memory,
-    Span,
-    WeightStreamer,
-    is_streamed,
-    padded,
-)
+from edge.offload.streaming.unit_cache import UnitCache
+from edge.offload.streaming.weight_streamer import WeightStreamer, is_streamed
 
 __all__ = [
     "BLOCK_TYPES",
@@ -111,6 +106,7 @@ __all__ = [
     "StoreMissingError",
     "StoreUnsupportedError",
     "TensorEntry",
+    "UnitCache",
     "Unpin",
     "WeightStore",
     "WeightStreamer",

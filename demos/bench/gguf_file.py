@@ -23,6 +23,10 @@ MATRICES = {
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 
+SPARSE = "block_sparse_moe"
+EXPERTS = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
+
+
 def read_bfloat16(folder: Path) -> dict[str, tuple[Path, int, list[int]]]:
     """{tensor: (file, offset, shape)} of every bfloat16 tensor in the checkpoint."""
     found = {}
@@ -48,6 +52,10 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
+    num_experts = config.get("num_local_experts", 0)
+    if num_experts:
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
@@ -62,10 +70,14 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
     writer.add_token_scores([0.0] * config["vocab_size"])
     writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * rest)
 
-    def add(name: str, source: str, *, quantise: bool) -> None:
+    def read(source: str) -> np.ndarray:
         file, offset, shape = tensors[source]
         words = np.fromfile(file, np.uint16, int(np.prod(shape)), offset=offset)
-        values = (words.astype(np.uint32) << 16).view(np.float32).reshape(shape)
+        return (words.astype(np.uint32) << 16).view(np.float32).reshape(shape)
+
+    def add(name: str, *sources: str, quantise: bool) -> None:
+        """Several sources are matrices of experts, which lie in one tensor."""
+        values = np.stack([read(each) for each in sources]) if sources[1:] else read(sources[0])
         if quantise:
             kind = gguf.GGMLQuantizationType[form]
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -78,8 +90,17 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
         add("output.weight", "lm_head.weight", quantise=True)
     for layer in range(config["num_hidden_layers"]):
         for ours, theirs in MATRICES.items():
+            if num_experts and theirs.startswith("mlp."):
+                continue
             source = f"model.layers.{layer}.{theirs}.weight"
             add(f"blk.{layer}.{ours}.weight", source, quantise=True)
+        if num_experts:
+            prefix = f"model.layers.{layer}.{SPARSE}."
+            add(f"blk.{layer}.ffn_gate_inp.weight", f"{prefix}gate.weight", quantise=False)
+            for ours, theirs in EXPERTS.items():
+                numbers = range(num_experts)
+                sources = [f"{prefix}experts.{number}.{theirs}.weight" for number in numbers]
+                add(f"blk.{layer}.{ours}.weight", *sources, quantise=True)
         for ours, theirs in NORMS.items():
             source = f"model.layers.{layer}.{theirs}.weight"
             add(f"blk.{layer}.{ours}.weight", source, quantise=False)

@@ -37,7 +37,7 @@ from edge.demos.bench.results import Metric
 from edge.models.spec import ModelSpec
 from edge.offload import DerivedCache
 from edge.partition import weight_tiers
-from edge.partition.plan.shard import WINDOW_LAYERS
+from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format

@@ -23,7 +23,7 @@ WEIGHT_DEVIATION = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a Llama."""
+    """The sizes of a Llama, or of a Mixtral where it has experts."""
 
     num_layers: int
     hidden_size: int
@@ -33,6 +33,9 @@ class Shape:
     head_size: int
     vocab_size: int
     tied_embeddings: bool = False
+    num_experts: int = 0
+    """Of every layer, each of `ffn_columns`; 0 for one block that all tokens go through."""
+    top_k: int = 0
 
     @property
     def num_parameters(self) -> int:
@@ -48,9 +51,16 @@ class Shape:
             yield f"{prefix}self_attn.k_proj.weight", (key_value, hidden)
             yield f"{prefix}self_attn.v_proj.weight", (key_value, hidden)
             yield f"{prefix}self_attn.o_proj.weight", (hidden, query)
-            yield f"{prefix}mlp.gate_proj.weight", (self.ffn_columns, hidden)
-            yield f"{prefix}mlp.up_proj.weight", (self.ffn_columns, hidden)
-            yield f"{prefix}mlp.down_proj.weight", (hidden, self.ffn_columns)
+            blocks = {f"{prefix}mlp.": ("gate_proj", "up_proj", "down_proj")}
+            if self.num_experts:
+                prefix += "block_sparse_moe."
+                yield f"{prefix}gate.weight", (self.num_experts, hidden)
+                numbers = range(self.num_experts)
+                blocks = {f"{prefix}experts.{number}.": ("w1", "w3", "w2") for number in numbers}
+            for own, (gate, up, down) in blocks.items():
+                yield f"{own}{gate}.weight", (self.ffn_columns, hidden)
+                yield f"{own}{up}.weight", (self.ffn_columns, hidden)
+                yield f"{own}{down}.weight", (hidden, self.ffn_columns)
         yield "model.embed_tokens.weight", (self.vocab_size, hidden)
         if not self.tied_embeddings:
             yield "lm_head.weight", (self.vocab_size, hidden)
@@ -112,6 +122,18 @@ SHAPES = {
         num_kv_heads=4,
         head_size=64,
         vocab_size=32_000,
+    ),
+    # 2.9 B, of which a token goes through 0.36 B.
+    "E": Shape(
+        num_layers=16,
+        hidden_size=1536,
+        ffn_columns=768,
+        num_heads=24,
+        num_kv_heads=4,
+        head_size=64,
+        vocab_size=16_000,
+        num_experts=48,
+        top_k=4,
     ),
     # 3.2 B: as Llama 3.2 3B.
     "T": Shape(
@@ -189,9 +211,13 @@ def _values(generator: np.random.Generator, size: tuple[int, ...]) -> NDArray[ml
 
 def _config(shape: Shape, context_tokens: int) -> dict[str, object]:
     """No end token: a random model would stop anywhere, and figures need every token."""
+    kind = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    if shape.num_experts:
+        kind = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    experts = {"num_local_experts": shape.num_experts, "num_experts_per_tok": shape.top_k}
     return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+        **kind,
+        **(experts if shape.num_experts else {}),
         "num_hidden_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.ffn_columns,

@@ -82,6 +82,17 @@ class HostLogits:
         return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightReads:
+    """Of weights that steps brought in from disk, since loading."""
+
+    nbytes: int = 0
+    experts: int = 0
+    """That tokens went through, where experts are brought in."""
+    experts_read: int = 0
+    """Those of them that were not in memory."""
+
+
 class StageCompute(Protocol):
     """One shard's part of a step.
 
@@ -112,6 +123,11 @@ class StageCompute(Protocol):
     def disk_wait_s(self) -> float:
         """Seconds that its steps waited for weights, keys and values that come in for each; 0.0
         where all stay in memory."""
+        ...
+
+    @property
+    def weight_reads(self) -> WeightReads:
+        """What its steps read of its weights."""
         ...
 
     def forward(

@@ -19,7 +19,7 @@ from edge.cli.plan_view import rate_in_words
 from edge.coordinator.lasting_model import Recovery
 from edge.errors import EdgeError, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.planning.breakdown import Part, step_parts
+from edge.planning.breakdown import Part, reads_in_words, step_parts
 from edge.planning.drift import Drift
 from edge.planning.load_options import LoadOptions
 from edge.protocol.step_times import PeerTimes
@@ -167,6 +167,8 @@ def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:
         ),
     )
     Console(stderr=True).print(table)
+    for line in reads_in_words(times):
+        click.echo(line, err=True)
     return times
 
 

@@ -97,7 +97,7 @@ class RunLoop:
             hidden = program.receive_buffer(step)
             self._links.receive_hidden(hidden)
         received_s, reduced_s = time.perf_counter(), times.reduce_s
-        loaded_s = program.disk_wait_s
+        loaded_s, reads = program.disk_wait_s, program.weight_reads
         logits: Logits | None = None
         output: NDArray[np.float32] | None = None
         if self._is_last_stage:
@@ -111,6 +111,10 @@ class RunLoop:
         times.receive_s += received_s - start_s
         load_s = program.disk_wait_s - loaded_s
         times.load_s += load_s
+        read = program.weight_reads
+        times.read_bytes += read.nbytes - reads.nbytes
+        times.experts += read.experts - reads.experts
+        times.experts_read += read.experts_read - reads.experts_read
         compute_s = computed_s - received_s - (times.reduce_s - reduced_s) - load_s
         times.compute_s += compute_s
         if step.batch == 1 and step.num_tokens == 1:

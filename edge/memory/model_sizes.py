@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from edge.memory.step_memory import layer_state_bytes, layer_token_bytes
 from edge.models.attention import Attention
+from edge.models.experts import SHARED, Experts
 from edge.models.parts import Weights
-from edge.models.spec import LayerSpec, Mixer, ModelSpec
+from edge.models.spec import FeedForward, LayerSpec, Mixer, ModelSpec
 from edge.partition import LayerFacts, ModelFacts
 from edge.protocol.wire_rules import Wire, number_bytes
 from edge.weights.formats import KvDtype, WeightFormat
@@ -37,7 +38,16 @@ def model_facts(
         )
         return round(matrix_bytes) + _FLOAT_BYTES * weights.vector
 
+    def of_one_expert(block: FeedForward, grade: int) -> int:
+        """Of one of its columns."""
+        if not isinstance(block, Experts):
+            return 0
+        roles = block.weights(hidden).unit.matrices
+        own = tuple(each for each in roles if not each[0].startswith(SHARED))
+        return nbytes(Weights(matrices=own), grade) // block.num_experts
+
     def facts(layer: LayerSpec) -> LayerFacts:
+        block = layer.feed_forward
         mixer, feed_forward = layer.mixer.weights(hidden), layer.feed_forward.weights(hidden)
         return LayerFacts(
             num_heads=layer.mixer.num_units,
@@ -50,6 +60,9 @@ def model_facts(
             layer_bytes=nbytes(mixer.fixed, layer.grade) + nbytes(feed_forward.fixed, layer.grade),
             kv_bytes_per_token=layer_token_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
             state_bytes=layer_state_bytes(layer.mixer) // layer.mixer.num_groups,
+            num_experts=block.num_experts if isinstance(block, Experts) else 0,
+            top_k=block.top_k if isinstance(block, Experts) else 0,
+            expert_column_bytes=of_one_expert(block, layer.grade),
         )
 
     return ModelFacts(

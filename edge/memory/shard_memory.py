@@ -7,11 +7,17 @@ from dataclasses import replace
 from edge.memory.ledger import Use
 from edge.memory.model_sizes import model_facts
 from edge.memory.rebalance import Elastic
-from edge.memory.step_memory import Widths, buffer_bytes, head_load_bytes, passing_bytes
+from edge.memory.step_memory import (
+    Widths,
+    buffer_bytes,
+    head_load_bytes,
+    num_experts,
+    passing_bytes,
+)
 from edge.models.spec import ModelSpec
 from edge.offload import Manifest, numpy_dtype
 from edge.partition import Plan, Workload, weight_tiers
-from edge.partition.plan.shard import WINDOW_LAYERS
+from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from edge.protocol.assignment import Assignment
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype
@@ -129,10 +135,12 @@ def most_overhead(
     kv_dtype: KvDtype,
 ) -> int:
     """The most that any shard of the model takes apart from weights and KV cache, in bytes."""
+    layout = whole_layout(spec)
     widths = replace(
-        Widths.of_shard(spec, whole_layout(spec), kv_dtype=kv_dtype, observes=limits.observes),
+        Widths.of_shard(spec, layout, kv_dtype=kv_dtype, observes=limits.observes),
         is_split=may_split,
         loose_layers=spec.num_layers if stream else 0,
+        loose_experts=num_experts(layout) if stream else 0,
     )
     return buffer_bytes(widths, limits)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from edge.kernels.kv_cache.cache_size import cache_row
 from edge.models.attention import Attention
+from edge.models.experts import Experts
 from edge.models.spec import FeedForward, Mixer, ModelSpec
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
@@ -24,6 +25,9 @@ LOGIT_CHUNK_BYTES = 4 << 20
 _LOOSE_LAYER_BYTES = 1 << 19
 """What the sessions of a layer take without its weights: measured 0.23 MiB with ONNX Runtime, and
 twice that where a layer is two graphs."""
+
+_LOOSE_EXPERT_BYTES = 112 << 10
+"""What each expert of such a layer adds to that: measured 98 to 105 KiB."""
 
 PAGE_BYTES = 4096
 """What memory is given in: as small as it comes on any device, and nearly everywhere."""
@@ -58,6 +62,8 @@ class Widths:
     """Hidden states' widths of what is summed over shards."""
     loose_layers: int = 0
     """With graphs of their own, so that their weights may be on disk."""
+    loose_experts: int = 0
+    """Of all these layers."""
     cache_token_bytes: int = 0
     """Bytes of one token's keys and values."""
     cache_page_tokens: int = 0
@@ -90,6 +96,7 @@ class Widths:
             is_split=layout.is_split,
             partial_parts=spec.partial_parts,
             loose_layers=len(layout.layers) if layout.streamed_layers else 0,
+            loose_experts=num_experts(layout) if layout.streamed_layers else 0,
             cache_token_bytes=cache_token_bytes(layout, kv_dtype),
             cache_page_tokens=page_tokens(spec, kv_dtype),
             state_bytes=state_bytes(layout),
@@ -98,6 +105,12 @@ class Widths:
             ),
             observed_bytes=observed_bytes(layout) if observes else 0,
         )
+
+
+def num_experts(layout: ShardLayout) -> int:
+    """Of all its layers together."""
+    blocks = (layout.layer(number).feed_forward for number in layout.layers)
+    return sum(each.num_experts for each in blocks if isinstance(each, Experts))
 
 
 def cache_token_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
@@ -195,11 +208,12 @@ def _evaluated(widths: Widths, limits: StepLimits) -> int:
 def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
     """The most that a shard takes over weights and KV cache while it computes any step."""
     values = _made_once(widths, limits) + _logits(widths, limits)
-    loose = _SPARE_PAGE_BYTES if widths.loose_layers else 0
+    loose = _loose_bytes(widths) if widths.loose_layers else 0
     return (
         _FLOAT_BYTES * values
         + activation_bytes(widths, limits)
         + widths.loose_layers * _LOOSE_LAYER_BYTES
+        + widths.loose_experts * _LOOSE_EXPERT_BYTES
         + loose
         + _moved_bytes(widths, limits)
         + (1 + limits.batch_invariant) * widths.cache_page_tokens * widths.cache_token_bytes
@@ -207,6 +221,15 @@ def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
         + _SPARE_STATES * widths.state_bytes
         + widths.observed_bytes
     )
+
+
+def _loose_bytes(widths: Widths) -> int:
+    """Over what layers in memory take: pages that no weights are in just now, and where experts
+    are brought in what goes between a layer's graphs, as far as no kernel has it else."""
+    experts = [part for part in widths.parts if isinstance(part, Experts)]
+    # Each half of a step may have a row for nothing of every expert.
+    nothing = 2 * max((part.num_experts for part in experts), default=0) * widths.hidden_size
+    return _SPARE_PAGE_BYTES * (2 if experts else 1) + _FLOAT_BYTES * nothing
 
 
 def _moved_bytes(widths: Widths, limits: StepLimits) -> int:
@@ -218,6 +241,13 @@ def _measured_bytes(widths: Widths, limits: StepLimits) -> int:
     """What keys and values take that scales are chosen by, more than the codes do later on."""
     measured_bytes = calibration_tokens(limits) * widths.measured_token_bytes
     return max(0, measured_bytes - limits.cached_tokens * widths.cache_token_bytes)
+
+
+def most_results(part: Experts, rows: int) -> int:
+    """Rows of results that experts may have in a step, those for nothing among them: an expert has
+    one of these where the number of its others is odd."""
+    uses = rows * part.top_k
+    return uses + (min(uses, part.num_experts) if rows > 1 else 0)
 
 
 def load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:

@@ -25,7 +25,7 @@ from edge.models.parts import (
     whole_vector,
 )
 
-_SHARED = "shared."
+SHARED = "shared."
 """What names of a shared expert's weights begin with, within its layer."""
 
 _NORMS_BEFORE = ("experts_norm", "router_norm")
@@ -163,14 +163,14 @@ class Experts:
         shapes: dict[str, tuple[int, ...]] = {"router.weight": (self.num_experts, hidden_size)}
         blocks = {f"experts.{number}.": self.columns for number in range(self.num_experts)}
         if self.shared is not None:
-            blocks[_SHARED] = self.shared.columns
+            blocks[SHARED] = self.shared.columns
             if self.shared.is_gated:
                 shapes["shared_gate.weight"] = (1, hidden_size)
         for prefix, columns in blocks.items():
             shapes[f"{prefix}gate.weight"] = (columns, hidden_size)
             shapes[f"{prefix}up.weight"] = (columns, hidden_size)
             shapes[f"{prefix}down.weight"] = (hidden_size, columns)
-            if self.bias and prefix != _SHARED:
+            if self.bias and prefix != SHARED:
                 shapes[f"{prefix}gate.bias"] = shapes[f"{prefix}up.bias"] = (columns,)
                 shapes[f"{prefix}down.bias"] = (hidden_size,)
         if self.bias:
@@ -191,7 +191,7 @@ class Experts:
         columns: dict[str, float] = {"": self.num_experts * hidden_size}
         routers = [("router.weight", self.num_experts * hidden_size)]
         if self.shared is not None:
-            columns[_SHARED] = hidden_size * self.shared.columns / self.columns
+            columns[SHARED] = hidden_size * self.shared.columns / self.columns
             routers += [("shared_gate.weight", hidden_size)] * self.shared.is_gated
         return PartWeights(
             unit=Weights(
@@ -312,7 +312,7 @@ def expert_name(layer: str, number: int) -> str:
 
 def shared_name(layer: str) -> str:
     """Likewise of a shared expert's."""
-    return f"{layer}{_SHARED}"
+    return f"{layer}{SHARED}"
 
 
 def expert_number(name: str) -> int | None:

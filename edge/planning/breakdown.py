@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edge.host.free_memory import format_size
 from edge.partition import Estimate, Plan
 from edge.protocol.step_times import PeerTimes
 
@@ -52,6 +53,19 @@ def step_parts(
         Part(part="hops and step", predicted_s=_sum(predicted, "hop", "step"), actual_s=rest_s),
         Part(part="token", predicted_s=predicted.token_s, actual_s=token_s),
     ]
+
+
+def reads_in_words(times: Sequence[PeerTimes]) -> list[str]:
+    """Of each peer that read weights while it decoded: how much, and how many experts it had."""
+    lines = []
+    for each in times:
+        token, hits = each.decode.each, each.decode.expert_hits
+        if token.read_bytes or hits is not None:
+            line = f"{each.name} read {format_size(int(token.read_bytes))} for each token"
+            if hits is not None:
+                line += f"; {hits:.1%} of the experts it needed were in memory"
+            lines.append(f"{line}.")
+    return lines
 
 
 def _slowest(times: Sequence[PeerTimes]) -> list[PeerTimes]:

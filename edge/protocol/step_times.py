@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds spent over `steps` steps.
+    """Seconds spent over `steps` steps, and what these read.
 
     compute_s: graphs and everything else of the shard itself. load_s: waiting for the disk, where
     weights are streamed. reduce_s: sums over the stage, the
     wait for its slowest shard included. receive_s: waiting for the stage before, and for the next
     token. send_s: handing on. sample_s: choosing tokens with the other shards of the last stage.
+
+    read_bytes: of weights, from disk. experts: that tokens went through, where experts are brought
+    in; experts_read: those of them that were not in memory.
     """
 
     steps: int = 0
@@ -24,12 +27,20 @@ class StepTimes:
     receive_s: float = 0.0
     send_s: float = 0.0
     sample_s: float = 0.0
+    read_bytes: float = 0.0
+    experts: float = 0.0
+    experts_read: float = 0.0
 
     @property
     def each(self) -> StepTimes:
         """The times of one step, on average; all zeros when there was none."""
         times = dataclasses.astuple(self)[1:]
         return StepTimes(min(1, self.steps), *(each / max(1, self.steps) for each in times))
+
+    @property
+    def expert_hits(self) -> float | None:
+        """The part of the experts that was in memory; None where none were brought in."""
+        return 1 - self.experts_read / self.experts if self.experts else None
 
     def take(self) -> StepTimes:
         """The counters; they start again from zero."""

@@ -14,7 +14,8 @@ from itertools import count
 from typing import Protocol
 
 from edge.offload.errors import StoreError
-from edge.offload.streaming.weight_streamer import Memory, WeightStreamer
+from edge.offload.streaming.checked_extents import Memory
+from edge.offload.streaming.weight_streamer import WeightStreamer
 
 Mark = object
 """A point in the order of what a device was told; None: it is behind us."""

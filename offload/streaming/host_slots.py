@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from typing import overload
 
-from edge.offload.streaming.weight_streamer import Memory
+from edge.offload.streaming.checked_extents import Memory
 
 Unpin = Callable[[], None]
 

@@ -12,73 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from edge.offload.errors import StoreError
-from edge.offload.files.direct_reader import DIRECT_BYTES, Read
-
-
-class Begun(Protocol):
-    """Reads under way."""
-
-    def wait(self) -> None: ...
-
-
-class Reader(Protocol):
-    """The source of the bytes."""
-
-    bytes_read: int
-
-    @property
-    def version(self) -> object:
-        """Another one after each write to what is read; never None."""
-
-    def begin(self, reads: Sequence[Read]) -> Begun: ...
-
-    def close(self) -> None: ...
-
-
-Memory = Sequence[memoryview]
-"""Writable, for one extent, in one or more parts of whole pages."""
-
-
-class Pages(Protocol):
-    """The pages that memory is made of."""
-
-    def supply(self, memory: Memory) -> None:
-        """The memory is written next; it may have pages already."""
-
-    def hand_on(self, memory: Memory, to: Memory | None) -> None:
-        """Empty the memory: its pages go to another, which is written next, or to the system."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A run of bytes of one extent: where it lies in the file, and where in its memory."""
-
-    offset: int
-    nbytes: int
-    part: int
-    """Index into the parts of the extent's memory."""
-    part_offset: int
-    digest: str
-
-    def read_into(self, memory: Memory, *, verify: bool = True) -> Read:
-        """The read that brings it there."""
-        end = self.part_offset + padded(self.nbytes)
-        return Read(
-            offset=self.offset,
-            into=memory[self.part][self.part_offset : end],
-            nbytes=self.nbytes,
-            digest=self.digest if verify else None,
-        )
-
-
-Extent = Sequence[Span]
-"""Bytes that are brought in together: the weights of one layer."""
+from edge.offload.streaming.checked_extents import (
+    Begun,
+    CheckedExtents,
+    Extent,
+    Memory,
+    Pages,
+    Reader,
+)
 
 
 def is_streamed(index: int, count: int, streamed: int) -> bool:
@@ -119,32 +63,31 @@ class WeightStreamer:
         """
         if not extents or len(memories) != len(extents) or window < 2:
             raise ValueError(f"{len(extents)} extents cannot go through a window of {window}")
-        self._extents = extents
         self._memories = memories
         self._reader = reader
+        self._checked = CheckedExtents(extents, memories, reader)
         self._window = window
         self._pages = pages
         self._mutex = threading.Lock()
         self._streamed = self._not_kept(resident)
         self._begun: dict[int, Begun] = {}
         """Extents that are in memory or on their way there."""
-        self._verified: list[object] = [None] * len(extents)
-        """The version of the file in which the bytes were what their digests say; or None."""
-        self._asked: dict[int, tuple[object, bool]] = {}
-        """Extents that were not used since: in which version, and whether they are compared."""
         self._in_use: int | None = None
         self._used = 0
         """Uses, counted from the start."""
         self._failure: StoreError | None = None
         self._is_closed = False
-        self.wait_s = 0.0
-        """Seconds that users waited for the disk."""
         self._begin_ahead()
 
     @property
     def bytes_read(self) -> int:
         """From the disk, since the streamer was made."""
         return self._reader.bytes_read
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that users waited for the disk."""
+        return self._checked.wait_s
 
     @contextlib.contextmanager
     def extent(self, index: int) -> Iterator[None]:
@@ -154,7 +97,7 @@ class WeightStreamer:
         it is not this extent's turn.
         """
         with self._mutex:
-            if index != self._used % len(self._extents):
+            if index != self._used % len(self._memories):
                 raise ValueError(f"extent {index} is used out of turn")
             if self._failure is not None:
                 raise self._failure
@@ -163,7 +106,7 @@ class WeightStreamer:
         if begun is not None:
             self._wait(begun)
         with self._mutex:
-            again = None if self._is_closed else self._again(index)
+            again = None if self._is_closed else self._checked.again(index)
         if again is not None:
             self._wait(again)
         if begun is None or self._is_closed:
@@ -201,46 +144,22 @@ class WeightStreamer:
         self._failure = None  # its traceback would keep whoever waited, and the weights, alive
 
     def _wait(self, begun: Begun) -> None:
-        start_s = time.perf_counter()
         try:
-            begun.wait()
+            self._checked.wait(begun)
         except StoreError as error:
             self._failure = error
             raise
-        except Exception as error:
-            self._failure = StoreError(f"the weights cannot be read: {error}")
-            raise self._failure from error
-        finally:
-            self.wait_s += time.perf_counter() - start_s
-
-    def _again(self, index: int) -> Begun | None:
-        """The extent was read. Once more, and compared, if the file was written to meanwhile."""
-        version, is_compared = self._asked.pop(index, (None, True))
-        if version is None:
-            return None  # it is in memory since another use
-        again = None
-        if not is_compared and version != self._reader.version:
-            version = self._reader.version
-            again = self._read(index, verify=True)
-        self._verified[index] = version
-        return again
-
-    def _read(self, index: int, *, verify: bool) -> Begun:
-        memory = self._memories[index]
-        return self._reader.begin(
-            [span.read_into(memory, verify=verify) for span in self._extents[index]]
-        )
 
     def _not_kept(self, resident: int) -> int:
-        count = len(self._extents)
+        count = len(self._memories)
         return 0 if count - resident <= self._window else min(count, count - resident)
 
     def _is_streamed(self, index: int) -> bool:
-        return is_streamed(index, len(self._extents), self._streamed)
+        return is_streamed(index, len(self._memories), self._streamed)
 
     def _coming(self) -> Iterator[int]:
         """The extents to read next, in the order of use, as far as there is room."""
-        count = len(self._extents)
+        count = len(self._memories)
         room = self._window - sum(self._is_streamed(index) for index in self._begun)
         for number in range(self._used, self._used + count):
             index = number % count
@@ -260,12 +179,4 @@ class WeightStreamer:
             return
         for index in list(self._coming()):
             self._pages.supply(self._memories[index])
-            version = self._reader.version
-            is_compared = self._verified[index] != version
-            self._asked[index] = version, is_compared
-            self._begun[index] = self._read(index, verify=is_compared)
-
-
-def padded(nbytes: int) -> int:
-    """To whole blocks of direct reads."""
-    return -(-nbytes // DIRECT_BYTES) * DIRECT_BYTES
+            self._begun[index] = self._checked.begin(index)

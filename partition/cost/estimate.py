@@ -6,7 +6,7 @@ work side by side, the slowest counts. Pure arithmetic over facts; searches noth
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from edge.partition.cost.contention import shares_host
@@ -79,8 +79,9 @@ def estimate(
     token_s = sum(term.seconds for term in terms)
     chunk, num_chunks = chunk_phase(workload, chunk_tokens)
     stages_s = view.stage_seconds(chunk)
-    # Every chunk reads what a step reads; a stage waits for the slowest of its disks.
-    waited = dict(waits_for_disk(plan, cluster, use, stages_s))
+    # A chunk reads what a step of as many rows reads; a stage waits for the slowest of its disks.
+    in_chunks = replace(workload, concurrency=max(1, round(chunk.rows)))
+    waited = dict(waits_for_disk(plan, cluster, memory_use(plan, model, in_chunks), stages_s))
     stages_s = [
         own_s + max(waited[shard.device] for shard in stage.shards)
         for own_s, stage in zip(stages_s, plan.stages, strict=True)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from edge.partition.errors import PartitionError, PlanError
 from edge.partition.fit.placement import Parallel, check_count, place
 from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
+from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from edge.partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
 from edge.partition.plan.plan import Plan
-from edge.partition.plan.shard import WINDOW_LAYERS, Shard
+from edge.partition.plan.shard import Shard
 from edge.partition.plan.share import MemoryUse
 
 UNMEASURED_DISK_BYTES_PER_S = 500e6
@@ -38,11 +39,16 @@ class Load:
     """Reading those that are on disk."""
     copy_s: float
     """Copying all of them from the host's memory; nothing where the device computes in that."""
+    routed_s: float = 0.0
+    """Of `disk_s`: experts, which are read only once it is known that they are needed."""
 
     @property
     def seconds(self) -> float:
         """The two go side by side."""
         return max(self.disk_s, self.copy_s)
+
+
+_NO_LOAD = Load(disk_s=0.0, copy_s=0.0)
 
 
 def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> dict[str, Load]:
@@ -56,13 +62,16 @@ def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> 
                 tiers = tiers_of(shard, len(stage.layers), each, device)
                 disk_bytes[device.id] = each.streamed_bytes * tiers.on_disk // tiers.streamed
     reading = [cluster.device(id) for id in plan.devices if disk_bytes.get(id)]
-    return {
-        id: Load(
-            disk_s=nbytes * _sharing(reading, cluster.device(id)) / _disk_rate(cluster.device(id)),
-            copy_s=use[id].streamed_bytes / _copy_rate(cluster.device(id)),
+
+    def load(device: DeviceSpec, nbytes: int) -> Load:
+        byte_s = _sharing(reading, device) / _disk_rate(device)
+        return Load(
+            disk_s=nbytes * byte_s,
+            copy_s=use[device.id].streamed_bytes / _copy_rate(device),
+            routed_s=use[device.id].routed_bytes * byte_s,
         )
-        for id, nbytes in disk_bytes.items()
-    }
+
+    return {id: load(cluster.device(id), nbytes) for id, nbytes in disk_bytes.items()}
 
 
 def tiers_of(shard: Shard, num_layers: int, use: MemoryUse, device: DeviceSpec) -> WeightTiers:
@@ -82,16 +91,18 @@ def waits_for_disk(
     """(device, seconds) that each stage waits for the slowest of its disks in a step.
 
     A disk works while its own stage computes, and before that for as long as its window has room.
+    For experts the stage waits as long as they take.
     """
-    seconds = {id: load.seconds for id, load in loads_of(plan, cluster, use).items()}
+    loads = loads_of(plan, cluster, use)
     waits: list[tuple[str, float]] = []
     for stage, own_s in zip(plan.stages, stages_s, strict=True):
         others_s = sum(stages_s) - own_s
         for shard in stage.slices:
-            disk_s = seconds.get(shard.device, 0.0)
+            load = loads.get(shard.device, _NO_LOAD)
+            disk_s = load.seconds - load.routed_s
             ahead_s = disk_s * min(1.0, WINDOW_LAYERS / max(1, shard.streamed_layers))
             wait_s = disk_s - own_s - min(others_s, ahead_s)
-            waits.append((shard.device, max(0.0, wait_s)))
+            waits.append((shard.device, max(0.0, wait_s) + load.routed_s))
     return waits
 
 

@@ -179,6 +179,12 @@ class LayerFacts:
     heads_per_unit: int = 1
     """How many heads of the model stand for one query head here: more where only all of them
     together can be given to a device, none where heads attend no earlier tokens."""
+    num_experts: int = 0
+    """Of its feed-forward block; 0 where it has none."""
+    top_k: int = 0
+    """Experts that each token goes through."""
+    expert_column_bytes: int = 0
+    """What each of them has of `ffn_column_bytes`."""
 
     def __post_init__(self) -> None:
         _require_at_least(
@@ -198,7 +204,16 @@ class LayerFacts:
             kv_bytes_per_token=self.kv_bytes_per_token,
             state_bytes=self.state_bytes,
             heads_per_unit=self.heads_per_unit,
+            num_experts=self.num_experts,
+            top_k=self.top_k,
+            expert_column_bytes=self.expert_column_bytes,
         )
+        if bool(self.num_experts) != bool(self.top_k) or self.top_k > self.num_experts:
+            raise ValueError(
+                f"a token cannot go through {self.top_k} of {self.num_experts} experts."
+            )
+        if self.num_experts * self.expert_column_bytes > self.ffn_column_bytes:
+            raise ValueError("the experts of a layer weigh more than its feed-forward block.")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"A layer has {self.num_heads} query heads, which {self.num_kv_heads}"

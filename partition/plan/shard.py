@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from edge.partition.plan.expert_tiers import WINDOW_LAYERS, LayerBytes, held_bytes, read_bytes
 from edge.partition.plan.facts import LayerFacts, ModelFacts, Workload
 from edge.partition.plan.ranges import kv_group_size
 from edge.partition.plan.reading import Reader
@@ -11,14 +12,6 @@ from edge.partition.plan.share import MemoryUse, StagePlace, tiling_problems
 
 MOST_KINDS = 64
 """Kinds of layers that a shard read from outside may tell apart."""
-
-WINDOW_LAYERS = 2
-"""Streamed layers held at once: one computes while the other is filled. Whatever the rates of disk
-and processor, memory for a third serves better as one more layer that stays: where the disk is what
-a token waits for, that saves it a layer's reading; where it is not, nothing waits. This holds to
-within a layer's computing, as those that stay are spread among those that are read
-(`tests/property/test_window.py`), where computing is steady. On two cores that eight others wanted,
-it was not: there a window of three gave 1.2 to 2.7 times the tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +28,17 @@ class LayerSlice:
             len(self.heads) * layer.query_head_bytes
             + num_local_kv_heads(self.heads, layer) * layer.kv_head_bytes
             + len(self.ffn_columns) * layer.ffn_column_bytes
+        )
+
+    def layer_bytes(self, layer: LayerFacts) -> LayerBytes:
+        """The same, its experts apart."""
+        total = self.matrix_bytes(layer)
+        experts = len(self.ffn_columns) * layer.expert_column_bytes * layer.num_experts
+        return LayerBytes(
+            others=total - experts,
+            experts=experts,
+            num_experts=layer.num_experts if experts else 0,
+            top_k=layer.top_k if experts else 0,
         )
 
 
@@ -179,30 +183,28 @@ class Shard:
         row_bytes = model.head_row_bytes * place.is_last
         if not self.streamed_layers:
             row_bytes += model.embedding_row_bytes * place.is_first
-        sizes: list[tuple[int, int]] = []
+        layers: list[LayerBytes] = []
         fixed_bytes = token_bytes = state_bytes = 0
         for part, facts, count in self.counted(place.layers, model):
-            sizes.append((part.matrix_bytes(facts), count))
+            layers += [part.layer_bytes(facts)] * count
             fixed_bytes += count * facts.layer_bytes
             kv_count = num_local_kv_heads(part.heads, facts)
             token_bytes += count * kv_count * facts.kv_bytes_per_token
             state_bytes += count * kv_count * facts.state_bytes
-        sizes.sort(reverse=True)
-        total_bytes = sum(size * count for size, count in sizes)
-        largest = sizes[0][0] if sizes else 0
+        # Which layers stay is for the back end to say: none takes more than the largest.
+        held = held_bytes(layers, self.streamed_layers)
+        read = routed = 0.0
         streams = self.streamed_layers > WINDOW_LAYERS
-        held_bytes = total_bytes
         if streams:
-            # Which layers stay is for the back end to say: none takes more than the largest.
-            stay = len(place.layers) - self.streamed_layers
-            held_bytes = WINDOW_LAYERS * largest + _largest(sizes, stay)
-        streamed_bytes = total_bytes * self.streamed_layers // max(1, len(place.layers))
+            others, routed = read_bytes(layers, self.streamed_layers, workload.concurrency)
+            read = others + routed
         return MemoryUse(
-            weight_bytes=held_bytes + fixed_bytes + len(self.vocab) * row_bytes,
+            weight_bytes=held + fixed_bytes + len(self.vocab) * row_bytes,
             kv_bytes=token_bytes * workload.cached_tokens,
             state_bytes=state_bytes * workload.states,
-            streamed_bytes=streamed_bytes if streams else 0,
-            streamed_layer_bytes=largest if streams else 0,
+            streamed_bytes=int(read),
+            routed_bytes=int(routed),
+            streamed_layer_bytes=max(each.total for each in layers) if streams else 0,
         )
 
     def in_words(self) -> str:
@@ -223,15 +225,6 @@ def num_local_kv_heads(heads: range, layer: LayerFacts) -> int:
     """`len(kv_heads(...))`, without making the tuple."""
     size = kv_group_size(heads, layer.num_heads, layer.num_kv_heads)
     return len(heads) // size if size else 0
-
-
-def _largest(sizes: Sequence[tuple[int, int]], layers: int) -> int:
-    """Bytes of so many of the largest; sizes: (bytes, layers) of each kind, falling."""
-    total = 0
-    for size, count in sizes:
-        total += size * min(count, layers)
-        layers -= min(count, layers)
-    return total
 
 
 def _slice_problems(

@@ -23,7 +23,9 @@ class MemoryUse:
     state_bytes: int = 0
     """States of all its requests, where layers have some."""
     streamed_bytes: int = 0
-    """Read from disk for each step."""
+    """Read from disk for each step, on average."""
+    routed_bytes: int = 0
+    """Of these, experts: which ones is known only when they are needed."""
     streamed_layer_bytes: int = 0
     """The largest of the layers that are read."""
 
@@ -38,6 +40,7 @@ class MemoryUse:
             kv_bytes=self.kv_bytes + other.kv_bytes,
             state_bytes=self.state_bytes + other.state_bytes,
             streamed_bytes=self.streamed_bytes + other.streamed_bytes,
+            routed_bytes=self.routed_bytes + other.routed_bytes,
             streamed_layer_bytes=max(self.streamed_layer_bytes, other.streamed_layer_bytes),
         )
 

@@ -14,6 +14,7 @@ from edge.demos.bundled import MODEL
 from edge.offload.cache.verified_shard import mark_intact
 from edge.partition import Plan
 from edge.planning.load_options import Streaming
+from edge.weights.formats import weight_format
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.pairs import every_pair
 from tests.support.plans import bundled_plan, make_plan, streaming
@@ -38,7 +39,8 @@ def answers(
 @pytest.mark.parametrize(
     ("family", "layout", "dtype"),
     every_pair(
-        ["llama", "qwen2", "qwen3"],  # qwen2: a window in half of its layers
+        # qwen2: a window in half of its layers; qwen2_moe: experts, some of them shared
+        ["llama", "qwen2", "qwen3", "qwen2_moe"],
         ["solo", "pipeline_2", "tensor_3", "mixed_2_then_3"],
         ["float32", "int4"],
     ),
@@ -49,7 +51,7 @@ def test_logits_are_those_of_layers_in_memory(
     """Bit for bit: the same kernels see the same weights."""
     checkpoint = tiny_checkpoint(family)
     plan = make_plan(
-        checkpoint.spec,
+        weight_format(checkpoint.spec, dtype).graded(checkpoint.spec),
         layout,
         model=checkpoint.path.name,
         column_multiple=1 if dtype == "float32" else 32,

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edge.offload import is_streamed
-from edge.partition.plan.shard import WINDOW_LAYERS
+from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 
 PASSES = 12
 """Until each pass takes as long as the one before."""

@@ -59,6 +59,8 @@ CASES = (
         for shape, new_tokens in (("W", 16), ("T", 8))
         for share in (Fraction(3, 4), Fraction(1, 2), Fraction(1, 4))
     ),
+    Case(name="E-1-4", shape="E", share=Fraction(1, 4), new_tokens=48),
+    Case(name="E-pair", shape="E", share=Fraction(1, 8), new_tokens=32, kind="two peers"),
     Case(name="W-pair", shape="W", share=Fraction(1, 4), new_tokens=12, kind="two peers"),
     Case(
         name="W-float32",

@@ -239,6 +239,7 @@ def run_pair(case: Case, setting: Setting) -> tuple[list[Metric], str]:
             alone = one.reply(case.new_tokens)
             both = reply(pair, case.new_tokens, [a, b])
             if number:
+                _against_prediction(figures, case, pair, both)
                 figures.add("decode, one peer", "tok/s", alone.tokens_per_s)
                 figures.add("decode, two peers", "tok/s", both.tokens_per_s)
                 figures.add("two peers / one", "ratio", both.tokens_per_s / alone.tokens_per_s)
@@ -289,6 +290,7 @@ def all_streamed(plan: Plan) -> Plan:
 def _round(figures: Figures, case: Case, free: Roomy, ours: Loaded, theirs: Side | None) -> None:
     mine = ours.reply(case.new_tokens)
     figures.add("decode, Edge", "tok/s", mine.tokens_per_s)
+    _against_prediction(figures, case, ours.model, mine)
     figures.add("tokens as without a limit", "share", _same(mine, free))
     streamed = ours.model.proposal.rows[0].memory.streamed_bytes
     rate = _rate(ours.peer)
@@ -303,6 +305,19 @@ def _round(figures: Figures, case: Case, free: Roomy, ours: Loaded, theirs: Side
         figures.add("decode, llama.cpp", "tok/s", other)
         figures.add("llama.cpp reads for a token", "MB", read / 1e6)
         figures.add("Edge / llama.cpp", "ratio", mine.tokens_per_s / other)
+
+
+def _against_prediction(figures: Figures, case: Case, model: edge.Model, found: Reply) -> None:
+    """And how many of the experts that it went through were in memory, where there are some."""
+    predicted = model.predict(prompt_tokens=PROMPT_TOKENS, output_tokens=case.new_tokens)
+    if predicted is not None:
+        ratio = found.tokens_per_s / predicted.tokens_per_s
+        figures.add("decode / predicted", "ratio", ratio)
+    counted = [each.decode for each in model.measure()]
+    experts = sum(each.experts for each in counted)
+    if experts:
+        read = sum(each.experts_read for each in counted)
+        figures.add("experts found in memory", "share", 1 - read / experts)
 
 
 def _against_accelerate(figures: Figures, case: Case, setting: Setting, budget: int) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge.backends.host_cache import HostCache
 from edge.backends.host_kv_storage import HostKvStorage
-from edge.backends.interface import HostLogits, Logits, check_step
+from edge.backends.interface import HostLogits, Logits, WeightReads, check_step
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.null.made_up import attention_words, logits, token_bits, word_bits
 from edge.backends.overlap import parts_of
@@ -73,6 +73,10 @@ class NullProgram(HostKvStorage):
     @property
     def disk_wait_s(self) -> float:
         return self._moves.wait_s
+
+    @property
+    def weight_reads(self) -> WeightReads:
+        return WeightReads()
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
         shape = (step.batch, step.num_tokens, self._spec.hidden_size)

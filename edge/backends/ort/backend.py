@@ -106,6 +106,7 @@ class OrtBackend:
                 bits,
                 cut_layers=limits.exceeds_memory,
                 is_loose=is_loose,
+                cuts_experts=bool(streamed_layers),
                 observes=limits.observes,
             )
             folder = str(weights.path.parent)

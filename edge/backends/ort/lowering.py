@@ -47,6 +47,7 @@ def lower(
     *,
     cut_layers: bool = False,
     is_loose: bool = False,
+    cuts_experts: bool = False,
     observes: bool = False,
 ) -> tuple[GraphSegment, ...]:
     """Graphs of the shard in execution order; `tensor` tells where a named tensor lies, or is it.
@@ -54,6 +55,8 @@ def lower(
     `kv_bits`: of a code in the KV cache; None for float32. `cut_layers`: no graph has more than one
     layer, so that the KV cache of a layer is needed only while its graph runs. `is_loose`: every
     layer in graphs of its own without weights, so that those may be brought in from disk.
+    `cuts_experts`: of such a layer experts are a graph of their own, so that those which have rows
+    may be brought in alone.
     `observes`: sums of what the products are given are inputs and outputs, too (`gram_names`).
 
     The first stage takes the tokens' rows of the embedding as `hidden`.
@@ -65,6 +68,7 @@ def lower(
         weight_format,
         kv_bits,
         cut_layers=cut_layers,
+        cuts_experts=cuts_experts,
         observes=observes,
     )
     if not layout.is_first_stage:
@@ -127,12 +131,12 @@ def _streamed(build: SegmentBuilder, layer: int) -> None:
         added += ", scaled"
     adds = "nothing" if build.addend is None else "zeros" if begins else added
     kind = f"of kind {layout.kind(layer)} with {weights}, adds {adds}"
-    build.kind = f"mixer {kind}"
+    build.kind = f"{'mixer' if layout.is_split else 'layer'} {kind}"
     _mixer(build, layer)
-    build.kind = f"feed-forward of kind {layout.kind(layer)} with {weights}"
+    if layout.is_split:
+        build.kind = f"feed-forward of kind {layout.kind(layer)} with {weights}"
     _feed_forward(build, layer)
     if not layout.is_split:
-        build.kind = f"layer {kind}"
         build.carry_over()
     build.names = LayerNames()
 

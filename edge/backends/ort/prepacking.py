@@ -104,6 +104,7 @@ def make_template(
                 "device; free some room and try again"
             ) from error
         raise
+    (folder / f"{_SAVED}.data").touch()  # a graph may have no matrices
     saved = onnx.load(str(folder / _SAVED), load_external_data=False)
     products = [node for node in saved.graph.node if node.op_type == "MatMulNBits"]
     scales = {node.input[2] for node in products}  # packed together with the codes
@@ -191,6 +192,8 @@ class LooseSession:
 
     session: ort.InferenceSession
     parts: tuple[memoryview, ...]
+    weights: tuple[str, ...]
+    """Of each part, what it was packed from."""
 
 
 def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions]) -> LooseSession:
@@ -207,7 +210,7 @@ def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions])
     parts = tuple(_own_memory(blob, new) for blob in template.blobs)
     # What the blobs were packed from was read for a comparison, and never will be again.
     let_go_of([mapping for mapping in mappings_of(path) if mapping not in before])
-    return LooseSession(session, parts)
+    return LooseSession(session, parts, tuple(blob.weight for blob in template.blobs))
 
 
 def _own_memory(blob: Blob, mappings: Sequence[Mapping]) -> memoryview:

@@ -6,6 +6,7 @@ buffer, and the present KV is bound onto the past KV, so attention appends in pl
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.host_kv_storage import HostKvStorage
-from edge.backends.interface import HostLogits, check_step
+from edge.backends.interface import HostLogits, WeightReads, check_step
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.ort.arena import Arena
+from edge.backends.ort.expert_rows import ExpertRows
 from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.runtime import ort
 from edge.backends.ort.segments import GraphSegment, gram_names, rotation_names
@@ -29,6 +31,7 @@ from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
 from edge.memory.lending import Lending
 from edge.memory.step_memory import Widths, most_batched, most_logits, most_rows
+from edge.models.experts import Experts
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
@@ -155,6 +158,9 @@ class OrtProgram(HostKvStorage):
             for name in gram_names(run)
         }
         self._bindings: OrderedDict[_Shape, dict[int, Any]] = OrderedDict()
+        blocks = [layout.layer(number).feed_forward for number in layout.layers]
+        self._experts = [each for each in blocks if isinstance(each, Experts)]
+        self._expert_rows: ExpertRows | None = None
         try:
             # Last, as it may begin to read from disk. Codes need scales, which only keys and values
             # can tell: the cache is float32 until then.
@@ -169,6 +175,11 @@ class OrtProgram(HostKvStorage):
     def disk_wait_s(self) -> float:
         streamed = self._graphs.streamed
         return self._moves.wait_s + (0.0 if streamed is None else streamed.wait_s)
+
+    @property
+    def weight_reads(self) -> WeightReads:
+        streamed = self._graphs.streamed
+        return WeightReads() if streamed is None else streamed.reads
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
         return self._view(self._hidden[0], step.batch, step.num_tokens)
@@ -190,6 +201,8 @@ class OrtProgram(HostKvStorage):
         shapes = self._prepare(parts, slot, fills_up=fills_up)
         rows = step.batch * step.num_tokens + fills_up
         self._arena.before_step(rows)
+        if self._expert_rows is not None:
+            self._expert_rows.before_step(rows)
         if self._graphs.embedding is not None:
             flat = self._hidden[0][: rows * self._spec.hidden_size]
             self._graphs.embedding.read_into(
@@ -241,8 +254,11 @@ class OrtProgram(HostKvStorage):
         return super().take(request, source, tokens, moves=moves)
 
     def stream(self, layers: int) -> None:
-        if self._graphs.streamed is not None:
-            self._graphs.streamed.stream(layers)
+        streamed = self._graphs.streamed
+        # Layers that were all to stay are not cut where experts would be brought in.
+        is_cut = streamed is not None and not (streamed.brings_whole_layers and self._experts)
+        if streamed is not None and (is_cut or not layers):
+            streamed.stream(layers)
         elif layers:
             self._bindings.clear()
             self._drop_graphs()  # before the others: there may be no room for both
@@ -284,6 +300,12 @@ class OrtProgram(HostKvStorage):
     def _use(self, graphs: OpenGraphs) -> None:
         self._graphs, self._lending = graphs, None
         if graphs.streamed is not None:
+            if self._expert_rows is None:
+                self._expert_rows = ExpertRows(
+                    self._experts,
+                    most=most_rows(self._limits),
+                    hidden_size=self._spec.hidden_size,
+                )
             self._lending = Lending(
                 widths=Widths.of_shard(self._spec, self._layout, kv_dtype=self._kv_dtype),
                 limits=self._limits,
@@ -329,7 +351,10 @@ class OrtProgram(HostKvStorage):
                 binding = bindings[half].get(index)
                 if binding is None:
                     binding = bindings[half][index] = self._bind(index, shape)
-                graphs.sessions[index].run_with_iobinding(binding, self._run_options)
+                if segment.streamed is not None and segment.streamed.experts:
+                    self._run_experts(index, shape, binding)
+                else:
+                    graphs.sessions[index].run_with_iobinding(binding, self._run_options)
                 if segment.reduce is None:
                     continue
                 written = self._hidden if segment.reduce == "hidden" else self._partial
@@ -351,6 +376,43 @@ class OrtProgram(HostKvStorage):
                 self._moves.end(self._cache.numbers[layer])
         for work in under_way:
             _wait(work)
+
+    def _run_experts(self, index: int, shape: _Shape, binding: Any) -> None:
+        """Those that have rows, as many at once as are in memory together. Their results follow
+        each other, expert after expert."""
+        streamed = self._graphs.streamed
+        assert streamed is not None
+        arrays = self._arrays_of_experts(index, shape)
+        used, results = arrays["expert_used"], arrays["expert_results"]
+        rows = used.copy()
+        made = np.where(rows, arrays["expert_stops"] - arrays["expert_starts"], 0)
+        done = 0
+        runs = streamed.experts(index, rows, tokens=shape.batch * shape.tokens)
+        with contextlib.closing(runs):
+            for run in runs:
+                here = list(run)
+                used[:] = 0
+                used[here] = rows[here]
+                own = results[done : done + int(made[here].sum())]
+                done += len(own)
+                _bind_output(binding, "expert_results", own)
+                self._graphs.sessions[index].run_with_iobinding(binding, self._run_options)
+
+    def _arrays_of_experts(self, index: int, shape: _Shape) -> dict[str, NDArray[Any]]:
+        """What goes between the graphs of the segment's layer; nothing where it has no experts."""
+        streamed = self._graphs.segments[index].streamed
+        if streamed is None or self._expert_rows is None:
+            return {}
+        part = self._layout.layer(streamed.layer).feed_forward
+        if not isinstance(part, Experts):
+            return {}
+        return self._expert_rows.arrays(
+            part,
+            half=shape.half,
+            first=shape.first_token,
+            batch=shape.batch,
+            tokens=shape.tokens,
+        )
 
     def _make_room_for_logits(self, step: Step) -> None:
         batch = step.batch + step.batch % 2 * self._fills_up
@@ -453,12 +515,12 @@ class OrtProgram(HostKvStorage):
                 if name.endswith(f"_{layer}")
             }
             arrays |= self._graphs.streamed.vectors(index)
+            arrays |= self._arrays_of_experts(index, shape)
         for name in segment.inputs:
             array = arrays[name]
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         for name in segment.outputs:
-            array = arrays[name]
-            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            _bind_output(binding, name, arrays[name])
         return binding
 
     def _logits_view(self, batch: int, rows: int, first_row: int = 0) -> NDArray[np.float32]:
@@ -496,6 +558,10 @@ class _Shape:
     half: int
     first_token: int
     first_row: int
+
+
+def _bind_output(binding: Any, name: str, array: NDArray[Any]) -> None:
+    binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 def _pair(size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

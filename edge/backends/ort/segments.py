@@ -34,7 +34,8 @@ class GraphSegment:
     Inputs and outputs are among `tokens`, `rows`, `hidden`, `partial`, `positions`, the tables of
     `rotation_names`, the sums of `gram_names`, `lengths`, `total`, `past_key_N`, `past_value_N`,
     `key_scales_N`, `value_scales_N` and `hidden_out`, `partial_out`, `logits`, `present_key_N`,
-    `present_value_N`.
+    `present_value_N`; where experts are brought in also the
+    fields of `kernels.experts.onnx.Routed` as `expert_…`, and `expert_results`.
     """
 
     model: bytes
@@ -64,6 +65,10 @@ class Streamed:
     kind: str
     vectors: tuple[tuple[str, str], ...]
     """(input, tensor of the shard's file)."""
+    experts: int = 0
+    """How many it computes, of which those with rows are brought in; it is nothing but these."""
+    top_k: int = 0
+    """Of these, that each row goes through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +142,11 @@ class SegmentBuilder:
         kv_bits: int | None,
         *,
         cut_layers: bool,
+        cuts_experts: bool,
         observes: bool,
     ) -> None:
         """See `lower`."""
+        self.cuts_experts = cuts_experts
         self.spec = spec
         self.layout = layout
         self.kv_bits = kv_bits
@@ -345,6 +352,23 @@ class SegmentBuilder:
         if carried is not None:
             self.addend = self.hidden_input("partial")
 
+    def cut_within(
+        self, values: Sequence[str], done: str, *, experts: int = 0, top_k: int = 0
+    ) -> Sequence[str]:
+        """Cut inside a part of a streamed layer; the next graph has these values [batch, tokens,
+        hidden] of the part, and the hidden state. `done`: what the graph is of its layer."""
+        parts = len(values)
+        together = self.graph.node("Concat", *values, axis=-1) if parts > 1 else values[0]
+        self._hidden_output(self.hidden, "hidden_out")
+        self._hidden_output(together, "partial_out", parts=parts)
+        kind, self.kind = self.kind, f"{self.kind}, {done}"
+        self.cut(None, experts=experts, top_k=top_k, parts=parts)
+        self.kind = kind
+        together = self.hidden_input("partial", parts=parts)
+        if parts == 1:
+            return (together,)
+        return self.graph.nodes("Split", together, outputs=parts, axis=-1)
+
     def hand_over(self) -> None:
         """End the graph with the whole hidden state."""
         self._add_addend()
@@ -357,19 +381,25 @@ class SegmentBuilder:
         *,
         partial_is_zero: bool = False,
         behind: Behind = NOTHING_BEHIND,
+        experts: int = 0,
+        top_k: int = 0,
+        parts: int = 1,
     ) -> None:
         """Close the graph; the next one starts from what this one put out."""
         done, layer = self._open, self.names.streamed
         streamed: Streamed | None = None
         if layer is not None and not partial_is_zero:
-            streamed = Streamed(layer=layer, kind=self.kind, vectors=tuple(done.vectors.items()))
+            vectors = tuple(done.vectors.items())
+            streamed = Streamed(
+                layer=layer, kind=self.kind, vectors=vectors, experts=experts, top_k=top_k
+            )
         self.segments.append(
             GraphSegment(
                 model=done.graph.build(),
                 inputs=done.graph.input_names,
                 outputs=tuple(done.outputs),
                 reduce=reduce,
-                partial_parts=behind.parts,
+                partial_parts=max(parts, behind.parts),
                 partial_is_zero=partial_is_zero,
                 cache_layer=done.cache_layer if self._knows_cache_layer else None,
                 streamed=streamed,

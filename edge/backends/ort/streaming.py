@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import ShardWeights
+from edge.backends.interface import ShardWeights, WeightReads
 from edge.backends.ort.page_pool import PageSupply
 from edge.backends.ort.prepacking import (
     LooseSession,
@@ -36,11 +37,15 @@ from edge.offload import (
     Extent,
     Span,
     StoreCorruptError,
+    UnitCache,
     WeightStreamer,
 )
-from edge.partition.plan.shard import WINDOW_LAYERS
+from edge.partition.plan.expert_tiers import WINDOW_LAYERS, ExpertTiers, LayerBytes, expert_tiers
 
 Options = Callable[[], ort.SessionOptions]
+
+_OF_EXPERT = re.compile(r"experts\.([0-9]+)\.(gate_up|down)\.")
+"""What names of an expert's matrices begin with in a graph of its layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,36 @@ class _Layer:
 
     def kinds(self, segments: Sequence[GraphSegment]) -> tuple[str, ...]:
         return tuple(_streamed(segments[index]).kind for index in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What is brought in together."""
+
+    memory: tuple[memoryview, ...]
+    extent: Extent
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.memory))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Of one layer."""
+
+    others: _Unit
+    experts: tuple[_Unit, ...]
+    top_k: int
+
+    @property
+    def layer_bytes(self) -> LayerBytes:
+        return LayerBytes(
+            others=self.others.nbytes,
+            experts=sum(unit.nbytes for unit in self.experts),
+            num_experts=len(self.experts),
+            top_k=self.top_k,
+        )
 
 
 class StreamedLayers:
@@ -84,12 +119,19 @@ class StreamedLayers:
         self._streamed = streamed
         self._lent = 0
         self._streamer: WeightStreamer | None = None
+        self._experts: UnitCache | None = None
+        self._group: dict[int, int] = {}
+        """Of each segment of experts, which of the cache's groups they are."""
+        self._bytes: tuple[LayerBytes, ...] = ()
+        self._kept = ExpertTiers(streamed=streamed, cache_bytes=0)
         self._position = {
             index: (position, part)
             for position, layer in enumerate(self._layers)
             for part, index in enumerate(layer.segments)
         }
         self._pages = PageSupply()
+        self._expert_pages = PageSupply()
+        """The two are used by different threads at once."""
         self._held: AbstractContextManager[None] | None = None
         self._vectors = _read_vectors(segments, weights)
         self._packed = self._find_or_pack(weights)
@@ -106,17 +148,30 @@ class StreamedLayers:
 
     def start(self) -> None:
         """Begin to read: from now on weights take memory."""
-        extents = [self._extent(layer) for layer in self._layers]
+        parts = [self._parts(layer) for layer in self._layers]
+        self._bytes = tuple(each.layer_bytes for each in parts)
+        self._kept = tiers = self._tiers()
         reader = DirectReader(self._packed.path)
         try:
             self._streamer = WeightStreamer(
-                extents,
-                [self._memory(layer) for layer in self._layers],
+                [each.others.extent for each in parts],
+                [each.others.memory for each in parts],
                 reader,
-                resident=len(self._layers) - self._streamed,
+                resident=len(self._layers) - tiers.streamed,
                 window=WINDOW_LAYERS,
                 pages=self._pages,
             )
+            sparse = [each for each in parts if each.experts]
+            if sparse:
+                segments = [i for i in self._position if _streamed(self._segments[i]).experts]
+                self._group = {index: group for group, index in enumerate(segments)}
+                self._experts = UnitCache(
+                    [[unit.extent for unit in each.experts] for each in sparse],
+                    [[unit.memory for unit in each.experts] for each in sparse],
+                    reader,
+                    capacity_bytes=tiers.cache_bytes,
+                    pages=self._expert_pages,
+                )
         except BaseException:
             reader.close()
             raise
@@ -127,8 +182,13 @@ class StreamedLayers:
         return self._streamed
 
     @property
+    def brings_whole_layers(self) -> bool:
+        """Experts are brought in with all others of their layer, if there are any."""
+        return self._experts is None
+
+    @property
     def layer_bytes(self) -> int:
-        """What the largest layer takes while it is in memory."""
+        """What the largest layer takes while all of it is in memory."""
         return max(sum(map(len, self._memory(layer))) for layer in self._layers)
 
     def stream(self, count: int) -> None:
@@ -146,17 +206,30 @@ class StreamedLayers:
             self._keep()
 
     def _keep(self) -> None:
-        self._running.keep(len(self._layers) - self._streamed + self._lent)
+        """Whatever gives memory does so before something else takes it."""
+        before, tiers = self._kept, self._tiers()
+        if self._experts is not None:
+            self._experts.keep(min(before.cache_bytes, tiers.cache_bytes))
+        self._running.keep(len(self._layers) - tiers.streamed)
+        if self._experts is not None:
+            self._experts.keep(tiers.cache_bytes)
+        self._kept = tiers
+
+    def _tiers(self) -> ExpertTiers:
+        return expert_tiers(self._bytes, self._streamed - self._lent)
 
     @property
-    def bytes_read(self) -> int:
+    def reads(self) -> WeightReads:
         """From disk since loading."""
-        return self._running.bytes_read
+        nbytes, cache = self._running.bytes_read, self._experts
+        if cache is None:
+            return WeightReads(nbytes=nbytes)
+        return WeightReads(nbytes=nbytes, experts=cache.uses, experts_read=cache.reads)
 
     @property
     def wait_s(self) -> float:
         """Seconds that steps waited for the disk."""
-        return self._running.wait_s
+        return self._running.wait_s + (0.0 if self._experts is None else self._experts.wait_s)
 
     def vectors(self, index: int) -> dict[str, NDArray[np.float32]]:
         """What the segment takes besides its matrices, by input."""
@@ -186,10 +259,27 @@ class StreamedLayers:
             self._held.__exit__(None, None, None)
             self._held = None
 
+    def experts(
+        self, index: int, rows: NDArray[np.int64], *, tokens: int
+    ) -> Generator[Sequence[int], None, None]:
+        """Those of a segment of experts that have rows, in runs, each in memory for its turn.
+
+        rows [experts]: how many of the step's `tokens` go through each.
+        """
+        assert self._experts is not None
+        try:
+            yield from self._experts.runs(self._group[index], rows.tolist(), tokens=tokens)
+        except StoreCorruptError:
+            self._cache.discard(self._key)
+            raise
+
     def close(self) -> None:
+        if self._experts is not None:
+            self._experts.close()
         if self._streamer is not None:
             self._streamer.close()
         self._pages.close()
+        self._expert_pages.close()
         self._sessions.clear()
         self._packed.close()
 
@@ -213,6 +303,23 @@ class StreamedLayers:
 
     def _extent(self, layer: _Layer) -> Extent:
         return _extent(layer, self._packed, self._memory(layer))
+
+    def _parts(self, layer: _Layer) -> _Parts:
+        """The layer's memory, that of each expert apart."""
+        owners: list[int | None] = []
+        count = top_k = 0
+        for index in layer.segments:
+            segment = _streamed(self._segments[index])
+            count, top_k = count or segment.experts, top_k or segment.top_k
+            for weight in self._sessions[index].weights:
+                found = _OF_EXPERT.match(weight) if segment.experts else None
+                owners.append(None if found is None else int(found[1]))
+        memory, extent = self._memory(layer), self._extent(layer)
+        return _Parts(
+            others=_unit(memory, extent, owners, None),
+            experts=tuple(_unit(memory, extent, owners, number) for number in range(count)),
+            top_k=top_k,
+        )
 
     def _find_or_pack(self, weights: ShardWeights) -> CachedShard:
         """The file with every loose layer's packed weights; made if it is not there."""
@@ -316,6 +423,18 @@ def _extent(layer: _Layer, packed: CachedShard, memory: Sequence[memoryview]) ->
     ]
 
 
+def _unit(
+    memory: Sequence[memoryview], extent: Extent, owners: Sequence[int | None], owner: int | None
+) -> _Unit:
+    """The parts of one owner."""
+    parts = [part for part, each in enumerate(owners) if each == owner]
+    places = {part: place for place, part in enumerate(parts)}
+    return _Unit(
+        memory=tuple(memory[part] for part in parts),
+        extent=[replace(span, part=places[span.part]) for span in extent if span.part in places],
+    )
+
+
 def _read_vectors(
     segments: Sequence[GraphSegment], weights: ShardWeights
 ) -> dict[str, NDArray[np.float32]]:
@@ -344,13 +463,22 @@ def _feeds(
         "tensor(int8)": np.int8,
         "tensor(uint8)": np.uint8,
     }
-    sizes = {"batch": 1, "tokens": 1, "rows": 1, "context": 8}
-    generator = np.random.default_rng(0)
+    sizes = {"batch": 1, "tokens": 1, "rows": 1, "context": 8, "routed_rows": 1}
     feeds: dict[str, NDArray[np.generic]] = dict(vectors)
+    experts = [each.shape[0] for each in session.get_inputs() if each.name == "expert_used"]
+    routed = [each.shape[1] for each in session.get_inputs() if each.name == "expert_weights"]
+    if experts:  # the token goes through all of them, and the result of each is looked at
+        order = np.arange(experts[0])
+        feeds |= {"expert_used": np.ones_like(order), "expert_sources": np.zeros_like(order)}
+        feeds |= {"expert_starts": order, "expert_stops": order + 1}
+    if routed:
+        feeds["expert_ranks"] = np.arange(routed[0])
+        sizes["most_results"] = routed[0]
+    generator = np.random.default_rng(0)
     for each in session.get_inputs():
         if each.name not in feeds:
             shape = [sizes.get(size, size) for size in each.shape]
-            if each.name in ("hidden", "partial"):
+            if each.name in ("hidden", "partial", "expert_results", "expert_weights"):
                 feeds[each.name] = generator.standard_normal(shape, np.float32)
             elif each.name == "total" or each.name.endswith("_scales"):
                 feeds[each.name] = np.ones(shape, kinds[each.type])

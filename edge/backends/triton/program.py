@@ -13,7 +13,7 @@ import triton
 from numpy.typing import NDArray
 
 from edge.backends.embedding_rows import EmbeddingRows
-from edge.backends.interface import check_step
+from edge.backends.interface import WeightReads, check_step
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.overlap import parts_of
 from edge.backends.triton.buffers import Lane, StepBuffers
@@ -68,6 +68,10 @@ class TritonProgram:
     def disk_wait_s(self) -> float:
         weights_s = 0.0 if self._streamed is None else self._streamed.wait_s
         return weights_s + self._moves.wait_s
+
+    @property
+    def weight_reads(self) -> WeightReads:
+        return WeightReads(nbytes=0 if self._streamed is None else self._streamed.bytes_read)
 
     @property
     def device_sums(self) -> TorchSums | None:

@@ -27,7 +27,7 @@ from edge.offload import (
     padded,
 )
 from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
-from edge.partition.plan.shard import WINDOW_LAYERS
+from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from edge.weights.recipe import StoredMatrix
 
 _LEAST_WINDOW = 2

@@ -17,6 +17,7 @@ from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
 from edge.cli.reply_view import adapt_option, tell_drift, tell_why_not_predicted
 from edge.host.free_memory import format_size
+from edge.planning.breakdown import reads_in_words
 from edge.planning.load_options import LoadOptions
 
 
@@ -130,7 +131,7 @@ def _show(measured: Benchmark, *, title: str) -> None:
         title="each decoded token, ms", pad_edge=False, collapse_padding=True,
     )  # fmt: skip
     for share in measured.peers:
-        parts = astuple(share.token)[1:]  # in the order of the columns
+        parts = astuple(share.token)[1:7]  # in the order of the columns
         peers.add_row(
             share.times.name,
             *(f"{1e3 * part:.2f}" for part in parts),
@@ -139,6 +140,8 @@ def _show(measured: Benchmark, *, title: str) -> None:
             f"{format_size(share.times.peak_bytes)}",
         )
     console.print(peers)
+    for line in reads_in_words([share.times for share in measured.peers]):
+        click.echo(line)
 
 
 def _show_comparison(comparison: Comparison) -> None:

@@ -24,7 +24,7 @@ from edge.partition import (
     estimate,
     memory_use,
 )
-from edge.partition.plan.shard import WINDOW_LAYERS
+from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from tests.support.facts import changed_facts
 from tests.unit.partition.test_plan_cost import MODEL as FEW_LAYERS
 

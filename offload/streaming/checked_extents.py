@@ -1,0 +1,138 @@
+"""Reads of extents into their memory, compared with what was written where that may have changed.
+
+Knows what is read and when its bytes were last compared; which extents are in memory, and when they
+come, is decided by who uses it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge.offload.errors import StoreError
+from edge.offload.files.direct_reader import DIRECT_BYTES, Read
+
+
+class Begun(Protocol):
+    """Reads under way."""
+
+    def wait(self) -> None: ...
+
+
+class Reader(Protocol):
+    """The source of the bytes."""
+
+    bytes_read: int
+
+    @property
+    def version(self) -> object:
+        """Another one after each write to what is read; never None."""
+
+    def begin(self, reads: Sequence[Read]) -> Begun: ...
+
+    def close(self) -> None: ...
+
+
+Memory = Sequence[memoryview]
+"""Writable, for one extent, in one or more parts of whole pages."""
+
+
+class Pages(Protocol):
+    """The pages that memory is made of."""
+
+    def supply(self, memory: Memory) -> None:
+        """The memory is written next; it may have pages already."""
+
+    def hand_on(self, memory: Memory, to: Memory | None) -> None:
+        """Empty the memory: its pages go to another, which is written next, or to the system."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of bytes of one extent: where it lies in the file, and where in its memory."""
+
+    offset: int
+    nbytes: int
+    part: int
+    """Index into the parts of the extent's memory."""
+    part_offset: int
+    digest: str
+
+    def read_into(self, memory: Memory, *, verify: bool = True) -> Read:
+        """The read that brings it there."""
+        end = self.part_offset + padded(self.nbytes)
+        return Read(
+            offset=self.offset,
+            into=memory[self.part][self.part_offset : end],
+            nbytes=self.nbytes,
+            digest=self.digest if verify else None,
+        )
+
+
+Extent = Sequence[Span]
+"""Bytes that are brought in together: the weights of one layer, or of one expert."""
+
+
+class CheckedExtents:
+    """Extents by number, each with memory of its own.
+
+    An extent's bytes are compared with their digests the first time, and whenever the file was
+    written to since. Its callers see to it that one thread at a time calls it.
+    """
+
+    def __init__(
+        self, extents: Sequence[Extent], memories: Sequence[Memory], reader: Reader
+    ) -> None:
+        self._extents = extents
+        self._memories = memories
+        self._reader = reader
+        self._verified: list[object] = [None] * len(extents)
+        """The version of the file in which the bytes were what their digests say; or None."""
+        self._asked: dict[int, tuple[object, bool]] = {}
+        """Extents that were not used since: in which version, and whether they are compared."""
+        self.wait_s = 0.0
+        """Seconds that users waited for the disk."""
+
+    def begin(self, index: int) -> Begun:
+        """Have the extent read; does not wait."""
+        version = self._reader.version
+        is_compared = self._verified[index] != version
+        self._asked[index] = version, is_compared
+        return self._read(index, verify=is_compared)
+
+    def again(self, index: int) -> Begun | None:
+        """The extent was read. Once more, and compared, if the file was written to meanwhile."""
+        version, is_compared = self._asked.pop(index, (None, True))
+        if version is None:
+            return None  # it is in memory since another use
+        again = None
+        if not is_compared and version != self._reader.version:
+            version = self._reader.version
+            again = self._read(index, verify=True)
+        self._verified[index] = version
+        return again
+
+    def wait(self, begun: Begun) -> None:
+        """Raises StoreError when the disk fails or the file is not what was written."""
+        start_s = time.perf_counter()
+        try:
+            begun.wait()
+        except StoreError:
+            raise
+        except Exception as error:
+            raise StoreError(f"the weights cannot be read: {error}") from error
+        finally:
+            self.wait_s += time.perf_counter() - start_s
+
+    def _read(self, index: int, *, verify: bool) -> Begun:
+        memory = self._memories[index]
+        return self._reader.begin(
+            [span.read_into(memory, verify=verify) for span in self._extents[index]]
+        )
+
+
+def padded(nbytes: int) -> int:
+    """To whole blocks of direct reads."""
+    return -(-nbytes // DIRECT_BYTES) * DIRECT_BYTES
