@@ -164,7 +164,7 @@ def _check_bits(spec: ModelSpec, bits: float) -> None:
     if bits < least:
         raise RequestError(
             f"{bits:g} bits a weight are fewer than this model can have, which is {least:.2f} with "
-            "4 bits everywhere, scales included; give more, or take a smaller model"
+            "2 bits everywhere, scales included; give more, or take a smaller model"
         )
 
 

@@ -38,7 +38,7 @@ def find_awq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
         codes = f"{layer}.qweight"
         columns, words = tensors.size(codes, INTEGERS)
         rows = words * _WORD
-        group = columns if group_size == -1 else tensors.check_group(group_size, codes)
+        group = columns if group_size == -1 else tensors.check_group(group_size, codes, 4)
         groups = -(-columns // group)
         scales = tensors.expect(f"{layer}.scales", FLOATS, (groups, rows), codes)
         zeros = tensors.expect(f"{layer}.qzeros", INTEGERS, (groups, words), codes)

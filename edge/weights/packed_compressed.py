@@ -190,7 +190,9 @@ def _with_scales(
             f"{' or '.join(str([rows, each]) for each in widths)}",
         )
     scheme = widths[found[1]]
-    group = columns if scheme.group is None else tensors.check_group(scheme.group, codes)
+    group = columns
+    if scheme.group is not None:
+        group = tensors.check_group(scheme.group, codes, scheme.bits)
     tensors.expect(scales, FLOATS, found, codes)
     has_zeros = tensors.has(zeros)
     if has_zeros:
@@ -249,7 +251,9 @@ def _schemes(config: Config) -> list[_Scheme]:
             continue
         bits, strategy = weights.integer("num_bits", 8), weights.values.get("strategy")
         if bits not in CODE_BITS:
-            raise weights.error(f"codes of {bits} bits are not read, 4 and 8 are; use another one")
+            raise weights.error(
+                f"codes of {bits} bits are not read, 2, 4 and 8 are; use another one"
+            )
         group = weights.integer("group_size", -1)
         if strategy in (None, "group", "channel"):
             grouped = strategy == "group" or (strategy is None and group != -1)

@@ -37,7 +37,7 @@ def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
     """By the name of the weight. Raises CheckpointError for what is not read, or contradicts."""
     bits = config.integer("bits")
     if bits not in CODE_BITS:
-        raise config.error(f"codes of {bits} bits are not read, 4 and 8 are; use another folder")
+        raise config.error(f"codes of {bits} bits are not read, 2, 4 and 8 are; use another folder")
     layout = config.values.get("checkpoint_format") or "gptq"
     if not isinstance(layout, str) or layout not in _FORMATS:
         raise config.error(
@@ -50,7 +50,7 @@ def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
         codes = f"{layer}.qweight"
         words, rows = tensors.size(codes, INTEGERS)
         columns = words * word
-        group = columns if group_size == -1 else tensors.check_group(group_size, codes)
+        group = columns if group_size == -1 else tensors.check_group(group_size, codes, bits)
         groups = -(-columns // group)
         scales = tensors.expect(f"{layer}.scales", FLOATS, (groups, rows), codes)
         zeros = tensors.expect(f"{layer}.qzeros", INTEGERS, (groups, -(-rows // word)), codes)

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.kernels.matmul_nbits.reference import QuantizedMatrix, pack, unpack
+from edge.kernels.matmul_nbits.reference import LEAST_BLOCK, QuantizedMatrix, pack, unpack
 from edge.models.parts import MAX_SIZE
 from edge.offload import WeightStore
 from edge.weights.block_matrices import Blocks, OffsetBlocks
 
-CODE_BITS = (4, 8)
+CODE_BITS = (2, 4, 8)
 FLOATS = ("float16", "bfloat16", "float32")
 INTEGERS = ("int32", "uint32")
 
@@ -30,7 +30,7 @@ _CHUNK_COLUMNS = 256
 _BLOCK_SIZES = (256, 128, 64, 32, 16)
 _USUAL_BLOCK = 128
 """Where one scale is that of many more columns."""
-_ZERO_BYTES = {4: 0x88, 8: 0x80}
+_ZERO_BYTES = {2: 0xAA, 4: 0x88, 8: 0x80}
 
 
 class PackedMatrix(ABC):
@@ -241,7 +241,7 @@ class CodedMatrix(PackedMatrix):
             return size == self.group
         if self.group >= self.shape[1]:  # one scale for a row: blocks need not be whole
             return size == _USUAL_BLOCK
-        return size <= _USUAL_BLOCK and self.group % size == 0
+        return LEAST_BLOCK[self.bits] <= size <= _USUAL_BLOCK and self.group % size == 0
 
     def _pieces(self, rows: range, columns: range) -> Iterator[tuple[range, range]]:
         """Parts of so few weights that unpacking them takes little memory."""
@@ -367,12 +367,13 @@ class Tensors:
         found = group_numbers(self.store, order, groups)
         return bool((found != np.arange(len(found)) // group).any())
 
-    def check_group(self, group: int, of: str) -> int:
+    def check_group(self, group: int, of: str, bits: int) -> int:
         """ValueError's sentence as an error: groups that no block fits into."""
-        if group < 1 or group % _BLOCK_SIZES[-1]:
+        if group < 1 or group % LEAST_BLOCK[bits]:
             raise self.error(
                 of,
-                f"has a scale for {group} columns; multiples of {_BLOCK_SIZES[-1]} are read",
+                f"has a scale for {group} columns; with {bits} bits multiples of "
+                f"{LEAST_BLOCK[bits]} are read",
                 "use another quantisation of the model",
             )
         return group

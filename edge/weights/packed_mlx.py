@@ -33,7 +33,7 @@ def find_mlx(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
             raise tensors.error(f"{layer}.scales", f"has no {codes} beside it")
         rows, words = tensors.size(codes, INTEGERS)
         bits, group_size = _numbers(config, layer)
-        columns, group = words * (32 // bits), tensors.check_group(group_size, codes)
+        columns, group = words * (32 // bits), tensors.check_group(group_size, codes, bits)
         grid = (rows, -(-columns // group))
         scales = tensors.expect(f"{layer}.scales", FLOATS, grid, codes)
         biases = tensors.expect(f"{layer}.biases", FLOATS, grid, codes)
@@ -72,7 +72,7 @@ def _numbers(config: Config, layer: str) -> tuple[int, int]:
     mode = config.values.get("mode") or "affine"
     if bits not in CODE_BITS or mode != "affine":
         raise config.error(
-            f"{layer} has codes of {bits} bits, mode {mode!r:.80}: 4 and 8 bits, affine, are read; "
+            f"{layer} has codes of {bits} bits, mode {mode!r:.80}: 2, 4 and 8 bits, affine, are read; "
             "use another folder"
         )
     return bits, config.integer("group_size", 64)

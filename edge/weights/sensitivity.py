@@ -98,8 +98,9 @@ def _kinds(role: str, columns: int) -> Iterator[Blocks]:
     """Blocks that leave no part of one empty, as far as there are such."""
     sizes = _CUT_SIZES if role.endswith(_CUT_ROLES) else _SIZES
     fitting = [size for size in sizes if columns % size == 0] or [_SMALLEST]
-    for size in fitting:
-        yield ZeroBlocks(4, size)
+    for bits in (2, 4):
+        for size in fitting:
+            yield ZeroBlocks(bits, size)
     yield Blocks(8, fitting[0])
 
 

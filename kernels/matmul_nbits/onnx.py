@@ -1,4 +1,4 @@
-"""Product with an int4 or int8 weight in blocks, on ONNX Runtime's integer path."""
+"""Product with a weight of 2, 4 or 8 bits in blocks, on ONNX Runtime's integer path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Product with an int4 or int8 weight on a GPU, from the packed words of `gpu_layout.py`.
+"""Product with a weight of 2, 4 or 8 bits on a GPU, from the packed words of `gpu_layout.py`.
 
     y[m, n] = sum over k of x[m, k] · (code[n, k] − zero[n, b]) · scale[n, b],  b = k // block_size
 
@@ -83,8 +83,10 @@ def _load_codes(
         words + n.to(tl.int64)[:, None] * num_words + word[None, :], mask=inside, other=0
     )
     spread = _spread(_spread(packed, 16), 8)
-    if bits == 4:
+    if bits <= 4:
         spread = _spread(spread, 4)
+    if bits == 2:
+        spread = _spread(spread, 2)
     codes = tl.reshape(spread, (block_outputs, block_words * (32 // bits)))
     return ((codes & ((1 << bits) - 1)) | _CODE_FLOAT_BITS).to(tl.float32, bitcast=True)
 
@@ -110,7 +112,9 @@ def _each_code(of_word, bits: tl.constexpr, outputs: tl.constexpr, words: tl.con
     """[outputs, words] → [outputs, words · codes of a word], each value repeated."""
     spread = tl.join(of_word, of_word)
     spread = tl.join(spread, spread)
-    if bits == 4:
+    if bits <= 4:
+        spread = tl.join(spread, spread)
+    if bits == 2:
         spread = tl.join(spread, spread)
     return tl.reshape(spread, (outputs, words * (32 // bits)))
 

@@ -15,7 +15,7 @@ from edge.backends import overlap
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
-from tests.support.packed_folders import gptq, write_packed
+from tests.support.packed_folders import compressed, gptq, write_packed
 from tests.support.reference_model import ReferenceModel
 from tests.support.triton_shards import chunk, relative_error, triton_plan
 
@@ -83,6 +83,21 @@ def test_codes_of_a_file_are_computed_with_as_they_stand(kind: str, tmp_path: Pa
     made = make_checkpoint(tmp_path / "made", "llama_in_blocks", layers=1)
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, made.path, kind=Type[kind])
+    tokens = meant.prompt(6)
+    stored: Any = SimpleNamespace(path=path, spec=meant.spec)
+    with triton_plan(stored, "tensor_2", tmp_path / "shards", dtype="auto") as model:
+        found = model.forward(chunk("a", tokens))[0]
+    assert relative_error(found, meant.logits(tokens)) <= LARGEST_ERROR_OF_CODES
+
+
+def test_codes_of_2_bits_are_computed_with_as_they_stand(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path / "made", "llama_in_blocks", layers=1)
+
+    def in_8_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        return dequantize(quantize(weight, bits=8, block_size=128))
+
+    path = tmp_path / "model"
+    meant = write_packed(path, made.path, compressed(2, 64, symmetric=False), head=in_8_bits)
     tokens = meant.prompt(6)
     stored: Any = SimpleNamespace(path=path, spec=meant.spec)
     with triton_plan(stored, "tensor_2", tmp_path / "shards", dtype="auto") as model:

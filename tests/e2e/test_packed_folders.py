@@ -55,11 +55,16 @@ def in_8_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
         ("phi3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
         ("qwen3_5_in_blocks", gptq(), "4 bits in blocks of 32"),
         ("lfm2_moe_in_blocks", compressed(4, None), "4 bits in blocks of 128"),
+        (
+            "llama_in_blocks",
+            compressed(2, 64, symmetric=False),
+            "2 bits in blocks of 64 with zero points",
+        ),
     ],
     ids=[
         *("gptq", "gptq of 8 bits", "awq", "compressed", "mlx"),
         *("fused gptq", "experts of gptq", "mxfp4", "fused mlx"),
-        *("linear attention of gptq", "convolutions and experts of compressed"),
+        *("linear attention of gptq", "convolutions and experts of compressed", "2 bits"),
     ],
 )
 def test_codes_are_computed_with_as_the_folder_has_them(

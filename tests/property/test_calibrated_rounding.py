@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
-from edge.kernels.matmul_nbits.reference import QuantizedMatrix, dequantize, quantize, unpack
+from edge.kernels.matmul_nbits.reference import (
+    LEAST_BLOCK,
+    QuantizedMatrix,
+    dequantize,
+    quantize,
+    unpack,
+)
 
-FORMATS = [(4, False), (4, True), (8, False), (8, True)]
+FORMATS = [(2, False), (2, True), (4, False), (4, True), (8, False), (8, True)]
 DAMPING = 0.1
 
 
@@ -170,7 +176,7 @@ def test_it_is_gptq(bits: int, zeros: bool, block_size: int) -> None:
 @given(data=st.data())
 def test_outputs_are_closer_than_after_plain_rounding(data: st.DataObject) -> None:
     bits, zeros = data.draw(st.sampled_from(FORMATS))
-    block_size = data.draw(st.sampled_from([16, 32, 64]))
+    block_size = max(LEAST_BLOCK[bits], data.draw(st.sampled_from([16, 32, 64])))
     columns = data.draw(st.integers(64, 300))
     width = block_size * data.draw(st.integers(2, 6))
     weight, gram = gaussian(24, columns), gram_of(columns, data.draw(st.integers(0, 99)))
@@ -210,7 +216,7 @@ def test_inputs_that_are_alike_change_nothing_but_nearer_codes(
 @given(data=st.data())
 def test_a_row_is_rounded_alike_whichever_rows_are_beside_it(data: st.DataObject) -> None:
     bits, zeros = data.draw(st.sampled_from(FORMATS))
-    block_size = data.draw(st.sampled_from([16, 32, 64]))
+    block_size = max(LEAST_BLOCK[bits], data.draw(st.sampled_from([16, 32, 64])))
     rows, columns = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 140))
     start = data.draw(st.integers(0, rows - 1))
     stop = data.draw(st.integers(start + 1, rows))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from edge.kernels.matmul_nbits.reference import (
+    LEAST_BLOCK,
     QuantizedMatrix,
     dequantize,
     matmul,
@@ -74,8 +75,16 @@ def relative_error(got: NDArray[np.float32], expected: NDArray[np.float32]) -> f
 @pytest.mark.parametrize("accuracy_level", [0, 4])
 @pytest.mark.parametrize("tokens", [1, 7, 64])
 @pytest.mark.parametrize("columns", [256, 200, 72])
-@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize(("bits", "zeros"), [(4, False), (4, True), (8, False), (8, True)])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "block_size"),
+    [
+        (bits, size)
+        for bits in (2, 4, 8)
+        for size in (16, 32, 64, 128, 256)
+        if bits > 2 or size > 16
+    ],
+)
 def test_onnxruntime_computes_the_reference(
     bits: int, zeros: bool, block_size: int, columns: int, tokens: int, accuracy_level: int
 ) -> None:
@@ -87,27 +96,28 @@ def test_onnxruntime_computes_the_reference(
     assert error < (1e-6 if accuracy_level == 0 else 1e-2)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_every_code_means_the_same_to_onnxruntime(bits: int) -> None:
-    """All codes, both nibbles, scales of both signs, against x = unit vectors."""
-    columns = 256
-    codes = np.arange(256, dtype=np.uint8)[: columns * bits // 8].reshape(1, -1, 16 * bits // 8)
-    scales = np.linspace(-2, 3, columns // 16, dtype=np.float32).reshape(1, -1)
-    matrix = QuantizedMatrix(codes=codes, scales=scales, bits=bits, block_size=16, columns=columns)
+    """All codes at every place of a byte, scales of both signs, against x = unit vectors."""
+    columns, size = 1024 if bits == 2 else 256, LEAST_BLOCK[bits]
+    codes = np.arange(columns * bits // 8).astype(np.uint8).reshape(1, -1, size * bits // 8)
+    scales = np.linspace(-2, 3, columns // size, dtype=np.float32).reshape(1, -1)
+    matrix = QuantizedMatrix(
+        codes=codes, scales=scales, bits=bits, block_size=size, columns=columns
+    )
     got = run_onnxruntime(np.eye(columns, dtype=np.float32), matrix, accuracy_level=0)
     np.testing.assert_allclose(got[:, 0], dequantize(matrix)[0], rtol=1e-6)
-    if bits == 8:
-        expected = (np.arange(256, dtype=np.float32) - 128) * np.repeat(scales[0], 16)
-    else:
-        low_first = np.stack([codes.reshape(-1) & 15, codes.reshape(-1) >> 4], axis=1).reshape(-1)
-        expected = (low_first.astype(np.float32) - 8) * np.repeat(scales[0], 16)
+    low_first = np.stack(
+        [codes.reshape(-1) >> place & (2**bits - 1) for place in range(0, 8, bits)], axis=1
+    ).reshape(-1)
+    expected = (low_first.astype(np.float32) - 2 ** (bits - 1)) * np.repeat(scales[0], size)
     np.testing.assert_array_equal(dequantize(matrix)[0], expected)
 
 
 @given(data=st.data())
 def test_a_slice_of_the_columns_sums_to_the_whole_in_onnxruntime(data: st.DataObject) -> None:
-    bits = data.draw(st.sampled_from([4, 8]))
-    block_size = data.draw(st.sampled_from([16, 32, 64]))
+    bits = data.draw(st.sampled_from([2, 4, 8]))
+    block_size = max(LEAST_BLOCK[bits], data.draw(st.sampled_from([16, 32, 64])))
     columns = data.draw(st.integers(2, 200))
     cut = data.draw(st.integers(1, columns - 1))
     zeros = data.draw(st.booleans())
@@ -134,15 +144,16 @@ def test_a_slice_of_the_columns_sums_to_the_whole_in_onnxruntime(data: st.DataOb
 
 def codes_past_the_end(matrix: QuantizedMatrix) -> NDArray[np.uint8]:
     rows = matrix.codes.reshape(len(matrix.codes), -1)
-    if matrix.bits == 4:
-        rows = np.stack([rows & 15, rows >> 4], axis=2).reshape(len(rows), -1)
+    bits = matrix.bits
+    places = [rows >> place & (2**bits - 1) for place in range(0, 8, bits)]
+    rows = np.stack(places, axis=2).reshape(len(rows), -1)
     return rows[:, matrix.columns :]
 
 
 @given(data=st.data())
 def test_a_row_is_quantised_alike_whichever_rows_are_beside_it(data: st.DataObject) -> None:
-    bits = data.draw(st.sampled_from([4, 8]))
-    block_size = data.draw(st.sampled_from([16, 32, 128]))
+    bits = data.draw(st.sampled_from([2, 4, 8]))
+    block_size = max(LEAST_BLOCK[bits], data.draw(st.sampled_from([16, 32, 128])))
     rows, columns = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 300))
     start = data.draw(st.integers(0, rows - 1))
     stop = data.draw(st.integers(start + 1, rows))
@@ -166,7 +177,7 @@ def test_tiles_and_threads_do_not_show_in_the_result() -> None:
 
 
 @given(
-    bits=st.sampled_from([4, 8]),
+    bits=st.sampled_from([2, 4, 8]),
     values=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=64),
 )
 def test_no_weight_is_off_by_more_than_two_steps_of_its_block(
@@ -175,7 +186,7 @@ def test_no_weight_is_off_by_more_than_two_steps_of_its_block(
     weight = np.array([values], np.float32)
     matrix = quantize(weight, bits=bits, block_size=32)
     peaks = np.maximum.reduceat(np.abs(values), range(0, len(values), 32))
-    step = np.repeat(peaks, 32)[: len(values)] / (8 if bits == 4 else 128)
+    step = np.repeat(peaks, 32)[: len(values)] / 2 ** (bits - 1)
     # Clipping may cost the peak's counterpart two steps. Blocks below 1e-35 become zero.
     error = np.abs(dequantize(matrix)[0] - weight[0].astype(np.float64))
     assert (error <= 2 * step + 1e-34).all()
@@ -183,7 +194,15 @@ def test_no_weight_is_off_by_more_than_two_steps_of_its_block(
 
 @pytest.mark.parametrize(
     ("bits", "block_size", "largest_error"),
-    [(4, 32, 6.8e-3), (4, 64, 8.4e-3), (4, 128, 9.7e-3), (8, 32, 2.9e-5)],
+    [
+        (2, 32, 0.115),
+        (2, 64, 0.13),
+        (2, 128, 0.14),
+        (4, 32, 6.8e-3),
+        (4, 64, 8.4e-3),
+        (4, 128, 9.7e-3),
+        (8, 32, 2.9e-5),
+    ],
 )
 def test_mean_squared_error_on_gaussian_weights(
     bits: int, block_size: int, largest_error: float
@@ -222,12 +241,12 @@ def test_a_weight_need_not_be_contiguous() -> None:
     np.testing.assert_array_equal(got.codes, quantize(weight.T.copy(), bits=8, block_size=32).codes)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_zeros_stay_zero(bits: int) -> None:
     matrix = quantize(np.zeros((3, 70), np.float16), bits=bits, block_size=32)
     assert not matrix.scales.any()
     assert not dequantize(matrix).any()
-    assert set(matrix.codes.reshape(-1).tolist()) == {0x88 if bits == 4 else 0x80}
+    assert set(matrix.codes.reshape(-1).tolist()) == {{2: 0xAA, 4: 0x88, 8: 0x80}[bits]}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -249,6 +268,7 @@ def test_a_float64_beyond_float32_is_refused() -> None:
     [
         (np.zeros((2, 2), np.float32), 3, 32, "3 bits"),
         (np.zeros((2, 2), np.float32), 4, 24, "blocks of 24"),
+        (np.zeros((2, 2), np.float32), 2, 16, "blocks of 16 weights of 2 bits .* 32 or more"),
         (np.zeros(2, np.float32), 4, 32, "rows and columns"),
         (np.zeros((2, 0), np.float32), 4, 32, "rows and columns"),
         (np.zeros((2, 2), np.int32), 4, 32, "int32"),

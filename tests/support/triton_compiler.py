@@ -76,6 +76,7 @@ def main() -> None:
     driver.set_active(AbsentGpu(90))
     launch_attention(bits=4, queries=64, splits=1)
     launch_products(rows=(1, 128), bits=4)
+    launch_products(rows=(1, 128), bits=2)
     print(json.dumps(compiled))
 
 
@@ -114,11 +115,11 @@ def launch_attention(*, bits: int | None, queries: int, splits: int) -> None:
 def launch_products(*, rows: tuple[int, ...], bits: int) -> None:
     """In blocks of 32 with zero points, or of 128; and one whose inputs are divided."""
     weight = torch.zeros(HIDDEN, HIDDEN, dtype=torch.bfloat16)
-    block_size = 32 if bits == 4 else 128
+    block_size = 128 if bits == 8 else 32
     scales = torch.zeros(HIDDEN // block_size, HIDDEN)
     packed = PackedWeight(
         words=torch.zeros(HIDDEN, HIDDEN * bits // 32, dtype=torch.int32), scales=scales,
-        zero_points=scales.to(torch.uint8) if bits == 4 else None,
+        zero_points=None if bits == 8 else scales.to(torch.uint8),
         bits=bits, block_size=block_size, columns=HIDDEN,
     )  # fmt: skip
     for count in rows:

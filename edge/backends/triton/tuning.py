@@ -193,7 +193,7 @@ def _attention_entry(shape: AttentionShape, tiles: AttentionTiles) -> dict[str, 
 
 def _product(entry: Any) -> tuple[ProductShape, Tiles]:
     bits, rows, outputs, inputs = entry["product"]
-    if bits not in (None, 4, 8) or rows not in ROWS:
+    if bits not in (None, 2, 4, 8) or rows not in ROWS:
         raise ValueError(f"a tuning table has a product of {bits} bits and {rows} rows")
     shape = ProductShape(bits=bits, rows=rows, outputs=_size(outputs), inputs=_size(inputs))
     tiles, launch = _tiles(entry)

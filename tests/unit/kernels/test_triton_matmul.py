@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge.kernels.matmul import reference as matmul_reference
 from edge.kernels.matmul_nbits.gpu_layout import gpu_layout
-from edge.kernels.matmul_nbits.reference import QuantizedMatrix, dequantize, quantize
+from edge.kernels.matmul_nbits.reference import LEAST_BLOCK, QuantizedMatrix, dequantize, quantize
 from tests.support.operator_face import normal
 from tests.support.triton_face import (
     FLOAT_DTYPES,
@@ -77,7 +77,7 @@ def test_without_tiles_the_rows_choose_the_kernel(rows: int) -> None:
 @settings(FEW, max_examples=40)
 @given(
     seed=seeds, rows=st.integers(1, 20), outputs=st.integers(1, 40), columns=st.integers(1, 300),
-    bits=st.sampled_from([4, 8]), block_size=st.sampled_from([16, 32, 64, 128]), dtype=dtypes,
+    bits=st.sampled_from([2, 4, 8]), block_size=st.sampled_from([16, 32, 64, 128]), dtype=dtypes,
     biased=st.booleans(), has_zeros=st.booleans(), half_scales=st.booleans(),
     splits=st.sampled_from([1, 3]), narrow=st.booleans(),
 )  # fmt: skip
@@ -88,6 +88,7 @@ def test_matmul_nbits(
     """Against what the codes stand for: float32 loses nothing more, others round the weight too."""
     from edge.kernels.matmul_nbits.triton import matmul_nbits
 
+    block_size = max(LEAST_BLOCK[bits], block_size)
     matrix = quantize(normal(seed, outputs, columns), bits=bits, block_size=block_size)
     zeros = zero_points(seed, matrix) if has_zeros else None
     packed = packed_weight(matrix, zeros, half_scales=half_scales)
@@ -105,7 +106,7 @@ def test_matmul_nbits(
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 6])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_few_rows_and_many_read_one_layout(bits: int, rows: int) -> None:
     """Without tiles; and both kernels agree on the same packed weight."""
     from edge.kernels.matmul_nbits.triton import matmul_nbits
@@ -120,10 +121,11 @@ def test_few_rows_and_many_read_one_layout(bits: int, rows: int) -> None:
     assert_near(tiled, x, dequantize(matrix), None, "float32")
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
 def test_words_and_scales_stand_for_the_matrix(bits: int, block_size: int) -> None:
     """Unpacked by the layout's own words, not by the kernel."""
+    block_size = max(LEAST_BLOCK[bits], block_size)
     matrix = quantize(normal(bits, 5, 300), bits=bits, block_size=block_size)
     zeros = zero_points(bits, matrix)
     layout = gpu_layout(matrix, zero_points=zeros)

@@ -84,8 +84,8 @@ MIXED = {
     "key.weight": Blocks(8, 128),
     "value.weight": Blocks(8, 64),
     "output.weight": ZeroBlocks(4, 64),
-    "gate.weight": ZeroBlocks(4, 64),
     "up.weight": Blocks(4, 16),
+    "gate.weight": ZeroBlocks(2, 64),
     "down.weight": ZeroBlocks(8, 64),
 }
 

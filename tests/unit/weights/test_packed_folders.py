@@ -44,6 +44,7 @@ EXACT: dict[str, Layout] = {
     "gptq of 96": gptq(group=96),
     "gptq with zeros": gptq(symmetric=False),
     "gptq of 8 bits": gptq(bits=8, symmetric=False, group=64),
+    "gptq of 2 bits": gptq(bits=2, symmetric=False),
     "gptq_v2": gptq(version=2, symmetric=False),
     "gptq without g_idx": gptq(has_order=False),
     "awq": awq(),
@@ -52,9 +53,11 @@ EXACT: dict[str, Layout] = {
     "compressed with packed zeros": compressed(symmetric=False),
     "compressed with zeros": compressed(symmetric=False, packed_zeros=False),
     "compressed of 8 bits": compressed(8, None),
+    "compressed of 2 bits": compressed(2, 32, symmetric=False),
     "compressed int8": compressed(8, None, plain=True),
     "mlx": mlx(),
     "mlx of 8 bits": mlx(8, 64),
+    "mlx of 2 bits": mlx(2, 64),
 }
 SORTED: dict[str, Layout] = {
     "gptq in act-order": gptq(act_order=True, symmetric=False),
@@ -251,7 +254,8 @@ WITHOUT_SCALES = dataclasses.replace(
     [
         (gptq(), says(bits=3), "codes of 3 bits are not read"),
         (gptq(), says(group_size=64), "layers.0.mlp.down_proj.scales"),
-        (gptq(), says(group_size=24), "has a scale for 24 columns; multiples of 16 are read"),
+        (gptq(), says(group_size=24), "for 24 columns; with 4 bits multiples of 16 are read"),
+        (gptq(bits=2), says(group_size=16), "for 16 columns; with 2 bits multiples of 32 are read"),
         (gptq(), says(group_size="all"), "group_size must be an integer"),
         (gptq(), says(checkpoint_format="marlin"), "checkpoint_format 'marlin' is not read"),
         (gptq(), without(f"{LAYER}.scales"), f"{LAYER}.qweight"),
@@ -266,7 +270,7 @@ WITHOUT_SCALES = dataclasses.replace(
         (awq(), changed(f"{LAYER}.scales", lambda a: a.T.copy()), "has shape [96, 2]"),
         (compressed(), says(format="marlin-24"), "format 'marlin-24' is not read"),
         (compressed(), says(config_groups={}), "config_groups must be 1 to"),
-        (compressed(), says(config_groups={"a": {"weights": {"num_bits": 2}}}), "codes of 2 bits"),
+        (compressed(), says(config_groups={"a": {"weights": {"num_bits": 3}}}), "codes of 3 bits"),
         (compressed(), without(f"{LAYER}.weight_scale"), f"has no {LAYER}.weight_scale beside"),
         (compressed(), changed(f"{LAYER}.weight_shape", lambda a: a + 32), "number of rows"),
         (fp8(), says(weight_block_size=[64, 64]), "make it"),

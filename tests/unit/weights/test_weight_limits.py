@@ -63,7 +63,7 @@ def test_tensor_and_file_are_named(name: str, kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", BAD)
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_they_are_named_where_matrices_are_rounded(bits: int, kind: str, tmp_path: Path) -> None:
     with (
         store(tmp_path, "matrix", BAD[kind][0]) as opened,
