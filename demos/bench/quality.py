@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,9 @@ EDGE_FORMATS = (
     ),
 )
 
-CALIBRATED_BITS = (None, 6.15, 5.5, 5.0, 4.6)
-"""Of `edge quantize`: as many as int4 has, as many as llama.cpp's Q4_K_M, and fewer."""
+CALIBRATED_BITS = (None, 6.15, 5.5, 5.0, 4.6, 4.5, 4.0, 3.5, 3.0)
+"""Of `edge quantize`: as many as int4 has, as many as llama.cpp's Q4_K_M, and fewer; below 4.6 some
+matrices have 2 bits."""
 
 Logits = NDArray[np.float32]
 
@@ -153,14 +154,18 @@ def edge_rows(
 
 
 def calibrated_rows(
-    path: Path, reference: Logits, windows: NDArray[np.int64], threads: int
+    path: Path,
+    reference: Logits,
+    windows: NDArray[np.int64],
+    threads: int,
+    several_bits: Sequence[float | None],
 ) -> Iterator[FormatRow]:
     """Folders that `edge quantize` writes by what the model writes itself: no text is given."""
     with (
         tempfile.TemporaryDirectory(dir=path.parent) as temporary,
         edge.Cluster.local(1, threads=threads) as cluster,
     ):
-        for bits in CALIBRATED_BITS:
+        for bits in several_bits:
             folder = Path(temporary) / f"{bits}"
             made = cluster.quantize(path, folder, bits=bits)
             with cluster.load(folder, context_tokens=WANTED.window_tokens) as model:
@@ -248,9 +253,14 @@ def _has(python: str, package: str) -> bool:
     help="A Python with gguf, and with llama-cpp-python for its rows.  [default: this one]",
 )
 @click.option("--threads", type=int, default=2, show_default=True)
+@click.option(
+    "--bits", type=float, multiple=True, help="Of edge quantize: these, and nothing else."
+)
 @folder_option
 @append_option
-def main(llama_python: str, threads: int, folder: Path, append: bool) -> None:
+def main(
+    llama_python: str, threads: int, bits: tuple[float, ...], folder: Path, append: bool
+) -> None:
     """A line for each format: perplexity, mean KL, 99 % KL, same top, bytes per weight, MB."""
     if not _has(llama_python, "gguf"):
         raise click.UsageError("needs gguf: pip install gguf where --llama-python is")
@@ -264,14 +274,13 @@ def main(llama_python: str, threads: int, folder: Path, append: bool) -> None:
     )
     windows = np.array(tokens, np.int64)
     reference = reference_logits(path, windows)
-    rows = itertools.chain(
-        edge_rows(path, reference, windows, threads),
-        calibrated_rows(path, reference, windows, threads),
-    )
-    if _has(llama_python, "llama_cpp"):
+    rows = calibrated_rows(path, reference, windows, threads, bits or CALIBRATED_BITS)
+    if not bits:
+        rows = itertools.chain(edge_rows(path, reference, windows, threads), rows)
+    if not bits and _has(llama_python, "llama_cpp"):
         floats = widened(llama_python, "gguf", packed, folder / "smollm2-135m-float32.gguf")
         rows = itertools.chain(rows, llama_rows(llama_python, floats, reference, windows, threads))
-    else:
+    elif not bits:
         print(
             "no rows of llama.cpp: they need llama-cpp-python, which pip compiles (a C++ compiler "
             "and half an hour on two cores); name its Python by --llama-python"

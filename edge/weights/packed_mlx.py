@@ -72,7 +72,7 @@ def _numbers(config: Config, layer: str) -> tuple[int, int]:
     mode = config.values.get("mode") or "affine"
     if bits not in CODE_BITS or mode != "affine":
         raise config.error(
-            f"{layer} has codes of {bits} bits, mode {mode!r:.80}: 2, 4 and 8 bits, affine, are read; "
-            "use another folder"
+            f"{layer} has codes of {bits} bits, mode {mode!r:.80}: 2, 4 and 8 bits, affine, are "
+            "read; use another folder"
         )
     return bits, config.integer("group_size", 64)

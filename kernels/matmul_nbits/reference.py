@@ -129,8 +129,9 @@ def quantize(
     """Rounds a float weight [rows, columns] to the nearest codes, blocks along the columns.
 
     Per block: the element of largest magnitude, with its sign, goes near the most negative code,
-    which uses all 2^bits codes; 2 and 4 bits try several such places. For the codes c of each, the scale
-    with the least squared error is sum(w c) / sum(c c), and the place with the least error stays.
+    which uses all 2^bits codes; 2 and 4 bits try several such places. For the codes c of each, the
+    scale with the least squared error is sum(w c) / sum(c c), and the place with the least error
+    stays.
     With zero points: the block's range, and three narrower ones, go onto the codes; from each, the
     scale is fitted and the codes rounded again. The one with the least error stays.
     Deterministic: a row's result depends on that row alone. Any float dtype; needs no scratch

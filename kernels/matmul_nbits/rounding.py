@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 #   absmax -> 7                     9.4e-3 / 11.6e-3 / 13.7e-3
 #   signed absmax -> -8 (Q4_0)      7.4e-3 /  9.0e-3 / 10.6e-3
 #   these five, least-squares scale 6.6e-3 /  8.2e-3 /  9.4e-3
-# 2 bits, whose middle codes are few: absmax 0.121 / 0.142 / 0.160, these four 0.112 / 0.127 / 0.137.
-# With 8 bits a search gains 5 % of an error of 2.8e-5: not worth five times the work.
+# 2 bits have few codes: absmax 0.121 / 0.142 / 0.160, these four 0.112 / 0.127 / 0.137. With 8
+# bits a search gains 5 % of an error of 2.8e-5: not worth five times the work.
 _STRETCHES: dict[int, tuple[float, ...]] = {
     2: (1.0, 1.25, 1.5, 1.75),
     4: (1.0, 0.9375, 1.0625, 0.875, 1.125),

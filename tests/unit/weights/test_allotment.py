@@ -105,6 +105,40 @@ def test_layers_of_other_sizes_are_chosen_for_alone() -> None:
     assert {choice.kind for role, choice in found.items() if role != "layers.0.a.w"} == {KINDS[-1]}
 
 
+def with_2_bits(choices: Choices) -> dict[str, tuple[Choice, ...]]:
+    """Half as large as the coarsest, which loses six times as little."""
+    return {
+        role: (
+            replace(
+                each[0],
+                kind=ZeroBlocks(2, 64),
+                num_bytes=each[0].num_bytes // 2,
+                loss=6 * each[0].loss,
+            ),
+            *each,
+        )
+        for role, each in choices.items()
+    }
+
+
+@given(models(), st.floats(1, 2))
+def test_2_bits_are_for_who_has_no_room_for_4(
+    choices: dict[str, tuple[Choice, ...]], part: float
+) -> None:
+    budget = part * smallest_bytes(choices)
+    assert allot(with_2_bits(choices), budget) == allot(choices, budget)
+
+
+@given(models(), st.floats(0.5, 0.99))
+def test_with_less_room_some_have_2_bits(
+    choices: dict[str, tuple[Choice, ...]], part: float
+) -> None:
+    budget = part * smallest_bytes(choices)
+    found = allot(with_2_bits(choices), budget)
+    assert spent(found) <= budget
+    assert any(choice.kind.bits == 2 for choice in found.values())
+
+
 @pytest.mark.parametrize("part", [0.0, 1.0])
 def test_at_least_the_smallest(part: float) -> None:
     choices = {role: choices_of(1.0) for role in ROLES}
