@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.kernels.kv_cache.cache_size import cache_row
+from edge.models.attention import Attention
 from edge.protocol.messages import MOST_COPY_BYTES
 from edge.protocol.step import MAX_CHUNK_TOKENS
 from edge.protocol.topology import Seat
@@ -27,7 +28,7 @@ class HeldLayer:
 
     layer: int
     heads: tuple[range, ...]
-    """Each by its rows of the layer's keys."""
+    """Each by its rows of the layer's keys, or of what it gives where keys have none."""
     row_bytes: int
     """Of the key, or the value, of one token in one head."""
 
@@ -42,16 +43,24 @@ def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]
     held = []
     for layer, mixer in layout.attentions.items():
         dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
-        keys = f"layers.{layer}.key.weight"
-        parts = layout.matrix(f"layers.{layer}.qkv").parts
         held.append(
             HeldLayer(
                 layer=layer,
-                heads=tuple(rows for role, rows in parts if role == keys),
+                heads=_heads(layout, layer, mixer),
                 row_bytes=elements * np.dtype(dtype).itemsize,
             )
         )
     return tuple(held)
+
+
+def _heads(layout: ShardLayout, layer: int, mixer: Attention) -> tuple[range, ...]:
+    if mixer.latent is None:
+        keys = f"layers.{layer}.key.weight"
+        parts = layout.matrix(f"layers.{layer}.qkv").parts
+        return tuple(rows for role, rows in parts if role == keys)
+    # Each head has keys of its own, by no rows that are only theirs; so by what it gives.
+    given, size = layout.matrix(f"layers.{layer}.output").columns, mixer.value_size
+    return tuple(given[start : start + size] for start in range(0, len(given), size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from edge.errors import shown
+from edge.models.latent import Latent
 from edge.models.parts import (
     MatrixSlice,
     PartWeights,
@@ -17,6 +19,7 @@ from edge.models.parts import (
     check_flags,
     check_sizes,
     finite,
+    made_of,
     whole_vector,
 )
 from edge.models.rotary import Rotary, rotary_of
@@ -57,6 +60,8 @@ class Attention:
     those of its query."""
     has_sinks: bool = False
     """Each head has one score more, of nothing: its weights add up to less than 1."""
+    latent: Latent | None = None
+    """Keys and values are made of a vector that all heads share; each query head has its own."""
     has_norm: bool = True
     """What it is given is normed."""
     norm_bias: bool = False
@@ -91,6 +96,9 @@ class Attention:
                 f"({self.num_kv_heads})"
             )
         object.__setattr__(self, "rotary", rotary_of(self.rotary))
+        object.__setattr__(self, "latent", made_of(Latent, self.latent))
+        if self.latent is not None:
+            self._check_latent(self.latent)
         if self.joint_norm and self.query_key_norm:
             raise ValueError("heads are normed each or together, not both")
         if self.norm_bias and not self.has_norm:
@@ -103,6 +111,28 @@ class Attention:
             )
         if self.window is not None and (type(self.window) is not int or self.window < 1):
             raise ValueError("a sliding window must be at least 1 token")
+
+    def _check_latent(self, latent: Latent) -> None:
+        if self.num_kv_heads != self.num_heads:
+            raise ValueError("keys that are made of one vector are as many as queries")
+        names = ("qkv_bias", "query_key_norm", "joint_norm", "value_norm", "keys_are_values")
+        if any(getattr(self, name) for name in (*names, "output_gate", "has_sinks")):
+            raise ValueError("attention of a latent vector has no further parts")
+        if latent.shared_size != self.rotary.turned_elements:
+            raise ValueError(
+                f"keys share {latent.shared_size} elements, of which "
+                f"{self.rotary.turned_elements} turn"
+            )
+        if latent.shared_size >= self.head_size or latent.value_size > self.head_size:
+            raise ValueError(
+                f"a head of {self.head_size} elements, of which {latent.shared_size} are shared, "
+                f"with values of {latent.value_size}"
+            )
+
+    @property
+    def value_size(self) -> int:
+        """Elements that a head gives."""
+        return self.head_size if self.latent is None else self.latent.value_size
 
     @property
     def num_units(self) -> int:
@@ -117,6 +147,11 @@ class Attention:
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         shapes: dict[str, tuple[int, ...]] = {}
+        if self.latent is not None:
+            shapes = self.latent.shapes(hidden_size, self.num_heads, self.head_size)
+            if self.output_bias:
+                shapes["output.bias"] = (hidden_size,)
+            return shapes | self._norms(hidden_size)
         for role, rows, columns, has_bias in (
             ("query", query * self._query_parts, hidden_size, self.qkv_bias),
             ("key", kv, hidden_size, self.qkv_bias),
@@ -128,19 +163,25 @@ class Attention:
                 shapes[f"{role}.bias"] = (rows,)
         if self.has_sinks:
             shapes["sinks"] = (self.num_heads,)
-        if self.has_norm:
-            shapes["attention_norm"] = (hidden_size,)
-        if self.norm_bias:
-            shapes["attention_norm_bias"] = (hidden_size,)
-        if self.has_post_norm:
-            shapes["attention_post_norm"] = (hidden_size,)
+        shapes |= self._norms(hidden_size)
         if self.query_key_norm:
             shapes["query_norm"] = shapes["key_norm"] = (self.head_size,)
         if self.joint_norm:
             shapes["query_norm"], shapes["key_norm"] = (query,), (kv,)
         return shapes
 
+    def _norms(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Of the hidden state."""
+        names = {
+            "attention_norm": self.has_norm,
+            "attention_norm_bias": self.norm_bias,
+            "attention_post_norm": self.has_post_norm,
+        }
+        return {name: (hidden_size,) for name, is_there in names.items() if is_there}
+
     def weights(self, hidden_size: int) -> PartWeights:
+        if self.latent is not None:
+            return self._latent_weights(hidden_size)
         size = self.head_size
         heads, kv_heads = self.num_heads // self.num_units, self.num_kv_heads // self.num_groups
         head, queries = size * hidden_size, heads * self._query_parts
@@ -161,12 +202,35 @@ class Attention:
             fixed=Weights(vector=fixed),
         )
 
+    def _latent_weights(self, hidden_size: int) -> PartWeights:
+        shapes = self.shapes(hidden_size)
+        of_heads = ("query.weight", "query_up.weight", "key_value.weight", "output.weight")
+        sizes = {role: math.prod(shape) for role, shape in shapes.items()}
+        matrices = {role: sizes.pop(role) for role, shape in shapes.items() if len(shape) == 2}
+        return PartWeights(
+            unit=Weights(
+                matrices=tuple(
+                    (role, count / self.num_heads)
+                    for role, count in matrices.items()
+                    if role in of_heads
+                )
+            ),
+            fixed=Weights(
+                matrices=tuple(each for each in matrices.items() if each[0] not in of_heads),
+                vector=sum(sizes.values()),
+            ),
+        )
+
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
         """The fused products, their parts turned and transposed, and the scores of every head over
-        the whole context."""
+        the whole context; what keys and values are made of, and their parts before they are put
+        together."""
         queries = self.num_heads * (1 + 2 * self.output_gate)
         qkv = (queries + 2 * self.num_kv_heads) * self.head_size
-        return 2 * qkv + self.num_heads * context_tokens
+        made = 0
+        if self.latent is not None:
+            made = 2 * (self.latent.rows + (self.latent.query_rank or 0)) + 3 * qkv
+        return 2 * qkv + made + self.num_heads * context_tokens
 
     def of_units(self, units: range) -> Attention | None:
         if not units or self.joint_norm:
@@ -178,13 +242,17 @@ class Attention:
     def matrices(self, layer: str, hidden_size: int, units: range) -> Iterator[MatrixSlice]:
         hidden, units = range(hidden_size), self._heads(units)
         if units:
-            yield MatrixSlice(
-                name=f"{layer}qkv", parts=self._fused(layer, "weight", units), columns=hidden
-            )
+            if self.latent is not None:
+                yield from self.latent.matrices(layer, hidden_size, units, self.head_size)
+            else:
+                yield MatrixSlice(
+                    name=f"{layer}qkv", parts=self._fused(layer, "weight", units), columns=hidden
+                )
+            size = self.value_size
             yield MatrixSlice(
                 name=f"{layer}output",
                 parts=((f"{layer}output.weight", hidden),),
-                columns=self._elements(units),
+                columns=range(units.start * size, units.stop * size),
             )
 
     def vectors(
@@ -199,6 +267,8 @@ class Attention:
             yield whole_vector(f"{layer}attention_norm", hidden_size)
         if self.norm_bias:
             yield whole_vector(f"{layer}attention_norm_bias", hidden_size)
+        if self.latent is not None:
+            yield from self.latent.vectors(layer, units)
         if self.qkv_bias:
             yield VectorSlice(name=f"{layer}qkv.bias", parts=self._fused(layer, "bias", units))
         if self.has_sinks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from edge.errors import shown
 from edge.kernels.experts.reference import BEST_OF_GROUP, SCORINGS, Routing, Scoring
@@ -20,8 +20,8 @@ from edge.models.parts import (
     Weights,
     check_flags,
     check_sizes,
-    exact_fields,
     finite,
+    made_of,
     whole_vector,
 )
 
@@ -91,8 +91,8 @@ class Experts:
     """The hidden state is multiplied by a number of the layer, once that is added."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shared", _made_of(SharedExpert, self.shared))
-        object.__setattr__(self, "clamp", _made_of(Clamp, self.clamp))
+        object.__setattr__(self, "shared", made_of(SharedExpert, self.shared))
+        object.__setattr__(self, "clamp", made_of(Clamp, self.clamp))
         check_sizes(num_experts=self.num_experts, top_k=self.top_k, expert_columns=self.columns)
         check_sizes(groups=self.groups, chosen_groups=self.chosen_groups)
         check_flags(
@@ -293,16 +293,6 @@ class Experts:
             each * self.shared.columns // self.columns for each in (units.start, units.stop)
         )
         return range(start, stop)
-
-
-_Made = TypeVar("_Made")
-
-
-def _made_of(cls: type[_Made], value: object) -> _Made | None:
-    """As it is, or from JSON. Raises ValueError."""
-    if value is None or isinstance(value, cls):
-        return value
-    return cls(**exact_fields(cls, value))
 
 
 def expert_name(layer: str, number: int) -> str:

@@ -14,11 +14,13 @@ from edge.models.config import Config
 from edge.models.spec import ModelSpec
 
 FAMILIES = (
+    "deepseek_v3",
     "gemma2",
     "gemma3_text",
     "gemma4_text",
     "glm4",
     "glm4_moe",
+    "glm4_moe_lite",
     "gpt2",
     "gpt_oss",
     "granite",
@@ -119,8 +121,8 @@ _MISSING = {
     "apertus": ("llama", "an activation with weights of its own"),
     "cohere": ("llama", "LayerNorm and parts side by side"),
     "cohere2": ("llama", "LayerNorm and parts side by side"),
-    "deepseek_v2": ("llama", "latent attention and experts"),
-    "deepseek_v3": ("llama", "latent attention and experts"),
+    "deepseek_v2": ("deepseek_v3", "experts that are chosen by softmax"),
+    "deepseek_v32": ("deepseek_v3", "attention to tokens that an indexer picks"),
     "falcon": ("llama", "LayerNorm and parts side by side"),
     "gemma": ("gemma2", "layers of two norms"),
     "gemma3n": ("gemma3_text", "embeddings for each layer"),

@@ -16,7 +16,7 @@ from edge.models.spec import MAX_LAYERS, ModelSpec
 
 def describe(config: Config) -> ModelSpec:
     config = config.filled({"max_position_embeddings": 131_072, "rms_norm_eps": 1e-5})
-    count, experts = num_layers(config), _experts(config)
+    count, experts = num_layers(config), experts_beside_shared(config)
     first = config.integer("first_k_dense_replace", 1)
     if not 0 <= first <= MAX_LAYERS:
         raise config.error(f"first_k_dense_replace must lie in 0..{MAX_LAYERS}, not {first}")
@@ -31,7 +31,8 @@ def describe(config: Config) -> ModelSpec:
     )
 
 
-def _experts(config: Config) -> Experts:
+def experts_beside_shared(config: Config) -> Experts:
+    """Those of this family, and of DeepSeek's."""
     for name, known in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         value = config.values.get(name, known)
         if value != known:

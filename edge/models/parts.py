@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from edge.errors import shown
 
@@ -21,6 +21,8 @@ MAX_SIZE = 1 << 24
 
 _LARGEST_NUMBER = 1e38
 """Float32 ends there."""
+
+_Made = TypeVar("_Made")
 
 Rows = tuple[tuple[str, range], ...]
 """(role, rows) of whole weights, in order."""
@@ -137,6 +139,13 @@ def finite(value: object) -> float:
     if type(value) not in (int, float) or not abs(value) < _LARGEST_NUMBER:  # type: ignore[arg-type]
         raise ValueError(f"{shown(value)} is not a finite number")
     return float(value)  # type: ignore[arg-type]
+
+
+def made_of(cls: type[_Made], value: object) -> _Made | None:
+    """As it is, or from JSON. Raises ValueError."""
+    if value is None or isinstance(value, cls):
+        return value
+    return cls(**exact_fields(cls, value))
 
 
 def exact_fields(cls: Any, value: object, *others: str) -> Mapping[str, Any]:

@@ -50,6 +50,7 @@ _OF_ATTENTION = {
     "attention sinks": "has_sinks",
     "norms of values": "value_norm",
     "norms with biases": "norm_bias",
+    "latent attention": "latent",
 }
 _SCALED = "scaled layers"
 _POSITIONS = "learned positions"

@@ -224,6 +224,7 @@ def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
             num_kv_heads=1,
             head_size=16,
             rotary=Rotary(inverse_frequencies=(1.0,) * 8),
+            latent=None,
             window=None,
         ),
         feed_forward=spec.kinds[0].feed_forward.with_columns(hidden),

@@ -13,6 +13,7 @@ from edge.weights.float_matrices import Floats
 from edge.weights.recipe import Recipe, Rule
 
 DEFAULT_BLOCK_SIZE = 32
+_MIXED_INPUTS = ("key.weight", "value.weight", "kv_down.weight", "key_value.weight")
 _MIXED_OUTPUTS = ("output.weight", "linear_output.weight", "short_output.weight")
 _INT4_BLOCK = 64
 """Of most matrices in int4: with zero points as close as blocks of 32 without, and faster."""
@@ -47,8 +48,8 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
     wide = Blocks(8, widest_block(_WIDEST_BLOCK, hidden, usual.block_size))
     cut = Blocks(8, widest_block(_WIDEST_CUT_BLOCK, columns, down.block_size))
     rules = (
-        *(Rule(role, wide) for role in ("head", "key.weight", "value.weight")),
-        *(Rule(role, fine) for role in ("query.weight", *_MIXED_OUTPUTS)),
+        *(Rule(role, wide) for role in ("head", *_MIXED_INPUTS)),
+        *(Rule(role, fine) for role in ("query.weight", "query_up.weight", *_MIXED_OUTPUTS)),
         Rule("down.weight", cut, grade=1),
         Rule("down.weight", down),
         *small_floats(spec),

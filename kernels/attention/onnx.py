@@ -110,9 +110,9 @@ def attention(
                 for x, count in ((query, num_heads), (key, num_kv_heads))
             )  # fmt: skip
         if padded != head_size:
-            query = _resize_heads(graph, query, num_heads, head_size, padded)
-            key = _resize_heads(graph, key, num_kv_heads, head_size, padded)
-            value = _resize_heads(graph, value, num_kv_heads, head_size, padded)
+            query = resize_heads(graph, query, num_heads, head_size, padded)
+            key = resize_heads(graph, key, num_kv_heads, head_size, padded)
+            value = resize_heads(graph, value, num_kv_heads, head_size, padded)
     output, present_keys, present_values = graph.nodes(
         "GroupQueryAttention",
         query, key, value, cache.keys, cache.values, names.lengths, names.total,
@@ -126,7 +126,7 @@ def attention(
         **_rounding(cache),
     )  # fmt: skip
     if padded != head_size:
-        output = _resize_heads(graph, output, num_heads, padded, head_size)
+        output = resize_heads(graph, output, num_heads, padded, head_size)
     if gated:
         output = graph.node("Mul", output, graph.node("Sigmoid", gate))
     return output, present_keys, present_values
@@ -154,7 +154,7 @@ def _split(
     return q, "", k, v
 
 
-def _resize_heads(graph: OnnxGraph, x: str, num_heads: int, old: int, new: int) -> str:
+def resize_heads(graph: OnnxGraph, x: str, num_heads: int, old: int, new: int) -> str:
     """Pad each head of x [batch, tokens, num_heads · old] with zeros to `new`, or cut it."""
     heads = graph.node("Reshape", x, _shape(graph, num_heads, old))
     if new > old:

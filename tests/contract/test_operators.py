@@ -23,6 +23,8 @@ from edge.kernels.experts.reference import SCORINGS, Routing
 from edge.kernels.gated_mlp import onnx as gated_mlp_onnx
 from edge.kernels.gated_mlp import reference as gated_mlp_reference
 from edge.kernels.kv_cache.cache_size import cache_head_size
+from edge.kernels.latent_heads import onnx as latent_heads_onnx
+from edge.kernels.latent_heads import reference as latent_heads_reference
 from edge.kernels.layer_norm import onnx as layer_norm_onnx
 from edge.kernels.layer_norm import reference as layer_norm_reference
 from edge.kernels.linear_attention import onnx as linear_attention_onnx
@@ -74,6 +76,32 @@ def test_add_rms_norm(seed: int, rows: int, columns: int) -> None:
     expected = rms_norm_reference.add_rms_norm(x, addend, weight, epsilon=EPSILON)
     for actual, wanted in zip(face.run(), expected, strict=True):
         assert_same(actual, wanted)
+
+
+@FEW
+@given(
+    seed=seeds,
+    batch=st.integers(1, 3),
+    tokens=st.integers(1, 5),
+    heads=st.integers(1, 4),
+    shared=st.integers(1, 6),
+    own=st.integers(1, 6),
+    data=st.data(),
+)
+def test_latent_heads(
+    seed: int, batch: int, tokens: int, heads: int, shared: int, own: int, data: st.DataObject
+) -> None:
+    values = data.draw(st.integers(1, shared + own))
+    product = normal(seed, batch, tokens, heads * (own + values))
+    turned = normal(seed + 1, batch, tokens, shared)
+    face = Face()
+    found = latent_heads_onnx.latent_heads(
+        face.graph, face.input("product", product), face.input("shared", turned),
+        num_heads=heads, own_size=own, shared_size=shared, value_size=values,
+    )  # fmt: skip
+    expected = latent_heads_reference.latent_heads(product, turned, num_heads=heads, own_size=own)
+    face.output(found, expected.shape)
+    assert_same(face.run()[0], expected)
 
 
 @FEW

@@ -160,7 +160,38 @@ _DELTA: dict[str, Any] = {
 }
 """Of models most of whose layers are linear attention."""
 
+_LATENT: dict[str, Any] = {
+    "hidden_size": 60,
+    "intermediate_size": 90,
+    "moe_intermediate_size": 37,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "kv_lora_rank": 22,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 14,
+    "vocab_size": 131,
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+}
+"""Of models with latent attention."""
+
 MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "v_head_dim": 12,
+            "n_shared_experts": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "first_k_dense_replace": 2,
+            "rope_parameters": {**_YARN, "mscale_all_dim": 0.7},
+        },
+    ),
     "gemma2": (
         "gemma2",
         {
@@ -306,6 +337,15 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
                 "rope_theta": 100.0,
                 "partial_rotary_factor": 0.5,
             },
+        },
+    ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {
+            **_LATENT,
+            "q_lora_rank": 34,
+            "v_head_dim": 20,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
         },
     ),
     "gpt2": (
@@ -859,6 +899,12 @@ _BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
 _NOT_OF_LLAMA = {
     "attention_norm_bias": "input_layernorm.bias",
     "mlp_norm_bias": "post_attention_layernorm.bias",
+    "query_down": "self_attn.q_a_proj",
+    "query_latent_norm": "self_attn.q_a_layernorm.weight",
+    "query_up": "self_attn.q_b_proj",
+    "kv_down": "self_attn.kv_a_proj",
+    "kv_latent_norm": "self_attn.kv_a_layernorm.weight",
+    "key_value": "self_attn.kv_b_proj",
     "expert_scales": "mlp.gate.per_expert_scale",
     "router_norm": "router_norm.weight",
     "experts_norm": "experts_norm.weight",
@@ -1076,10 +1122,12 @@ def make_checkpoint(
 
 
 def _llama_name(role: str) -> str:
-    name = _NOT_OF_LLAMA.get(role.rsplit(".", 1)[-1])
+    place = 2 if role.startswith("layers.") else 0
+    parts = role.split(".")
+    name = _NOT_OF_LLAMA.get(parts[place])
     if name is None:
         return llama_tensor_name(role)
-    return f"model.{role.rsplit('.', 1)[0]}.{name}" if role.startswith("layers.") else name
+    return ".".join([*(["model", *parts[:2]] if place else []), name, *parts[place + 1 :]])
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -77,9 +77,9 @@ class ReferenceModel:
             return {"float32": 32, "int8": 8, "int4-pure": 4}[self.dtype], given or 32
         hidden = self.spec.hidden_size
         usual = given or (64 if hidden % 64 == 0 else 32)
-        if any(part in name for part in ("lm_head", "k_proj", "v_proj")):
+        if any(part in name for part in ("lm_head", "k_proj", "v_proj", "kv_a_proj", "kv_b_proj")):
             return 8, max([usual, *(size for size in (64, 128) if hidden % size == 0)])
-        if any(part in name for part in ("q_proj", "o_proj", "out_proj")):
+        if any(part in name for part in ("q_proj", "q_b_proj", "o_proj", "out_proj")):
             return 4, min(given or 32, 32)
         if "down_proj" not in name:
             return 4, usual
@@ -124,7 +124,29 @@ class ReferenceModel:
         logits = self._linear(self._norm(hidden, "model.norm"), "lm_head")
         return finish_logits(logits, scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
 
+    def _latent_heads(self, x: Array, part: Attention, prefix: str) -> tuple[Array, Array, Array]:
+        """Queries, keys and values [tokens, heads, size]; what turns comes first."""
+        latent, count = part.latent, part.num_heads
+        assert latent is not None
+        made_of, shared = np.split(self._linear(x, f"{prefix}kv_a_proj"), [latent.rank], axis=-1)
+        weight = self._weights[f"{prefix}kv_a_layernorm.weight"]
+        made_of = rms_norm(made_of, weight, epsilon=1e-6)
+        both = self._heads(made_of, f"{prefix}kv_b_proj", count)
+        own, value = np.split(both, [part.head_size - latent.shared_size], axis=-1)
+        shared = np.repeat(shared[:, None], count, axis=1)
+        if latent.query_rank is None:
+            query = self._heads(x, f"{prefix}q_proj", count)
+        else:
+            weight = self._weights[f"{prefix}q_a_layernorm.weight"]
+            made_of = rms_norm(self._linear(x, f"{prefix}q_a_proj"), weight, epsilon=1e-6)
+            query = self._heads(made_of, f"{prefix}q_b_proj", count)
+        query = np.roll(query, latent.shared_size, axis=-1)
+        return query, np.concatenate([shared, own], axis=-1), value
+
     def _attention(self, x: Array, part: Attention, prefix: str) -> Array:
+        if part.latent is not None:
+            query, key, value = self._latent_heads(x, part, prefix)
+            return self._attended(x, query, key, value, None, part, prefix)
         query = self._heads(x, f"{prefix}q_proj", part.num_heads)
         query, gates = np.split(query, 2, axis=-1) if part.output_gate else (query, None)
         key = self._heads(x, f"{prefix}k_proj", part.num_kv_heads)
@@ -142,6 +164,18 @@ class ReferenceModel:
                 self._norm(x.reshape(len(x), -1), f"{prefix}{name}_norm").reshape(x.shape)
                 for x, name in ((query, "q"), (key, "k"))
             )
+        return self._attended(x, query, key, value, gates, part, prefix)
+
+    def _attended(
+        self,
+        x: Array,
+        query: Array,
+        key: Array,
+        value: Array,
+        gates: Array | None,
+        part: Attention,
+        prefix: str,
+    ) -> Array:
         rotary = part.rotary
         cos, sin = (table[: len(x)] for table in rotary.tables(self.spec.context_tokens))
         query, key = (
@@ -284,7 +318,7 @@ class IntegerReferenceModel(ReferenceModel):
                 name, size = "linear_attn.out_proj", 0
                 if isinstance(mixer, Attention):
                     name = "self_attn.o_proj"
-                    size = mixer.head_size * (mixer.num_heads // mixer.num_units)
+                    size = mixer.value_size * (mixer.num_heads // mixer.num_units)
                 elif isinstance(mixer, ShortConvolution):
                     name, size = "conv.out_proj", mixer.unit_channels
                 else:

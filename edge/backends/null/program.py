@@ -212,7 +212,7 @@ def _attended_bits(
     Bit i is that of query head i mod `num_heads`, which is in one shard of a stage.
     """
     mixer = layout.attentions[layer]
-    first = layout.matrix(f"layers.{layer}.output").columns.start // mixer.head_size
+    first = layout.matrix(f"layers.{layer}.output").columns.start // mixer.value_size
     bits = np.arange(spec.hidden_size)
     heads = bits % spec.attentions[layer].num_heads - first
     is_here = (heads >= 0) & (heads < mixer.num_heads)

@@ -9,17 +9,24 @@ from edge.kernels.attention.onnx import (
     AttentionNames,
     CacheNames,
     attention,
+    resize_heads,
     rotates_itself,
 )
 from edge.kernels.kv_cache.cache_size import cache_head_size, cache_row
+from edge.kernels.latent_heads.onnx import latent_heads
+from edge.kernels.rms_norm.onnx import rms_norm
 from edge.models.attention import Attention
+from edge.models.latent import Latent
 
 
 def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
     """What is to be added to the hidden state."""
     p = f"layers.{layer}."
     normed = build.norm(f"{p}attention_norm")
-    qkv = build.linear(normed, f"{p}qkv")
+    if part.latent is None:
+        qkv = build.linear(normed, f"{p}qkv")
+    else:
+        qkv = _of_latent(build, p, normed, part, part.latent)
     output, *present = attention(
         build.graph,
         qkv,
@@ -45,7 +52,37 @@ def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
     dtype, shape = _cache_rows(build, part)
     for value, name in zip(present, ("key", "value"), strict=True):
         build.output(value, f"present_{name}_{layer}", dtype, shape)
+    if part.value_size != part.head_size:
+        output = resize_heads(build.graph, output, part.num_heads, part.head_size, part.value_size)
     return build.linear(output, f"{p}output")
+
+
+def _of_latent(build: SegmentBuilder, p: str, normed: str, part: Attention, latent: Latent) -> str:
+    """Queries, keys and values [batch, tokens, 3 · num_heads · head_size]."""
+    graph = build.graph
+
+    def normed_latent(x: str, name: str) -> str:
+        return rms_norm(graph, x, build.own_vector(f"{p}{name}"), epsilon=latent.norm_epsilon)
+
+    sizes = [latent.rank, latent.shared_size]
+    sizes = sizes if latent.query_rank is None else [latent.query_rank, *sizes]
+    split = graph.constant(f"split_{'_'.join(map(str, sizes))}", np.asarray(sizes, np.int64))
+    whole = build.linear(normed, f"{p}latent")
+    *of_query, made_of, shared = graph.nodes("Split", whole, split, outputs=len(sizes), axis=-1)
+    query = normed
+    if of_query:
+        query = normed_latent(of_query[0], "query_latent_norm")
+    query = build.linear(query, f"{p}query")
+    keys_values = latent_heads(
+        graph,
+        build.linear(normed_latent(made_of, "kv_latent_norm"), f"{p}key_value"),
+        shared,
+        num_heads=part.num_heads,
+        own_size=part.head_size - latent.shared_size,
+        shared_size=latent.shared_size,
+        value_size=latent.value_size,
+    )
+    return graph.node("Concat", query, keys_values, axis=-1)
 
 
 def _inputs(build: SegmentBuilder, part: Attention) -> AttentionNames:

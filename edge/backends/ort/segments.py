@@ -219,6 +219,12 @@ class SegmentBuilder:
         self._open.vectors[local] = name
         return local
 
+    def own_vector(self, name: str) -> str:
+        """One that the shard has."""
+        found = self.vector(name)
+        assert found is not None
+        return found
+
     def weights_of(self, layer: int) -> str:
         """The kinds of a layer's matrices: layers that are alike in all else may differ in them."""
         prefix = f"layers.{layer}."

@@ -88,6 +88,7 @@ def check_agreement(
         matrices += [name for name in names if expert_number(name) in (None, 0)]  # all are alike
         kinds = (
             *("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
+            *("query_latent_norm", "kv_latent_norm"),
             *("experts_norm", "router_norm", "shared_post_norm", "experts_post_norm"),
         )
         names = [f"{prefix}{kind}" for kind in kinds]

@@ -15,6 +15,7 @@ import transformers
 
 from edge.errors import CheckpointError
 from edge.kernels.gated_mlp.reference import Clamp
+from edge.models.attention import Attention
 from edge.models.experts import Experts, SharedExpert
 from edge.models.families import FAMILIES, read_family
 from edge.models.linear_attention import LinearAttention
@@ -157,6 +158,8 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str
 OTHER_MODULES = (
     *(
         "mixtral",
+        "deepseek_v3",
+        "glm4_moe_lite",
         "gemma4_text",
         "glm4_moe",
         "gpt2",
@@ -252,6 +255,40 @@ def test_a_shared_expert_is_cut_where_the_others_are() -> None:
     assert few is not None
     assert few.shared is None, "the one column goes with the last of the others"
     assert next(less.matrices("", 64, range(3))).num_rows == 5
+
+
+@pytest.mark.parametrize("rank", [None, 22])
+def test_heads_of_a_latent_vector_are_cut_as_others_are(rank: int | None) -> None:
+    """What turns is first in each head; every row and every weight is somewhere, once."""
+    sizes = {"qk_rope_head_dim": 6, "qk_nope_head_dim": 10, "v_head_dim": 12, "kv_lora_rank": 20}
+    spec = describe("glm4_moe_lite", **sizes, q_lora_rank=rank, attention_bias=True)
+    part = spec.layer(0).mixer
+    assert isinstance(part, Attention)
+    assert (part.num_heads, part.head_size, part.value_size) == (8, 16, 12)
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    rows: dict[str, list[int]] = {}
+    columns: list[int] = []
+    for units in (range(3), range(3, 8)):
+        found = {each.name: each for each in part.matrices("", 64, units)}
+        first = found["query"].parts[0][1]
+        assert first == range(16 * units.start + 10, 16 * units.start + 16)
+        columns += found["output"].columns
+        for name in ("query", "key_value"):
+            for role, run in found[name].parts:
+                rows.setdefault(role, []).extend(run)
+        held = [each.num_elements for each in part.vectors("", 64, units, is_first=True)]
+    shapes, weights = part.shapes(64), part.weights(64)
+    assert columns == list(range(96))
+    for role, of_role in rows.items():
+        assert sorted(of_role) == list(range(shapes[role][0]))
+    counted = 8 * sum(count for _role, count in weights.unit.matrices)
+    counted += sum(count for _role, count in weights.fixed.matrices)
+    assert counted == sum(math.prod(each) for each in shapes.values() if len(each) == 2)
+    vectors = sum(math.prod(each) for each in shapes.values() if len(each) == 1)
+    assert (weights.fixed.vector, sum(held)) == (vectors, vectors)
+    for facts in ({"num_kv_heads": 4}, {"query_key_norm": True}, {"head_size": 6}):
+        with pytest.raises(ValueError, match=r"latent|keys|head of"):
+            dataclasses.replace(part, **facts)
 
 
 def test_a_block_beside_experts_has_norms_of_its_own_in_gemma4() -> None:
@@ -414,6 +451,9 @@ def test_which_layers_are_linear_attention() -> None:
             },
             "num_experts is missing",
         ),
+        ({"model_type": "glm4_moe_lite", "mlp_layer_types": ["x"]}, "must be dense or sparse for"),
+        ({"model_type": "deepseek_v3", "first_k_dense_replace": -1}, "must lie in 0..4096"),
+        ({"model_type": "deepseek_v3", "v_head_dim": 999}, "with values of 999"),
         ({"model_type": "gpt2", "n_layer": 0}, "n_layer must lie in 1"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "such a model has an encoder"),
         ({"model_type": "olmo3", "layer_types": ["x"]}, "layer_types must name one of"),
@@ -462,7 +502,7 @@ def test_which_layers_are_linear_attention() -> None:
             {"model_type": "qwen3_5_text", "linear_conv_kernel_dim": 65},
             "a convolution sees 2 to 64 tokens",
         ),
-        ({"model_type": "lama"}, "llama is called nearly the same; it runs gemma2"),
+        ({"model_type": "lama"}, "llama is called nearly the same; it runs deepseek_v3, gemma2"),
         ({"model_type": "mistral3", "text_config": [1]}, "text_config must be an object"),
         ({"model_type": "gemma3", "text_config": {"model_type": "t5"}}, "'t5' is not a family"),
         ({"model_type": None}, "model_type None is not a family"),

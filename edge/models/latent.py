@@ -1,0 +1,110 @@
+"""What attention has whose keys and values are made of a vector that all heads share.
+
+DeepSeek's multi-head latent attention. Every shard has the products that make that vector; those
+that make heads of it are cut by heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edge.models.parts import MatrixSlice, Rows, VectorSlice, check_flags, check_sizes, finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Queries may be made of a vector of their own; both vectors are normed."""
+
+    query_rank: int | None
+    """Elements of that of queries; None: they are made of the hidden state."""
+    rank: int
+    """Elements of that of keys and values."""
+    shared_size: int
+    """Elements of each key that turn, and that all heads share."""
+    value_size: int
+    """Elements of a head's values, at most those of its keys."""
+    bias: bool
+    """The products that make the vectors have biases."""
+    norm_epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_sizes(latent_rank=self.rank, shared_size=self.shared_size, value_size=self.value_size)
+        check_flags(latent_bias=self.bias)
+        if self.query_rank is not None:
+            check_sizes(query_rank=self.query_rank)
+        if not 0 <= finite(self.norm_epsilon) < 1:
+            raise ValueError("the epsilon of a latent vector's norm must lie in 0..1")
+
+    @property
+    def rows(self) -> int:
+        """Of the product that makes what heads share."""
+        return self.rank + self.shared_size
+
+    def shapes(
+        self, hidden_size: int, num_heads: int, head_size: int
+    ) -> dict[str, tuple[int, ...]]:
+        queries, own = num_heads * head_size, head_size - self.shared_size
+        shapes: dict[str, tuple[int, ...]] = {"query.weight": (queries, hidden_size)}
+        if self.query_rank is not None:
+            shapes = {
+                "query_down.weight": (self.query_rank, hidden_size),
+                "query_latent_norm": (self.query_rank,),
+                "query_up.weight": (queries, self.query_rank),
+            }
+            if self.bias:
+                shapes["query_down.bias"] = (self.query_rank,)
+        shapes |= {
+            "kv_down.weight": (self.rows, hidden_size),
+            "kv_latent_norm": (self.rank,),
+            "key_value.weight": (num_heads * (own + self.value_size), self.rank),
+            "output.weight": (hidden_size, num_heads * self.value_size),
+        }
+        if self.bias:
+            shapes["kv_down.bias"] = (self.rows,)
+        return shapes
+
+    def matrices(
+        self, layer: str, hidden_size: int, heads: range, head_size: int
+    ) -> Iterator[MatrixSlice]:
+        """All but the last product."""
+        down: Rows = ((f"{layer}kv_down.weight", range(self.rows)),)
+        query, inputs = f"{layer}query.weight", range(hidden_size)
+        if self.query_rank is not None:
+            down = ((f"{layer}query_down.weight", range(self.query_rank)), *down)
+            query, inputs = f"{layer}query_up.weight", range(self.query_rank)
+        yield MatrixSlice(name=f"{layer}latent", parts=down, columns=range(hidden_size))
+        parts = tuple((query, rows) for rows in self._queries(heads, head_size))
+        yield MatrixSlice(name=f"{layer}query", parts=parts, columns=inputs)
+        yield MatrixSlice(
+            name=f"{layer}key_value",
+            parts=self._key_value(f"{layer}key_value.weight", heads, head_size),
+            columns=range(self.rank),
+        )
+
+    def vectors(self, layer: str, heads: range) -> Iterator[VectorSlice]:
+        down: Rows = ((f"{layer}kv_down.bias", range(self.rows)),)
+        norms = {"kv_latent_norm": self.rank}
+        if self.query_rank is not None:
+            norms["query_latent_norm"] = self.query_rank
+            down = ((f"{layer}query_down.bias", range(self.query_rank)), *down)
+        for name, size in norms.items():
+            yield VectorSlice(name=f"{layer}{name}", parts=((f"{layer}{name}", range(size)),))
+        if self.bias:
+            yield VectorSlice(name=f"{layer}latent.bias", parts=down)
+
+    def _queries(self, heads: range, head_size: int) -> Iterator[range]:
+        """Of each head the elements that turn, which are the last, and then the others."""
+        for head in heads:
+            start, stop = head * head_size, (head + 1) * head_size
+            yield range(stop - self.shared_size, stop)
+            if head_size > self.shared_size:
+                yield range(start, stop - self.shared_size)
+
+    def _key_value(self, role: str, heads: range, head_size: int) -> Rows:
+        """What keys have of their own, of all heads, and then values."""
+        own = head_size - self.shared_size
+        starts = [head * (own + self.value_size) for head in heads]
+        keys = [range(start, start + own) for start in starts if own]
+        values = [range(start + own, start + own + self.value_size) for start in starts]
+        return tuple((role, rows) for rows in (*keys, *values))

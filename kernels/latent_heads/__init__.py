@@ -1,0 +1,1 @@
+"""Keys and values of heads, made of what all of them share."""
