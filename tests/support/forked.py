@@ -77,6 +77,10 @@ _ORDINARY = {
 }
 
 
+_ADOPTING = threading.Lock()
+"""Whose child an orphan becomes is a setting of the whole process: one at a time changes it."""
+
+
 class Original:
     """A process that others are forked from; started when the first is asked for."""
 
@@ -105,7 +109,7 @@ class Original:
         with self._lock:
             if self._control is None:
                 self._control = self._start()
-            with _orphans_are_ours():
+            with _ADOPTING, _orphans_are_ours():
                 socket.send_fds(self._control, [json.dumps(asked).encode()], streams)
                 return int(self._control.recv(32))
 
