@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edge.api.inspection import HeldAs, Inspection, LayerKind
+from edge.cli.sentences import print_sentence
 from edge.errors import printable
 from edge.host.free_memory import format_size
 from edge.text.description import TokenizerFacts
@@ -43,7 +44,7 @@ def show_inspection(found: Inspection, *, given: str, template: bool) -> None:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    print_sentence(console, line)
 
 
 def _cell(text: str) -> Text:

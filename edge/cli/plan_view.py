@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edge.cli.sentences import print_sentence
 from edge.host.free_memory import format_size
 from edge.partition import (
     CapacityError,
@@ -48,7 +49,7 @@ def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, exp
     console.print(table)
     weights = f"Weights: {proposal.weights}."
     for line in [weights, *_memory(proposal), *_sentences(proposal, unchanged)]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_sentence(console, line)
     if explain:
         _explain(console, proposal)
 
@@ -58,7 +59,7 @@ def show_losses(proposal: Proposal, found: Sequence[Loss]) -> None:
     console = Console()
     for each in found:
         line = f"Without {each.device.name}: {_left_without(proposal, each)}."
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_sentence(console, line)
 
 
 def show_standby(
@@ -83,7 +84,7 @@ def show_standby(
             f" {proposal.cluster.device(device).name} keeps {format_size(num_bytes)} of weights "
             "ready, as long as nothing else needs the memory."
         )
-    Console().print(line, markup=False, highlight=False, soft_wrap=True)
+    print_sentence(Console(), line)
 
 
 def standby_as_json(cost: CopiesCost, ready: Mapping[str, int] | None = None) -> dict[str, Any]:

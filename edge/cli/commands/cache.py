@@ -20,6 +20,7 @@ from edge.api.cluster import Cluster
 from edge.api.hub_download import hub_cache
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, open_cluster
+from edge.cli.sentences import print_sentence
 from edge.errors import RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import format_size
@@ -240,7 +241,7 @@ def _print(files: Mapping[str, Sequence[KeptFiles]]) -> None:
     for device, held in files.items():
         total = format_size(sum(each.bytes for each in held))
         where = f" ({cache_root()})" if device == HERE else ""
-        console.print(f"{total} on {device}{where}", markup=False, highlight=False, soft_wrap=True)
+        print_sentence(console, f"{total} on {device}{where}")
 
 
 def age_in_words(seconds: float) -> str:

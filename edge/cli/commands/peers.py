@@ -19,6 +19,7 @@ from rich.text import Text
 from edge.api.watching import PeerChange, changes, watched_peers
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, open_cluster
+from edge.cli.sentences import print_sentence
 from edge.host.free_memory import format_size
 from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
@@ -102,7 +103,7 @@ def show_peers(console: Console, peers: Sequence[PeerInfo], *, width: int | None
     table, lines = _table_and_lines(peers, width)
     console.print(table)
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_sentence(console, line)
 
 
 async def _watch(looks: AsyncGenerator[tuple[PeerInfo, ...]], *, wide: bool, as_json: bool) -> None:
