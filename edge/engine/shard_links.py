@@ -100,11 +100,12 @@ class ShardLinks:
         return PeerLostError(error.peer, error.reason)
 
     def state(self, seat: Seat) -> LinkState:
-        """Of the link to a neighbour; from any thread. Raises ProtocolError for a seat that is not
-        linked to this one."""
-        if seat not in self._links:
+        """Of the link to a neighbour, where nothing moves before it is there; from any thread.
+        Raises ProtocolError for a seat that is not linked to this one."""
+        if seat not in self.neighbours:
             raise ProtocolError("a link to a shard that is no neighbour")
-        return self._links[seat].state()
+        link = self._links.get(seat)
+        return LinkState(sent=0, received=0, silent_s=0.0) if link is None else link.state()
 
     def silent(self, *, at_least_s: float) -> dict[Seat, LinkState]:
         """Links at which somebody has waited in vain for so long; from any thread."""

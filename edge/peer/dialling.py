@@ -19,7 +19,11 @@ from edge.protocol.topology import Place
 from edge.transport import Credentials, Link
 
 DIAL_TIMEOUT_S = 4.0
-"""For one address of a neighbour: some of its addresses may lie in networks we cannot reach."""
+"""For one address of a neighbour, at the most."""
+
+_QUICK_S = 0.5
+"""For each of several addresses at first: some may lie in networks that we cannot reach, and the
+right one answers within this but for the farthest."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,11 +35,12 @@ async def dial(
     *,
     timeout_s: float = DIAL_TIMEOUT_S,
 ) -> Link:
-    """A link to the first of the neighbour's addresses that answers, each within `timeout_s`.
+    """A link to the first of the neighbour's addresses that answers.
 
-    An address that does not takes all of that time, whatever is there: with less, the time until
-    the next one answers would tell. Raises NetworkError naming the neighbour when none does, and
-    before anything is dialled where no device is named, or one that was expelled.
+    Each has a moment, and where none answers in it `timeout_s`. An address that does not answer
+    takes all of its time, whatever is there: with less, the time until the next one answers would
+    tell. Raises NetworkError naming the neighbour when none does, and before anything is dialled
+    where no device is named, or one that was expelled.
     """
     if credentials is not None and not _may_be_member(place.device, credentials):
         raise NetworkError(
@@ -43,15 +48,17 @@ async def dial(
             "that was expelled; pair it with `edge pair`"
         )
     loop = asyncio.get_running_loop()
-    for address in place.addresses:
-        ends_at = loop.time() + timeout_s
+    patient = [(address, timeout_s) for address in place.addresses]
+    quick = [(address, min(_QUICK_S, timeout_s)) for address in place.addresses]
+    for address, limit_s in quick + patient if len(quick) > 1 else patient:
+        ends_at = loop.time() + limit_s
         try:
             return await transport.connect_link(
                 address,
                 hello=hello,
                 credentials=credentials,
                 device=place.device,
-                timeout_s=timeout_s,
+                timeout_s=limit_s,
                 link_timeout_s=LINK_TIMEOUT_S,
             )
         except transport.TransportError as error:

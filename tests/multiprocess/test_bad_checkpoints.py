@@ -133,7 +133,7 @@ def garbage_tokenizer(folder: Path) -> None:
         (garbage_config, "config.json", "download it again"),
         (list_config, "config.json", "download it again"),
         (binary_config, "config.json", "download it again"),
-        (unknown_family, "'mamba' is not a family", "it runs gemma2"),
+        (unknown_family, "'mamba' is not a family", "it runs deepseek_v3"),
         (unknown_rope, "rope_type 'axial' is not supported", "llama3, proportional"),
         (already_quantized, "already quantised", "the original float checkpoint"),
         (wrong_type_of_size, "hidden_size must be an integer, not '64'", "config.json"),
