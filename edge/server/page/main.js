@@ -119,8 +119,8 @@ async function look() {
     if (model !== chosenModel()) return; // another one meanwhile
     show(view);
     if (!hasOffer) {
-      hasOffer = true;
       await offer();
+      hasOffer = true;
     }
   } catch (error) {
     state("bad", error.message);

@@ -13,6 +13,7 @@ export async function offer() {
   document.getElementById("preview-model").replaceChildren(
     ...models.map((name) => new Option(name, name)),
   );
+  document.querySelector("#preview-form button").disabled = false;
 }
 
 /** A box to tick for each device, which keeps what was chosen. */

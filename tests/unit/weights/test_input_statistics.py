@@ -119,7 +119,7 @@ def test_what_each_kind_would_lose(tiny_checkpoint: Checkpoints, tmp_path: Path)
     assert seen == [(number, len(choices)) for number in range(len(choices))]
     assert len(choices) == 7 * spec.num_layers + 1
     sizes = (128, 64, 32)
-    kinds = [*(ZeroBlocks(2, size) for size in sizes), *(ZeroBlocks(4, size) for size in sizes)]
+    kinds: list[Blocks | ZeroBlocks] = [ZeroBlocks(bits, size) for bits in (2, 4) for size in sizes]
     kinds.append(Blocks(8, 128))
     assert [choice.kind for choice in choices["layers.1.value.weight"]] == kinds
     assert choices["layers.1.down.weight"][0].kind == ZeroBlocks(2, 64), "it is cut by columns"
