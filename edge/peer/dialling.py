@@ -21,7 +21,7 @@ from edge.transport import Credentials, Link
 DIAL_TIMEOUT_S = 4.0
 """For one address of a neighbour, at the most."""
 
-_QUICK_S = 0.5
+_QUICK_S = 1.0
 """For each of several addresses at first: some may lie in networks that we cannot reach, and the
 right one answers within this but for the farthest."""
 

@@ -77,13 +77,20 @@ class HostedShard:
         self._kv_is_free = False
 
     def offer(self, seat: Seat, link: Link, member: Member | None) -> bool:
-        """A link from `seat`; False if it is not awaited, or of another device than sits there."""
+        """A link from `seat`; False if it is not awaited, or of another device than sits there.
+
+        The same device may come again: it has given up the link before, by another address.
+        """
+        device = None if member is None else member.id
+        is_again = seat in self._arrived and self._from.get(seat, ()) == device
         is_awaited = seat in self.shard.links.neighbours and seat not in self._arrived
-        if not is_awaited or self._is_connected or self._is_closed:
+        if not (is_awaited or is_again) or self._is_connected or self._is_closed:
             return False
-        self._from[seat] = None if member is None else member.id
-        if self._places is not None and self._from[seat] != self._places[seat].device:
+        if self._places is not None and device != self._places[seat].device:
             return False
+        if is_again:
+            self._arrived[seat].close()
+        self._from[seat] = device
         self._arrived[seat] = link
         self._changed.set()
         return True

@@ -4,6 +4,7 @@ end."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
 import threading
@@ -11,6 +12,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge.errors import EdgeError, ProtocolError
@@ -35,6 +37,7 @@ from edge.protocol.wire_rules import WireRules
 from edge.transport import MEMBER, Frame, Member, MemoryChannel, TransportError, WireRule
 from tests.support.assignments import solo_assignment
 from tests.support.specs import plain_spec
+from tests.support.transport_pairs import link_pair
 
 LIMITS = StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8)
 FINISH = to_frame("finish", Finish(session="s", request="r"))
@@ -270,5 +273,33 @@ def test_two_at_once_do_not_share_a_line_of_the_ledger(tmp_path: Path) -> None:
             await resources.reserve("s", Use(weight_bytes=1 << 20))
         assert resources.ledger.free_bytes == (1 << 30) - (1 << 20)
         await resources.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_neighbour_may_come_again_before_all_are_there() -> None:
+    """It has given up its first link, and nobody else may take its seat."""
+
+    async def main() -> None:
+        rules = WireRules(sums=(WireRule(),) * 2, hops=(WireRule(),))
+        hosted = HostedShard(
+            solo_assignment(plain_spec(num_layers=2), LIMITS, rules, layout="pipeline_2"),
+            Manifest(tensors=(), total_bytes=0),
+            lambda _event: None,
+            KvRoom(memory_bytes=None, disk=None),
+        )
+        one, other = (
+            Member(id=each, name=each, roles=frozenset({LEND}), edition=0) for each in "ab"
+        )
+        (seat,) = hosted.shard.links.neighbours
+        with contextlib.ExitStack() as stack:
+            first, second, third = (stack.enter_context(link_pair("tcp"))[0] for _ in range(3))
+            assert hosted.offer(seat, first, one)
+            assert not hosted.offer(seat, second, other)
+            assert hosted.offer(seat, third, one)
+            with pytest.raises(TransportError):
+                first.send(np.zeros(1))
+            third.send(np.zeros(1))
+            await hosted.aclose()
 
     asyncio.run(main())
