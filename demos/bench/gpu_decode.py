@@ -13,6 +13,7 @@ works. Its figures say nothing and are not kept.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import sys
 import tempfile
@@ -175,6 +176,8 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
         finally:
             torch.set_default_dtype(kept)
     cache = StaticCache(config=config, max_cache_len=size.context_tokens)
+    is_renamed = "cache" in inspect.signature(model.forward).parameters  # since 5.24
+    held = {"cache" if is_renamed else "past_key_values": cache}
     options: dict[str, Any] = {"backend": "eager"} if is_dry else {"mode": "reduce-overhead"}
     compiled = torch.compile(model.forward, fullgraph=True, **options)
 
@@ -187,7 +190,7 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
             input_ids=tokens,
             position_ids=places[None],
             cache_position=places,
-            past_key_values=cache,
+            **held,
             use_cache=True,
             logits_to_keep=1,
         ).logits
