@@ -1,10 +1,11 @@
 """What a server adds to the time of a token, for one stream.
 
-python -m edge.demos.bench.server_cost --shape M --append
-python -m edge.demos.bench.server_cost --file model.gguf --peers 1 --threads 2
+python -m edge.demos.bench.server_cost
+python -m edge.demos.bench.server_cost --file model.gguf --peers 1 --threads 2 --append
 
 One loaded model is asked in turn from Python, in the process that coordinates it, and over HTTP by
-a client in a process of its own, with the same prompt. The times are those at which tokens came.
+a client in a process of its own, with the same prompt. The times are those at which tokens came: a
+model is needed whose tokens are text, as a server sends nothing before a letter is whole.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import uvicorn
 
 import edge
 from edge.demos.bench import results
-from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.options import append_option
 from edge.demos.bench.results import Figures
-from edge.demos.bench.shapes import checkpoint, described
+from edge.demos.bundled import MODEL
 from edge.partition import Parallel
 from edge.server.app import Server
 from edge.server.guard import Rules
@@ -34,6 +35,8 @@ _FIRST_TOKENS = 8
 """Of an answer, that are not looked at."""
 
 _PROMPT = "the cat sat on a mat and saw dogs run far from home " * 3
+
+_MOST_PROMPT_TOKENS = 128
 
 _CLIENT = """
 import http.client, json, sys, time
@@ -47,15 +50,25 @@ print(json.dumps(came_s))
 def _token_ms(came_s: list[float]) -> float:
     """The mean over those that are looked at: some come together, on either way."""
     looked_at = came_s[_FIRST_TOKENS:]
+    if len(looked_at) < 2:
+        raise SystemExit(
+            f"{len(came_s)} tokens came as text; a model is needed whose tokens are text"
+        )
     return 1e3 * (looked_at[-1] - looked_at[0]) / (len(looked_at) - 1)
 
 
-async def _over_http(port: int, name: str, new_tokens: int) -> list[float]:
+def _never_ends(model: edge.AsyncModel) -> dict[int, float]:
+    """The tokens with which an answer ends do not come: random weights choose them soon."""
+    return dict.fromkeys(model._held.end_ids, -100.0)
+
+
+async def _over_http(port: int, model: edge.AsyncModel, new_tokens: int) -> list[float]:
     body = {
-        "model": name,
+        "model": model.name,
         "prompt": _PROMPT,
         "max_tokens": new_tokens,
         "temperature": 0,
+        "logit_bias": _never_ends(model),
         "stream": True,
     }
     client = await asyncio.create_subprocess_exec(
@@ -69,7 +82,9 @@ async def _over_http(port: int, name: str, new_tokens: int) -> list[float]:
 
 
 async def _from_python(model: edge.AsyncModel, new_tokens: int) -> list[float]:
-    options = edge.GenerationOptions(max_new_tokens=new_tokens, temperature=0.0)
+    options = edge.GenerationOptions(
+        max_new_tokens=new_tokens, temperature=0.0, logit_bias=_never_ends(model)
+    )
     return [time.perf_counter() async for _ in model.stream(_PROMPT, options)]
 
 
@@ -85,12 +100,12 @@ async def _compared(model: edge.AsyncModel, new_tokens: int, rounds: int) -> Fig
     serving = asyncio.create_task(running.serve(sockets=[listening]))
     port, figures = listening.getsockname()[1], Figures()
     try:
-        await _over_http(port, model.name, new_tokens)
+        await _over_http(port, model, new_tokens)
         for number in range(rounds):
             came_s, times = {}, {}
             for way in ("http", "python") if number % 2 else ("python", "http"):
                 if way == "http":
-                    came_s[way] = await _over_http(port, model.name, new_tokens)
+                    came_s[way] = await _over_http(port, model, new_tokens)
                 else:
                     came_s[way] = await _from_python(model, new_tokens)
                 times[way] = _token_ms(came_s[way])
@@ -105,24 +120,20 @@ async def _compared(model: edge.AsyncModel, new_tokens: int, rounds: int) -> Fig
 
 
 @click.command()
-@shape_option("M")
-@click.option("--file", type=click.Path(path_type=Path), help="A model instead of the made-up one.")
+@click.option("--file", type=click.Path(exists=True, path_type=Path), default=MODEL)
 @click.option("--peers", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
 @click.option("--plan", default="auto", show_default=True)
 @click.option("--new-tokens", type=click.IntRange(16), default=200, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
-@folder_option
 @append_option
 def main(
-    shape: str,
-    file: Path | None,
+    file: Path,
     peers: int,
     threads: int,
     plan: Parallel,
     new_tokens: int,
     rounds: int,
-    folder: Path,
     append: bool,
 ) -> None:
     """Ratios of a token's time over HTTP to that from Python."""
@@ -131,7 +142,10 @@ def main(
         async with (
             await edge.AsyncCluster.local(peers, threads=threads) as cluster,
             await cluster.load(
-                file or checkpoint(shape, folder), plan=plan, context_tokens=1024, progress=False
+                file,
+                plan=plan,
+                context_tokens=_MOST_PROMPT_TOKENS + new_tokens,
+                progress=False,
             ) as model,
         ):
             return await _compared(model, new_tokens, rounds)
@@ -144,7 +158,7 @@ def main(
         question="what a server adds to a token's time",
         variant=f"one stream of {new_tokens} tokens, {peers} x {threads} threads, {plan}",
         link="TCP over loopback",
-        model=described(shape) if file is None else file.name,
+        model=file.name,
         keep=append,
     )
 

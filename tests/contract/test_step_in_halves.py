@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,24 +9,15 @@ import pytest
 
 from edge.engine.timing import ShardTimes, TimedCollective
 from tests.support.halves import SIZES
+from tests.support.processes import run_module
 from tests.support.transport_pairs import group
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("layout", SIZES)
 def test_halves_have_the_bits_of_two_chunks_and_hear_of_lost_peers(
     layout: str, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.support.halves", layout, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    run_module("tests.support.halves", layout, tmp_path)
 
 
 def test_only_the_wait_for_a_sum_counts_as_time_of_sums() -> None:

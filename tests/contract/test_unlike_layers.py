@@ -3,28 +3,17 @@ are planned, cut, lowered and computed as a whole model of them in numpy is."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import triton_face
+from tests.support.processes import run_module
 from tests.support.unlike_layers import FACTS, FULL, NARROW, PLANS, check, chosen_plan
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_onnx_runtime_computes_them_over_every_plan_streamed_and_not(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.support.unlike_layers", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    run_module("tests.support.unlike_layers", tmp_path)
 
 
 @pytest.mark.parametrize("name", [*(name for name in PLANS if name != "tensor"), "chosen"])

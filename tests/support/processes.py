@@ -27,8 +27,23 @@ from edge.protocol.peer_info import PeerInfo, describe_peer
 from tests.support.keys import own_credentials
 
 EDGE = (sys.executable, "-m", "edge")
+ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
 """Only what hangs takes as long: it fails a test instead of holding it up."""
+
+
+def run_module(name: str, *arguments: object) -> None:
+    """Run a module of the tests in a process of its own, where a warning is an error; it must
+    succeed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", name, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 class Daemon:

@@ -34,8 +34,9 @@ class ExpertRows:
         }
         self._weights = np.zeros(uses, np.float32)
         self._gate = np.zeros(most if found else 0, np.float32)
-        # Pages of its own, which can be given back.
-        self._pages = mmap.mmap(-1, max(1, results * hidden_size * 4))
+        # Pages of its own, which can be given back: those that processes share would stay.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._pages = mmap.mmap(-1, max(1, results * hidden_size * 4), flags=flags)
         self._results = np.frombuffer(self._pages, np.float32, results * hidden_size)
         self._rows = 0
 

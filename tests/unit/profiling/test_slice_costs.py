@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 from edge.profiling.sample import Width
 from edge.profiling.slice_costs import SliceTimes, _whole_parts, byte_and_fixed_s
 from edge.protocol.measurements import MOST_OF_WHOLE
+from tests.support.processes import run_module
 from tests.support.slices import INT4, SAMPLE
 
 ROOT = Path(__file__).parents[3]
@@ -90,12 +89,4 @@ def test_the_bytes_of_a_slice_are_those_of_its_plan() -> None:
 
 
 def test_real_slices_are_measured_in_steps_of_every_length(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.support.slices", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    run_module("tests.support.slices", tmp_path)
