@@ -4,15 +4,17 @@ python -m edge.demos.bench.conversation --shape W
 python -m edge.demos.bench.conversation --checkpoint smollm2-135m-float32 --append
 python -m edge.demos.bench.conversation --shape small --beginning 16000 --turns 3 --new-tokens 200
 
-A turn's prompt is all that was said and a few new tokens. Beside it, in the same minute: the new
+A turn's prompt is all that was said and a few new tokens. Every second turn is measured, so that it
+comes after an answer and the pause, and nothing else. Beside it, in the same minute: as many new
 tokens alone, from an empty context, and the whole prompt anew, of which nothing was kept; and what
-the peers themselves took for the turn, in which attention looks at all that was said.
+the peers themselves computed of prompts for it, in which attention looks at all that was said. Of a
+turn that comes at once, the answer before it is a part of that.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -50,6 +52,9 @@ def prompt_s(times: Sequence[PeerTimes]) -> float:
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
 @click.option("--plan", default="tensor", show_default=True)
 @click.option("--turns", type=click.IntRange(2), default=6, show_default=True)
+@click.option(
+    "--rounds", type=click.IntRange(1), default=3, show_default=True, help="Conversations of these."
+)
 @click.option("--new-tokens", type=click.IntRange(2), default=32, show_default=True, help="A turn.")
 @click.option("--answer-tokens", type=click.IntRange(1), default=64, show_default=True)
 @click.option(
@@ -64,6 +69,7 @@ def main(
     threads: int,
     plan: Parallel,
     turns: int,
+    rounds: int,
     new_tokens: int,
     answer_tokens: int,
     beginning: int,
@@ -82,28 +88,44 @@ def main(
         def said(count: int) -> list[int]:
             return [int(token) for token in random.integers(3, model.vocab_size, size=count)]
 
-        def ask(prompt: list[int], count: int, *, goes_on: bool = False) -> edge.Reply:
+        def ask(
+            prompt: list[int],
+            count: int,
+            *,
+            goes_on: bool = False,
+            read: Callable[[], object] = lambda: None,
+        ) -> edge.Reply:
+            """`read` is called when the prompt is read: at the first token."""
             options = edge.GenerationOptions(max_new_tokens=count, temperature=0.0, ignore_eos=True)
             with model.stream(prompt, options, goes_on=goes_on) as stream:
-                for _token in stream:
-                    pass
+                for index, _token in enumerate(stream):
+                    if index == 0:
+                        read()
             return stream.reply()
 
-        ask(said(new_tokens), 8)
-        for pause, pause_s in _PAUSE_S.items():
-            figures = Figures()
+        def first_token_s(prompt: list[int]) -> float:
+            return ask(prompt, 1).statistics["first_token_s"]
+
+        def converse(figures: Figures, pause_s: float) -> None:
             history = said(beginning)
             for turn in range(turns):
                 history += said(new_tokens)
-                time.sleep(pause_s if turn else 0.0)
-                model.measure()
-                reply = ask(history, answer_tokens, goes_on=True)
-                if turn:
-                    taken_s = reply.statistics["first_token_s"]
-                    peers_s = prompt_s(model.measure())
+                if turn % 2 == 0:  # what is measured from here on is of the next turn
+                    reply = ask(history, answer_tokens, goes_on=True, read=model.measure)
+                    time.sleep(pause_s)
+                    if pause_s:
+                        model.measure()
+                else:
+                    times: list[PeerTimes] = []
+
+                    def read(times: list[PeerTimes] = times) -> None:
+                        times += model.measure()
+
+                    reply = ask(history, answer_tokens, goes_on=True, read=read)
+                    taken_s, peers_s = reply.statistics["first_token_s"], prompt_s(times)
                     time.sleep(_IDLE_S)
-                    alone_s = ask(said(new_tokens), 1).statistics["first_token_s"]
-                    anew_s = ask([*said(1), *history], 1).statistics["first_token_s"]
+                    alone_s = first_token_s(said(new_tokens))
+                    anew_s = first_token_s([*said(1), *history])
                     figures.add("first token of a later turn", "ms", 1e3 * taken_s)
                     figures.add("first token of its new tokens alone", "ms", 1e3 * alone_s)
                     figures.add("first token, all computed anew", "ms", 1e3 * anew_s)
@@ -112,12 +134,18 @@ def main(
                     figures.add("ratio to the peers' own time for it", "x", taken_s / peers_s)
                     figures.add("ratio to all anew", "x", taken_s / anew_s)
                 history += reply.token_ids
+
+        ask(said(new_tokens), 8)
+        for pause, pause_s in _PAUSE_S.items():
+            figures = Figures()
+            for _round in range(rounds):
+                converse(figures, pause_s)
             results.publish(
                 figures.metrics(),
                 question="the next turn of a conversation",
                 variant=(
                     f"{pause}, {peers} x {threads} threads, {plan}, "
-                    f"{turns} turns of {new_tokens} + {answer_tokens} tokens"
+                    f"{rounds} times {turns} turns of {new_tokens} + {answer_tokens} tokens"
                     f"{f' behind {beginning}' if beginning else ''}, int4"
                 ),
                 link="TCP over loopback",
