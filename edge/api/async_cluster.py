@@ -240,6 +240,8 @@ class AsyncCluster:
                     measured_proposal, checkpoint, peers, measure="needed", on_progress=on_progress
                 )
                 options, proposal = await _as_before(propose, asked, peers, resumes)
+                # Also after a loss: requests under way may be as long.
+                options = replace(options, context_tokens=proposal.context_tokens)
                 if options.stream == "auto" and proposal.streaming is not None:
                     _log.warning('%s; stream="off" refuses instead', proposal.streaming)
                 forecast = Forecast(proposal)

@@ -128,7 +128,7 @@ class Inspection:
     context_tokens: int | None
     """The longest: a prompt and its answer."""
     default_context_tokens: int | None
-    """What is kept room for unless --context says otherwise."""
+    """What is kept room for at least, unless --context says otherwise."""
     norm_epsilon: float | None
     tied_embeddings: bool | None
     """The head is the table of embeddings."""

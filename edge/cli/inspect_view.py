@@ -208,9 +208,9 @@ def _in_words(held: HeldAs) -> str:
 
 
 def _kv(found: Inspection) -> Table:
-    contexts = [f"{found.default_context_tokens:,} tokens (default)"]
+    contexts = [f"{found.context_tokens:,} tokens (longest)"]
     if found.context_tokens != found.default_context_tokens:
-        contexts.append(f"{found.context_tokens:,} tokens (longest)")
+        contexts.insert(0, f"{found.default_context_tokens:,} tokens (usual)")
     table = Table(
         "--kv-dtype", "a token", *contexts,
         title="keys and values", pad_edge=False, collapse_padding=True,
@@ -233,7 +233,7 @@ def _sentences(found: Inspection, given: str) -> Iterator[str]:
         yield (
             f"A daemon here would offer {format_size(found.usable_bytes)} of memory now. In all: "
             f"weights, keys and values of {found.default_context_tokens:,} tokens in float32, what "
-            "a step computes with, and the daemon."
+            "a step computes with, and the daemon. With memory left, the context is longer."
         )
         if not any(each.fits for each in found.held):
             yield "It fits this machine in no dtype: share it with others, or read it from disk."

@@ -48,7 +48,8 @@ def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, exp
         )
     console.print(table)
     weights = f"Weights: {proposal.weights}."
-    for line in [weights, *_memory(proposal), *_sentences(proposal, unchanged)]:
+    context = f"Context: {proposal.context_tokens:,} tokens of prompt and answer together."
+    for line in [weights, context, *_memory(proposal), *_sentences(proposal, unchanged)]:
         print_sentence(console, line)
     if explain:
         _explain(console, proposal)
@@ -144,6 +145,7 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
     value: dict[str, Any] = {
         "plan": proposal.plan.to_json(),
         "weights": proposal.weights,
+        "context_tokens": proposal.context_tokens,
         "devices": [
             {
                 "device": row.device,

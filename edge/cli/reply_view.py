@@ -122,7 +122,7 @@ def figures_of(model: Model, reply: Reply) -> str:
 
 
 def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> None:
-    """How tokens were chosen, on stderr."""
+    """How tokens were chosen, and how many there could have been, on stderr."""
     chosen = options.sampling(model.sampling)
     values = {**asdict(chosen), "seed": reply.statistics["seed"]}
     if not chosen.temperature:
@@ -136,6 +136,7 @@ def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> Non
     if options.sampling(SamplingParameters()) != chosen:
         said += "; what was not asked for is as the model's files say"
     click.echo(f"sampling: {said}", err=True)
+    click.echo(f"context: {model.context_tokens} tokens of prompt and answer together", err=True)
 
 
 def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypedDict, get_args
 
 from edge.errors import RequestError
 from edge.kernels.matmul_nbits.reference import Accuracy
+from edge.models.attention import Attention
 from edge.models.spec import ModelSpec
 from edge.option_fields import option
 from edge.partition import Parallel, Plan, Workload
@@ -35,6 +37,8 @@ Replan = Literal["auto", "off"]
 MOST_WAIT_S = 7 * 24 * 3600.0
 
 DEFAULT_CONTEXT_TOKENS = 4096
+"""What is planned for where nobody says a context. It becomes longer where there is memory left:
+`longest_context.py`."""
 
 MAX_REQUESTS_AT_ONCE = 64
 """Requests in one step; the CPU kernels gain little from more than 32."""
@@ -94,9 +98,13 @@ class LoadOptions:
         flags=("--context",),
         at_least=1,
         metavar="TOKENS",
-        help="Longest prompt and answer together.  [default: 4096, or the model's]",
+        help="Longest prompt and answer together.  [default: the model's, as far as half of the "
+        "memory that is left has room]",
     )
-    """None: 4096, or what the model has, or what a longer `workload` needs."""
+    """None: what the model has, as far as half of the memory that the plan leaves has room for it
+    and no device becomes one that the model cannot lose; at least 4096, or what a longer `workload`
+    needs. With rounded keys and values just that, because their scales depend on it; and no more
+    than what a model with longer rotary positions for longer contexts has without these."""
 
     concurrency: int = option(
         1,
@@ -261,6 +269,24 @@ class LoadOptions:
             observes=self.observes,
             batch_invariant=self.batch_invariant,
         )
+
+    def longer_contexts(self, spec: ModelSpec) -> Iterator[int]:
+        """Contexts that may take the place of the default one where memory is left, longest first.
+
+        None where it was asked for, or where tokens would depend on how long it is.
+        """
+        if self.context_tokens is not None or self.kv_dtype != "float32":
+            return
+        usual, most = self.limits(spec).context_tokens, spec.context_tokens
+        for kind in spec.kinds:
+            if not isinstance(kind.mixer, Attention):
+                continue
+            rotary = kind.mixer.rotary
+            if rotary.is_long(most) and not rotary.is_long(usual):
+                most = rotary.trained_tokens
+        while most > usual:
+            yield most
+            most = min(most - 1, max(usual, 1 << (most - 1).bit_length() - 1))
 
     def planned_workload(self, spec: ModelSpec) -> Workload:
         """What the plan should be fast at; the memory it keeps is that of the whole context.

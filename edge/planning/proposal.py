@@ -51,6 +51,8 @@ class Proposal:
     workload: Workload
     """What the plan was chosen for, and what memory it keeps."""
     chunk_tokens: int
+    context_tokens: int
+    """The longest request that it keeps memory for."""
     notes: tuple[str, ...] = ()
     """What its user should know of the measuring: devices that were unsteady, or not measured."""
     wire_rules: WireRules
@@ -140,12 +142,14 @@ def propose(
         choice = choose_plan(checkpoint, cluster, options)
         partition.check_links(choice.plan, cluster)
     weight_format = options.weight_format(checkpoint)
+    limits = options.limits(checkpoint.spec)
     return Proposal(
         choice=choice,
         model=facts_of(checkpoint, options),
         cluster=cluster,
         workload=options.planned_workload(checkpoint.spec),
-        chunk_tokens=options.limits(checkpoint.spec).chunk_tokens,
+        chunk_tokens=limits.chunk_tokens,
+        context_tokens=limits.context_tokens,
         notes=tuple(notes),
         wire_rules=choose_wire_rules(
             options.wire,

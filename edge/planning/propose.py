@@ -18,6 +18,7 @@ from edge.planning.choosing import facts_of
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.planning.kv_limits import with_kv_memory, with_less_kv_memory
 from edge.planning.load_options import LoadOptions
+from edge.planning.longest_context import with_longest_context
 from edge.planning.nothing_fits import who_holds
 from edge.planning.proposal import Overhead, Proposal, propose
 from edge.progress import OnProgress
@@ -40,9 +41,11 @@ async def measured_proposal(
 ) -> Proposal:
     """See `propose`; `changes` are made to what was measured. Raises PeerLostError, too.
 
-    With `stream="auto"`, layers are read from disk only where there is no plan without that.
+    With `stream="auto"`, layers are read from disk only where there is no plan without that. A plan
+    in memory has as long a context as there is room for, unless `options` say one.
     """
     options.planned_workload(checkpoint.spec)  # what cannot be is refused before it is measured
+    asked = options
     peers, unused = some_able_peers(peers, checkpoint.spec, options.plan)
     notes = [*unused]
     options = with_kv_memory(options, checkpoint.spec, facts_of(checkpoint, options), peers)
@@ -63,14 +66,16 @@ async def measured_proposal(
 
     only_known = measure == "needed" and not _can_change(peers, options)
     known = await measured(only_known=only_known)
-    if options.stream != "auto":
+    if options.stream == "on":
         return _proposed(checkpoint, known, options, peers, changes, notes)
+    in_memory = replace(options, stream="off")
     try:
-        in_memory = replace(options, stream="off")
-        return _proposed(checkpoint, known, in_memory, peers, changes, notes)
+        found = _proposed(checkpoint, known, in_memory, peers, changes, notes)
     except CapacityError:
-        if isinstance(options.plan, Plan):
+        if isinstance(options.plan, Plan) or options.stream == "off":
             raise
+    else:
+        return with_longest_context(found, checkpoint.spec, asked, peers)
     if (
         only_known and measure != "nothing"
     ):  # how fast the disk makes it, its user wants to know before it starts

@@ -14,6 +14,7 @@ import torch
 
 import edge
 from edge.text.tool_schema import tool_schemas
+from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import cluster_of_daemons
 
@@ -44,6 +45,22 @@ def test_a_conversation(model: edge.Model) -> None:
         assert "".join(token.text for token in stream) == reply.text
     one = model.chat("Hello", edge.GenerationOptions(max_new_tokens=4))
     assert one.token_ids == model.chat([TURNS[1]], max_new_tokens=4).token_ids
+
+
+def test_the_context_is_as_long_as_there_is_memory_for(
+    cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
+) -> None:
+    path = endless_checkpoint.path
+    planned = cluster.propose(path, measure="nothing")
+    assert planned.context_tokens == LONG_CONTEXT
+    prompt = [3] * 5000
+    with cluster.load(path, dtype="float32") as whole:
+        assert whole.context_tokens == LONG_CONTEXT
+        assert whole.proposal.context_tokens == LONG_CONTEXT
+        reply = whole.generate(prompt, max_new_tokens=2)
+    with cluster.load(path, dtype="float32", context_tokens=5002) as said:
+        assert said.context_tokens == 5002
+        assert said.generate(prompt, max_new_tokens=2).token_ids == reply.token_ids
 
 
 def weather(city: str) -> str:

@@ -24,7 +24,7 @@ def command(model: str, template: bool, as_json: bool) -> None:
 
     \b
     weights   in memory, packed for the kernels of a CPU, with the table of embeddings
-    in all    with keys and values of the default context, what a step computes with, and a daemon
+    in all    with keys and values of a usual context, what a step computes with, and a daemon
     fits      whether this machine has that much for a daemon now
 
     \b

@@ -56,6 +56,7 @@ def proposal(host_layers: int | None) -> Proposal:
         cluster=cluster,
         workload=WORKLOAD,
         chunk_tokens=4,
+        context_tokens=4096,
         wire_rules=WireRules(sums=(WireRule(),), hops=()),
         overhead={"a": Overhead(promised_bytes=10**6, floor_bytes=1, buffer_bytes=2)},
     )
@@ -153,6 +154,7 @@ def planned(*memory_gib: float) -> Proposal:
         cluster=devices,
         workload=SHORT,
         chunk_tokens=256,
+        context_tokens=4096,
         wire_rules=WireRules(sums=(), hops=()),
     )
 

@@ -59,6 +59,7 @@ def proposal(rates: ComputeRates | None) -> Proposal:
         cluster=cluster,
         workload=workload,
         chunk_tokens=4,
+        context_tokens=4096,
         wire_rules=WireRules(sums=(WireRule(),), hops=()),
     )
 

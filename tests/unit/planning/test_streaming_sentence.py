@@ -24,6 +24,7 @@ def proposal(memory_bytes: int, *, peers: int = 1, rates: ComputeRates | None = 
         cluster=cluster,
         workload=WORKLOAD,
         chunk_tokens=4,
+        context_tokens=4096,
         wire_rules=WireRules(sums=(WireRule(),) * stages, hops=(WireRule(),) * (stages - 1)),
     )
 

@@ -1,0 +1,129 @@
+"""How long a context the memory that a plan leaves has room for. Pure.
+
+The plan is chosen for a usual context, and stays: a longer one must not make tokens slower. It
+takes half of what each device has left, so that other models find room, and their users memory.
+Daemons of one machine have that in common.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from edge.errors import CapacityError
+from edge.memory.lending import unused_by_decoding
+from edge.memory.shard_memory import most_overhead
+from edge.models.spec import ModelSpec
+from edge.partition import ClusterSpec
+from edge.planning.kv_limits import kv_limits, with_kv_memory
+from edge.planning.load_options import LoadOptions
+from edge.planning.losses import losses
+from edge.planning.proposal import Proposal
+from edge.protocol.peer_info import PeerInfo
+
+
+def with_longest_context(
+    found: Proposal, spec: ModelSpec, options: LoadOptions, peers: Sequence[PeerInfo]
+) -> Proposal:
+    """The same plan with the longest of `options.longer_contexts` that has room in memory, if any.
+
+    found: for these peers, with overheads, all in memory. options: as they were asked for.
+    """
+    contexts = iter(options.longer_contexts(spec))
+    first = next(contexts, None)
+    if first is None:
+        return found
+    most_bytes = _most_bytes(found)
+    options = replace(options, stream="off")
+    losable = _losable(found, options)
+    for context_tokens in (first, *contexts):
+        longer = _with_context(found, context_tokens, spec, options, peers)
+        if _has_room(longer, most_bytes, spec, options, peers) and losable <= _losable(
+            longer, options
+        ):
+            return longer
+    return found
+
+
+def _most_bytes(found: Proposal) -> Mapping[str, int]:
+    """What each device of the plan may have in weights, keys, values and steps."""
+    devices = {each.id: each for each in found.cluster.devices}
+    hosts = Counter(devices[id].host or id for id in found.plan.devices)
+    most: dict[str, int] = {}
+    for row in found.rows:
+        device = devices[row.device]
+        sharing = 1 if device.host_memory_bytes is not None else hosts[device.host or device.id]
+        taken = row.memory.total + _buffer_bytes(found, row.device)
+        most[row.device] = taken + max(0, row.left_bytes) // 2 // sharing
+    return most
+
+
+def _buffer_bytes(found: Proposal, device: str) -> int:
+    return found.overhead[device].buffer_bytes
+
+
+def _with_context(
+    found: Proposal,
+    context_tokens: int,
+    spec: ModelSpec,
+    options: LoadOptions,
+    peers: Sequence[PeerInfo],
+) -> Proposal:
+    options = replace(options, context_tokens=context_tokens)
+    limits = options.limits(spec)
+    taken = most_overhead(
+        spec, limits, may_split=len(peers) > 1, stream=False, kv_dtype=options.kv_dtype
+    )
+    unused = unused_by_decoding(spec, limits)
+    devices = tuple(
+        replace(
+            device,
+            memory_bytes=max(0, device.memory_bytes - taken + _buffer_bytes(found, device.id)),
+            unused_buffer_bytes=unused,
+        )
+        for device in found.cluster.devices
+    )
+    return replace(
+        found,
+        context_tokens=context_tokens,
+        cluster=replace(found.cluster, devices=devices),
+        workload=with_kv_memory(options, spec, found.model, peers).planned_workload(spec),
+        overhead={
+            device: replace(each, buffer_bytes=taken) for device, each in found.overhead.items()
+        },
+    )
+
+
+def _has_room(
+    longer: Proposal,
+    most_bytes: Mapping[str, int],
+    spec: ModelSpec,
+    options: LoadOptions,
+    peers: Sequence[PeerInfo],
+) -> bool:
+    """All requests of the whole context, in memory."""
+    limits = replace(options, context_tokens=longer.context_tokens).limits(spec)
+    devices = tuple(
+        replace(
+            each,
+            memory_bytes=max(
+                0, min(each.memory_bytes, most_bytes[each.id] - _buffer_bytes(longer, each.id))
+            ),
+        )
+        for each in longer.cluster.devices
+        if each.id in most_bytes
+    )
+    try:
+        kept = kv_limits(limits, longer.plan, longer.model, ClusterSpec(devices=devices), peers)
+    except CapacityError:
+        return False
+    return kept.cached_tokens == limits.cached_tokens
+
+
+def _losable(proposal: Proposal, options: LoadOptions) -> frozenset[str]:
+    """Devices without which the others have the model in memory."""
+    if len(proposal.cluster.devices) == 1:
+        return frozenset()
+    found = losses(proposal, options)
+    return frozenset(each.device.id for each in found if each.repair is not None)
