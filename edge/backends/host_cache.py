@@ -55,7 +55,9 @@ class HostCache:
             or self.pool.length(self.pool.open(request)) < last
         ):
             return None
-        return [array[:, first:last] for array in self._of_slot(self.pool.open(request))]
+        slot = self.pool.open(request)
+        layers = range(self.shape.num_layers)
+        return [array for layer in layers for array in self.pool.rows(layer, slot, first, last)]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
         """Let the request have these from token `first` on.

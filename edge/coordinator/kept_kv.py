@@ -6,8 +6,7 @@ then only what is not kept has to be computed again.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -95,8 +94,7 @@ class KvForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Of some tokens, from one shard: of each layer the keys, then the values, each
-    [heads, tokens, bytes]."""
+    """Of some tokens, from one shard: [tokens, bytes], as `KvRows` has them."""
 
     first: int
     tokens: int
@@ -128,7 +126,6 @@ class KeptKv:
             return False
         parts.append(copy)
         self.num_bytes += len(copy.rows)
-        _join_the_last(layers, parts)
         return True
 
     def last(self, most: int) -> int:
@@ -143,85 +140,45 @@ class KeptKv:
         """The same up to token `last`, as the shards of this form take it back, in few parts."""
         assert self.form.serves(form)
         kept = KeptKv(form=form, first=self.first)
-        if form == self.form:
-            for seat, layers in form.layers.items():
-                for part in self.copies.get(seat, ()):
-                    if (stop := min(part.last, last)) > part.first:
-                        kept.add(seat, _joined(layers, [part], part.first, stop))
-                kept._join_all(seat)
-            return kept
+        sent = {
+            seat: self._joined(seat, last) for seat, layers in self.form.layers.items() if layers
+        }
         heads = {
-            (held.layer, head): rows
-            for seat, layers in self.form.layers.items()
-            for held, of_layer in zip(
-                layers, _rows(layers, self.copies.get(seat, ()), self.first, last), strict=True
-            )
-            for head, rows in zip(held.heads, np.moveaxis(of_layer, 1, 0), strict=True)
+            name: rows[:, columns]
+            for seat, rows in sent.items()
+            for name, columns in _columns(self.form.layers[seat])
         }
         for seat, layers in form.layers.items():
             at_once = _tokens_at_once(layers)
             for start in range(self.first, last, at_once):
                 stop = min(start + at_once, last)
                 some = slice(start - self.first, stop - self.first)
-                parts = [
-                    np.stack([heads[held.layer, head][:, some] for head in held.heads], 1)
-                    for held in layers
-                ]
-                rows = b"".join(each.tobytes() for each in parts)
-                kept.add(seat, Copy(first=start, tokens=stop - start, rows=rows))
+                if form == self.form:
+                    rows = sent[seat][some]
+                else:
+                    rows = np.concatenate([heads[name][some] for name, _ in _columns(layers)], 1)
+                kept.add(seat, Copy(first=start, tokens=stop - start, rows=rows.tobytes()))
         return kept
 
-    def _join_all(self, seat: Seat) -> None:
-        layers, parts = self.form.layers[seat], self.copies.get(seat, [])
-        if small := _small(layers, parts):
-            parts[-len(small) :] = [_joined(layers, small, small[0].first, small[-1].last)]
+    def _joined(self, seat: Seat, last: int) -> NDArray[np.uint8]:
+        """What the shard has sent of all tokens up to this one [tokens, bytes]."""
+        rows = b"".join(each.rows for each in self.copies.get(seat, ()))
+        whole = np.frombuffer(rows, np.uint8).reshape(-1, _token_bytes(self.form.layers[seat]))
+        return whole[: last - self.first]
 
 
-def _small(layers: tuple[HeldLayer, ...], parts: Sequence[Copy]) -> list[Copy]:
-    """The last ones, up to one that is as large as one may be."""
-    at_once = _tokens_at_once(layers)
-    found = itertools.takewhile(lambda each: each.tokens < at_once, reversed(parts))
-    return list(found)[::-1]
+_Head = tuple[int, int, range]
+"""Its layer; 0 for its keys and 1 for its values; and which one it is."""
 
 
-def _join_the_last(layers: tuple[HeldLayer, ...], parts: list[Copy]) -> None:
-    """Once they are enough for one that is as large as one may be: to give back few large ones
-    takes less time than many small ones, and then somebody waits for it."""
-    small, at_once = _small(layers, parts), _tokens_at_once(layers)
-    if len(small) < 2 or (stop := small[0].first + at_once) > small[-1].last:
-        return
-    joined = [_joined(layers, small, small[0].first, stop)]
-    if stop < small[-1].last:
-        joined.append(_joined(layers, small[-1:], stop, small[-1].last))
-    parts[-len(small) :] = joined
-
-
-def _joined(layers: tuple[HeldLayer, ...], parts: Sequence[Copy], first: int, last: int) -> Copy:
-    """One of tokens [first, last), all of which are in these."""
-    if len(parts) == 1 and (parts[0].first, parts[0].last) == (first, last):
-        return parts[0]
-    rows = b"".join(each.tobytes() for each in _rows(layers, parts, first, last))
-    return Copy(first=first, tokens=last - first, rows=rows)
-
-
-def _rows(
-    layers: tuple[HeldLayer, ...], parts: Sequence[Copy], first: int, last: int
-) -> list[NDArray[np.uint8]]:
-    """Of each layer, keys and values [2, heads, tokens, bytes] of the tokens [first, last)."""
-    whole = [np.empty((2, len(h.heads), last - first, h.row_bytes), np.uint8) for h in layers]
-    for copy in parts:
-        start, stop = max(first, copy.first), min(last, copy.last)
-        if start >= stop:
-            continue
-        offset = 0
-        for held, into in zip(layers, whole, strict=True):
-            size = copy.tokens * held.token_bytes
-            part = np.frombuffer(copy.rows, np.uint8, size, offset)
-            part = part.reshape(2, len(held.heads), copy.tokens, held.row_bytes)
-            offset += size
-            some = part[:, :, start - copy.first : stop - copy.first]
-            into[:, :, start - first : stop - first] = some
-    return whole
+def _columns(layers: tuple[HeldLayer, ...]) -> Iterator[tuple[_Head, slice]]:
+    """Where of a token's bytes each head's are, in their order."""
+    start = 0
+    for held in layers:
+        for which in range(2):
+            for head in held.heads:
+                yield (held.layer, which, head), slice(start, start + held.row_bytes)
+                start += held.row_bytes
 
 
 def _tokens_at_once(layers: tuple[HeldLayer, ...]) -> int:

@@ -38,7 +38,7 @@ from edge.protocol.error_codec import Failed
 from edge.protocol.fields import printable, token_bytes
 from edge.protocol.frame_codec import Event
 from edge.protocol.peer_info import gather_all
-from edge.protocol.step import MAX_CHUNK_TOKENS, SamplingTerms
+from edge.protocol.step import SamplingTerms
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.token_masks import write_masks
 from edge.protocol.topology import Place, Seat
@@ -211,16 +211,17 @@ class LoadedModel:
         return 0
 
     def _on_kv_rows(self, client: PeerClient, event: messages.KvRows) -> None:
-        request = self._requests.get(event.request)
-        if request is None or request.kept is None:
-            return  # it is over
-        # The sampler's connection is another one: it may tell of these tokens later.
-        if not 0 < event.tokens <= MAX_CHUNK_TOKENS:
-            raise ProtocolError(f"a copy of the keys and values of {event.tokens} tokens")
-        copy = Copy(first=event.first, tokens=event.tokens, rows=bytes(event.rows))
-        held = sum(each.kept.num_bytes for each in self._requests.values() if each.kept)
-        if held + len(copy.rows) <= MOST_KEPT_KV_BYTES[self._copies_kv]:
-            request.kept.add(self._connections.seat_of(client), copy)
+        seat = self._connections.seat_of(client)
+        room = MOST_KEPT_KV_BYTES[self._copies_kv]
+        room -= sum(each.kept.num_bytes for each in self._requests.values() if each.kept)
+        for part, rows in event.each():
+            request = self._requests.get(part.request)
+            if request is None or request.kept is None or len(rows) > room:
+                continue  # it is over, or there are too many
+            # The sampler's connection is another one: it may tell of these tokens later.
+            copy = Copy(first=part.first, tokens=part.tokens, rows=bytes(rows))
+            if request.kept.add(seat, copy):
+                room -= len(rows)
 
     def cancel(self, request: str) -> None:
         """Forget a request and free its KV cache on every peer; unknown ones are ignored."""

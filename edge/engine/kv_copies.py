@@ -6,6 +6,7 @@ spares that. Prompts are computed again faster; theirs are copied where that is 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from edge.errors import RequestError
 from edge.protocol.assignment import Copies
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import MOST_COPY_BYTES, KvRows
+from edge.protocol.messages import MOST_COPY_BYTES, CopiedTokens, KvRows
 from edge.protocol.step import Step, StepEntry
 from edge.transport.frame import Buffer
 
@@ -97,48 +98,67 @@ class KvCopies:
 
     def take(self, step: Step, program: RowStorage, *, now_s: float) -> None:
         """Copy what steps have left of answers, once that is enough, or has waited for long;
-        `KvRows` is reported."""
+        `KvRows` are reported, of as many requests at once as there is room for in a frame."""
+        parts: list[CopiedTokens] = []
+        rows: list[NDArray[np.uint8]] = []
+        num_bytes = 0
         for entry in step.entries:
-            while self._take_some(entry, program, now_s):
-                pass
+            while (copied := self._copied(entry, program, now_s)) is not None:
+                part, of_part = copied
+                if num_bytes + of_part.nbytes > MOST_COPY_BYTES:
+                    self._tell(parts, rows)
+                    parts, rows, num_bytes = [], [], 0
+                parts.append(part)
+                rows.append(of_part)
+                num_bytes += of_part.nbytes
+        if parts:
+            self._tell(parts, rows)
 
-    def _take_some(self, entry: StepEntry, program: RowStorage, now_s: float) -> bool:
-        """Whether there was enough to copy, and room."""
+    def _tell(self, parts: Sequence[CopiedTokens], rows: Sequence[NDArray[np.uint8]]) -> None:
+        self._report(KvRows(parts=tuple(parts), rows=b"".join(each.data for each in rows)))
+
+    def _copied(
+        self, entry: StepEntry, program: RowStorage, now_s: float
+    ) -> tuple[CopiedTokens, NDArray[np.uint8]] | None:
+        """Some of its tokens [tokens, bytes], if there are enough to copy, and room."""
         request = entry.request
         first = self._next.get(request)
         if first is None or entry.end <= first:
-            return False
+            return None
         tokens = entry.end - first
         waits = now_s - self._copied_s.setdefault(request, now_s) < self._after_s
         if tokens < COPIED_TOKENS and waits:
-            return False
+            return None
         if len(entry.tokens) == 1:
             tokens = min(COPIED_TOKENS, tokens)
         rows = program.rows(request, first, first + tokens)
         if not rows:
-            return False
+            return None
         num_bytes = sum(each.nbytes for each in rows)
         if (most := tokens * MOST_COPY_BYTES // num_bytes) == 0:
             self.forget(request)  # no frame takes even one token
-            return False
+            return None
         if num_bytes > CHUNK_COPY_BYTES:
             wanted = max(COPIED_TOKENS, tokens * CHUNK_COPY_BYTES // num_bytes)
             tokens = min(tokens, most, wanted)
             rows = [each[:, :tokens] for each in rows]
             num_bytes = sum(each.nbytes for each in rows)
         if not self._room.take(num_bytes):
-            return False
+            return None
         self._next[request] = first + tokens
         self._copied_s[request] = now_s
-        self._report(
-            KvRows(
-                request=request,
-                first=first,
-                tokens=tokens,
-                rows=b"".join(each.tobytes() for each in rows),
-            )
-        )
-        return True
+        return CopiedTokens(request=request, first=first, tokens=tokens), _by_token(rows)
+
+
+def _by_token(rows: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
+    """[tokens, bytes] of what is [heads, tokens, elements] for each layer's keys and values."""
+    tokens = rows[0].shape[1]
+    alike = [
+        # In few calls: most models have many layers of one shape.
+        np.concatenate(list(some)).swapaxes(0, 1).reshape(tokens, -1).view(np.uint8)
+        for _, some in itertools.groupby(rows, lambda each: (each.dtype, each.shape[2]))
+    ]
+    return alike[0] if len(alike) == 1 else np.concatenate(alike, axis=1)
 
 
 def put_copy(program: RowStorage, request: str, first: int, tokens: int, rows: Buffer) -> None:
@@ -158,9 +178,14 @@ def put_copy(program: RowStorage, request: str, first: int, tokens: int, rows: B
     program.put_rows(request, first, into)
 
 
-def _fill(arrays: Sequence[NDArray[np.generic]], rows: Buffer) -> None:
+def _fill(arrays: Sequence[NDArray[Any]], rows: Buffer) -> None:
+    tokens = arrays[0].shape[1]
+    by_token = np.frombuffer(rows, np.uint8).reshape(tokens, -1)
     start = 0
     for each in arrays:
-        part = np.frombuffer(rows, np.uint8, each.nbytes, start)
-        each.reshape(-1).view(np.uint8)[...] = part
-        start += each.nbytes
+        heads, _, elements = each.shape
+        stop = start + heads * elements * each.itemsize
+        # A copy: other types need another alignment.
+        part = by_token[:, start:stop].tobytes()
+        each[...] = np.frombuffer(part, each.dtype).reshape(tokens, heads, elements).swapaxes(0, 1)
+        start = stop

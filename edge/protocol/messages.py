@@ -6,7 +6,7 @@ them. Both sides send `alive` a few times a second (see heartbeat.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -285,21 +285,46 @@ class RunStep(Post):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvRows(Event):
-    """A copy of the keys and values of some tokens of an answer, where the assignment asks for it:
-    one array of `KvStorage.rows` after the other."""
+class CopiedTokens:
+    """Which tokens of a request a copy is of."""
 
-    kind = "kv_rows"
-    limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MOST_COPY_BYTES)
     request: str
     first: int
     tokens: int
+
+    def __post_init__(self) -> None:
+        if self.first < 0 or not 0 < self.tokens <= MAX_CHUNK_TOKENS:
+            raise ValueError(f"a copy of the keys and values of {self.tokens} tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvRows(Event):
+    """Copies of the keys and values of some tokens of answers, where the assignment asks for them:
+    one part after the other, [tokens, bytes]. Of a token they are the keys, then the values, of
+    each layer, [heads, bytes].
+    """
+
+    kind = "kv_rows"
+    limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MOST_COPY_BYTES)
+    parts: Annotated[tuple[CopiedTokens, ...], AtMost(MAX_REQUESTS)]
     rows: Raw
+
+    def each(self) -> Iterator[tuple[CopiedTokens, Buffer]]:
+        """The parts, each with its rows. Raises ValueError where they do not share them evenly."""
+        rows, tokens = memoryview(self.rows), sum(part.tokens for part in self.parts)
+        if not tokens or len(rows) % tokens:
+            raise ValueError(f"{len(rows)} bytes of keys and values of {tokens} tokens")
+        start, token_bytes = 0, len(rows) // tokens
+        for part in self.parts:
+            stop = start + part.tokens * token_bytes
+            yield part, rows[start:stop]
+            start = stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutKv(Call[Done]):
-    """Let the request have these keys and values, of tokens that follow what it has.
+    """Let the request have these keys and values, of tokens that follow what it has, as `KvRows`
+    has them.
 
     Answered once it has them, so that few of them wait in memory.
     """

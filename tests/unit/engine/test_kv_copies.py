@@ -14,8 +14,9 @@ from edge.engine.kv_copies import COPIED_AFTER_S, COPIED_TOKENS, CopyRoom, KvCop
 from edge.errors import RequestError
 from edge.protocol.assignment import Copies
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import KvRows
+from edge.protocol.messages import CopiedTokens, KvRows
 from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.transport.frame import Buffer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.layout import shard_layout
 from tests.support.plans import bundled_plan
@@ -40,9 +41,17 @@ def storage(tokens: int) -> HostCache:
     return own
 
 
-def computed(position: int) -> Step:
-    entry = StepEntry(request="a", position=position, tokens=(1,), logit_rows=1)
-    return Step(entries=(entry,))
+def computed(position: int, *requests: str) -> Step:
+    return Step(
+        entries=tuple(
+            StepEntry(request=each, position=position, tokens=(1,), logit_rows=1)
+            for each in requests or ("a",)
+        )
+    )
+
+
+def pieces_of(told: list[Event]) -> list[tuple[CopiedTokens, Buffer]]:
+    return [part for each in told if isinstance(each, KvRows) for part in each.each()]
 
 
 def taken(copies: KvCopies, own: HostCache, last: int) -> None:
@@ -55,12 +64,12 @@ def test_an_answer_is_copied_piece_by_piece_and_put_elsewhere() -> None:
     copies = KvCopies(told.append, CopyRoom())
     copies.begin("a", 5)
     taken(copies, own, 30)
-    pieces = [each for each in told if isinstance(each, KvRows)]
-    assert [each.first for each in pieces] == [5, 5 + COPIED_TOKENS, 5 + 2 * COPIED_TOKENS]
+    pieces = pieces_of(told)
+    assert [each.first for each, _ in pieces] == [5, 5 + COPIED_TOKENS, 5 + 2 * COPIED_TOKENS]
     other = empty()
     other.put_rows("a", 0, _rows(own, 0, 5))
-    for each in pieces:
-        put_copy(other, "a", each.first, each.tokens, each.rows)
+    for each, rows in pieces:
+        put_copy(other, "a", each.first, each.tokens, rows)
     for one, same in zip(_rows(own, 0, 29), _rows(other, 0, 29), strict=True):
         assert np.array_equal(one, same)
 
@@ -76,14 +85,14 @@ def test_a_chunk_is_copied_in_large_pieces(monkeypatch: pytest.MonkeyPatch) -> N
         copies.begin("a", 0)
         chunk = StepEntry(request="a", position=0, tokens=tuple(range(40)), logit_rows=0)
         copies.take(Step(entries=(chunk,)), own, now_s=0.0)
-        found = [each for each in told if isinstance(each, KvRows)]
-        whole = _rows(own, 0, sum(each.tokens for each in found))
+        found = pieces_of(told)
+        whole = _rows(own, 0, sum(each.tokens for each, _ in found))
         other = empty()
-        for each in found:
-            put_copy(other, "a", each.first, each.tokens, each.rows)
+        for each, rows in found:
+            put_copy(other, "a", each.first, each.tokens, rows)
         for one, same in zip(whole, _rows(other, 0, whole[0].shape[1]), strict=True):
             assert np.array_equal(one, same)
-        return [each.tokens for each in found]
+        return [each.tokens for each, _ in found]
 
     assert pieces(1 << 20) == [40]
     assert pieces(15 * token_bytes) == [15, 15, 10]
@@ -105,7 +114,7 @@ def test_of_a_large_model_fewer_tokens_are_in_one_copy(
     chunk = StepEntry(request="a", position=0, tokens=tuple(range(12)), logit_rows=0)
     copies.take(Step(entries=(chunk,)), own, now_s=0.0)
     copies.take(computed(15), own, now_s=0.0)
-    assert [each.tokens for each in told if isinstance(each, KvRows)] == told_of
+    assert [each.tokens for each, _ in pieces_of(told)] == told_of
 
 
 @pytest.mark.parametrize("of", ["answers", "all"])
@@ -115,7 +124,7 @@ def test_of_slow_answers_fewer_tokens_are_copied_at_once(of: Copies) -> None:
     copies.begin("a", 5)
     for position in range(12):
         copies.take(computed(position), own, now_s=0.4 * COPIED_AFTER_S[of] * position)
-    found = [(each.first, each.tokens) for each in told if isinstance(each, KvRows)]
+    found = [(each.first, each.tokens) for each, _ in pieces_of(told)]
     assert found == [(5, 4), (9, 3)], "counted from the first token that may be copied"
 
 
@@ -129,7 +138,49 @@ def test_what_waits_is_bounded_and_comes_later() -> None:
     assert len(told) == 1
     room.give_back(piece)
     copies.take(computed(29), own, now_s=0.0)
-    assert [each.first for each in told if isinstance(each, KvRows)] == [2, 2 + COPIED_TOKENS]
+    assert [each.first for each, _ in pieces_of(told)] == [2, 2 + COPIED_TOKENS]
+
+
+def test_answers_of_one_step_are_copied_in_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, told = storage(30), list[Event]()
+    own.put_rows("b", 0, [each + 1 for each in _rows(own, 0, 30)])
+    token_bytes = sum(each.nbytes for each in _rows(own, 0, 1))
+
+    def frames() -> list[list[str]]:
+        told.clear()
+        copies = KvCopies(told.append, CopyRoom())
+        copies.begin("a", 0)
+        copies.begin("b", 2)
+        for position in range(10):
+            copies.take(computed(position, "a", "b"), own, now_s=0.0)
+        copies.take(computed(29, "a", "b"), own, now_s=9.0)
+        return [[part.request for part in each.parts] for each in told if isinstance(each, KvRows)]
+
+    assert frames() == [["a"], ["b"], ["a", "a", "b", "b"]]
+    other = empty()
+    other.put_rows("b", 0, [each + 1 for each in _rows(own, 0, 2)])
+    for part, rows in pieces_of(told):
+        put_copy(other, part.request, part.first, part.tokens, rows)
+    for request, last in (("a", 24), ("b", 26)):
+        one, same = own.rows(request, 0, last), other.rows(request, 0, last)
+        assert one is not None
+        assert same is not None
+        assert all(np.array_equal(*each) for each in zip(one, same, strict=True))
+    monkeypatch.setattr("edge.engine.kv_copies.MOST_COPY_BYTES", 20 * token_bytes)
+    assert frames() == [["a"], ["b"], ["a", "a"], ["b", "b"]], "none is larger than it may be"
+
+
+def test_rows_that_are_not_shared_evenly_are_refused() -> None:
+    two = (
+        CopiedTokens(request="a", first=0, tokens=2),
+        CopiedTokens(request="b", first=1, tokens=1),
+    )
+    with pytest.raises(ValueError, match="8 bytes of keys and values of 3 tokens"):
+        list(KvRows(parts=two, rows=bytes(8)).each())
+    with pytest.raises(ValueError, match="of 0 tokens"):
+        list(KvRows(parts=(), rows=b"").each())
+    with pytest.raises(ValueError, match="a copy of the keys and values of 0 tokens"):
+        CopiedTokens(request="a", first=0, tokens=0)
 
 
 def test_others_than_begun_are_not_copied() -> None:

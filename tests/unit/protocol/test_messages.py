@@ -122,7 +122,9 @@ FRAMES_SENT = (
     messages.YieldRun(session="s"),
     messages.SwapOut(session="s", request="r"),
     messages.SwappedOut(request="r", why_not="full"),
-    messages.KvRows(request="r", first=5, tokens=2, rows=b"\0\1\2\3"),
+    messages.KvRows(
+        parts=(messages.CopiedTokens(request="r", first=5, tokens=2),), rows=b"\0\1\2\3"
+    ),
     messages.PutKv(session="s", request="r", first=5, tokens=(7, 8), rows=b"\0\1\2\3"),
     RunStep(
         session="s",
