@@ -297,10 +297,26 @@ def peers_together(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Fi
         found = f"{len(facts.met) - len(missing)} of {len(facts.met)} answer as peers"
         found += f"; not {', '.join(missing)}" if missing else ""
         yield Finding(subject="paired devices", found=found)
-    yield Finding(
-        subject="speed against prediction",
-        found="not looked at: edge run and edge chat compare each reply, and say what was slower",
-    )
+    yield from _speeds(peers)
+
+
+def _speeds(peers: Sequence[PeerInfo]) -> Iterator[Finding]:
+    """What the peers' latest steps took, against what was predicted of them."""
+    compared = [(peer, peer.slower) for peer in peers if peer.slower is not None]
+    if not compared:
+        yield Finding(
+            subject="speed against prediction",
+            found="nobody has computed an answer within a minute; edge run --explain compares one",
+        )
+    for peer, slower in compared:
+        yield Finding(
+            subject=f"speed of {peer.name}",
+            found=f"a token takes it {slower:.1f} times as long as predicted",
+            remedy="End what else keeps it busy, or let it cool down; if it stays like that, edge "
+            "plan --measure finds the plan for what it can do now."
+            if peer.is_slow
+            else None,
+        )
 
 
 def peer_findings(

@@ -232,6 +232,11 @@ def _compile(
 
 def _sentence(error: str) -> str:
     """What llguidance says, without the place in what we made of a schema."""
+    if "NoExtensionBias" in error:
+        return (
+            "what it asks for next is in no token of the model: ask for other "
+            "characters, or take a model that has them"
+        )
     said = error.partition("\n   1 |")[0]
     said = said.rpartition("failed to compile JSON schema: ")[2]
     said = said.replace("Unimplemented keys:", "these keywords are not supported:")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edge.demos.bundled import MODEL
 from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
 from tests.support.processes import Daemon
 from tests.support.terminal import (
@@ -276,6 +277,22 @@ def test_every_command(chat: Open, tmp_path: Path) -> None:
         terminal.send(CTRL_C)
         say("/bye", "/bye")
         assert terminal.end() == 0
+
+
+def test_characters_that_are_split_over_tokens(daemon: Daemon, tmp_path: Path) -> None:
+    """They come whole, also those of several columns: the bundled model has a token a byte."""
+    said = "Grüße, 😀 日本"
+    (tmp_path / "said.json").write_text(json.dumps({"const": said}))
+    command = ("chat", MODEL, "--json-schema", "said.json", "--peer", daemon.address)
+    with Terminal(*command, state=tmp_path, columns=40) as terminal:
+        terminal.wait_for_prompt()
+        terminal.say("Wie geht's, 日本?")
+        terminal.wait(lambda: said in terminal.output)
+        terminal.wait_for_prompt()
+        asked, answer = turns_of(terminal, tmp_path / "a.json")
+        assert asked["content"] == "Wie geht's, 日本?"
+        assert json.loads(answer["content"]) == said
+        assert "\N{REPLACEMENT CHARACTER}" not in terminal.output
 
 
 def test_without_colours(chat: Open) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
 
 _PEER = PeerInfo(
@@ -37,3 +38,23 @@ def peer_info(name: str, **said: Any) -> PeerInfo:
     return replace(
         _PEER, **{"id": name, "name": name, "own_name": name, "addresses": (address,), **said}
     )
+
+
+def hosted_model(**said: Any) -> HostedModel:
+    """A model that a peer has loaded."""
+    model = HostedModel(
+        name="m",
+        dtype="int4",
+        stage=0,
+        rank=0,
+        sums="links",
+        bytes=1,
+        buffer_bytes=0,
+        streamed_bytes=0,
+        host_bytes=0,
+        kv_bytes=0,
+        kv_host_bytes=0,
+        kv_disk_bytes=0,
+        user="u",
+    )
+    return replace(model, **said)

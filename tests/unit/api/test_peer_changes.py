@@ -6,24 +6,9 @@ from dataclasses import replace
 
 from edge.api.watching import changes
 from edge.cli.commands.peers import change_in_words
-from edge.protocol.description import HostedModel
-from tests.support.peer_infos import peer_info
+from tests.support.peer_infos import hosted_model, peer_info
 
-MODEL = HostedModel(
-    name="m",
-    dtype="int4",
-    stage=0,
-    rank=0,
-    sums="links",
-    bytes=1,
-    buffer_bytes=0,
-    streamed_bytes=0,
-    host_bytes=0,
-    kv_bytes=0,
-    kv_host_bytes=0,
-    kv_disk_bytes=0,
-    user="u",
-)
+MODEL = hosted_model()
 
 A, B = (peer_info(name, memory_bytes=2 << 30, model_free_bytes=1 << 30) for name in "ab")
 

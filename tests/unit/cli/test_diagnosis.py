@@ -24,7 +24,8 @@ from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.interfaces import Interface
 from edge.planning.profile_cache import FactsCache
 from edge.protocol.measurements import LinkGlance, LinkTimes, Span
-from tests.support.peer_infos import peer_info
+from edge.protocol.peer_info import PeerInfo
+from tests.support.peer_infos import hosted_model, peer_info
 
 SOUND = DeviceFacts(
     versions={"Edge": "1", "Python": "3.11"},
@@ -219,7 +220,20 @@ def test_who_knows_whom() -> None:
     alone = {each.subject: each.found for each in peers_together(replace(SOUND, met={}), [])}
     assert "edge peer starts one" in alone["this device as a peer"]
     assert "paired devices" not in alone
-    assert "edge run and edge chat compare" in alone["speed against prediction"]
+    assert "edge run --explain compares one" in alone["speed against prediction"]
+
+
+def test_who_is_slower_than_predicted() -> None:
+    def computing(name: str, slower: float) -> PeerInfo:
+        return peer_info(name, models=(hosted_model(slower=slower),))
+
+    peers = [computing("attic", 2.14), computing("desk", 1.04), peer_info("idle")]
+    told = {each.subject: each for each in peers_together(SOUND, peers)}
+    assert told["speed of attic"].found == "a token takes it 2.1 times as long as predicted"
+    assert "edge plan --measure" in (told["speed of attic"].remedy or "")
+    assert told["speed of desk"].remedy is None
+    assert "speed of idle" not in told
+    assert "speed against prediction" not in told
 
 
 def test_no_peers_is_wrong_and_says_why() -> None:

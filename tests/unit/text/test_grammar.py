@@ -239,3 +239,10 @@ def test_a_model_that_knows_no_end_keeps_to_no_grammar() -> None:
     endless = Grammars(Vocabulary(letters(PIECES)), vocab_size=9, end_ids=frozenset())
     with pytest.raises(RequestError, match="eos_token_id"):
         endless.begin(Grammar('start: "a"'))
+
+
+def test_what_no_token_can_write_is_said(small: Grammars) -> None:
+    matcher = small.begin(Grammar('start: "a" "ü"'))
+    matcher.take(PIECES.index("a"))
+    with pytest.raises(RequestError, match=r"in no token of the model: ask for other"):
+        matcher.allowed()
