@@ -16,7 +16,7 @@ from typing import Any
 
 from edge.api.hub_download import model_path_now
 from edge.errors import CheckpointError, printable
-from edge.host.free_memory import usable_memory_bytes
+from edge.host.free_memory import format_size, usable_memory_bytes
 from edge.memory.baseline import USUAL_FLOOR_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
@@ -152,6 +152,10 @@ class Inspection:
     """Why its tokenizer cannot be used, and what to do."""
     usable_bytes: int
     """What a daemon would offer of this machine's memory now."""
+
+    def __repr__(self) -> str:
+        what = self.family or self.form
+        return f"<Inspection of {self.name}: {what}, {format_size(self.stored_bytes)} of weights>"
 
     @property
     def num_layers(self) -> int:

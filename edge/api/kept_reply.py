@@ -39,6 +39,9 @@ class KeptReply:
         """
         return cls(kept_replies().open(id))
 
+    def __repr__(self) -> str:
+        return f"<KeptReply {self.id} of {self.model.name}, to {self.prompt_tokens} tokens>"
+
     @property
     def id(self) -> str:
         """What it is kept as."""

@@ -105,6 +105,10 @@ class Quality:
     reference: FormatQuality
     measured: FormatQuality
 
+    def __repr__(self) -> str:
+        own, far = self.measured, f"KL {self.measured.mean_kl:.4g} from {self.reference.format}"
+        return f"<Quality of {own.model} in {own.format}: {far} over {self.positions} tokens>"
+
     def to_json(self) -> dict[str, Any]:
         """Built-in types only."""
         return dataclasses.asdict(self)

@@ -35,6 +35,9 @@ from edge.text import Tokenizer
 from edge.text.answer_parts import ReadAnswer, ToolCall
 from edge.text.grammar import Matcher
 
+_SHOWN_CHARACTERS = 60
+"""Of a text, where a reply is shown in a line."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
@@ -68,6 +71,10 @@ class Reply:
     """How the model went on after peers were lost, or joined, in the middle of it. The tokens are
     the same."""
 
+    def __repr__(self) -> str:
+        count = len(self.token_ids)
+        return f"<Reply of {count} tokens ({self.finish_reason}): {_beginning(self.text)}>"
+
     @property
     def message(self) -> dict[str, object]:
         """The reply as a message of the conversation, for what is asked next."""
@@ -88,6 +95,10 @@ class Reply:
                 f"{FEWEST_TOKENS_OF_A_RATE}"
             )
         return rate
+
+
+def _beginning(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…")
 
 
 Keep = Callable[[], Journal | None]
@@ -141,6 +152,11 @@ class ReplyUnderWay:
         self._forecast_entry = forecast.begin()
         self._recovered = slice(len(loaded.recoveries), None)
         self._journal = keep()
+
+    def __str__(self) -> str:
+        made = self._generation
+        state = made.finish_reason or ("ended" if self.ended else "under way")
+        return f"of {len(made.token_ids)} tokens ({state}): {_beginning(made.text)}"
 
     @property
     def kept_as(self) -> str | None:
@@ -289,6 +305,9 @@ class AsyncReplyStream:
         self._under_way = begin(self._events)
         self._under_way.start()
 
+    def __repr__(self) -> str:
+        return f"<AsyncReplyStream {self._under_way}>"
+
     def __aiter__(self) -> AsyncIterator[Token]:
         return self
 
@@ -361,6 +380,9 @@ class ReplyStream:
         except BaseException:
             self.close()
             raise
+
+    def __repr__(self) -> str:
+        return f"<ReplyStream {self._under_way}>"
 
     def __iter__(self) -> Iterator[Token]:
         return self

@@ -16,6 +16,9 @@ class Score:
     token_ids: tuple[int, ...]
     logprobs: NDArray[np.float64]
 
+    def __repr__(self) -> str:
+        return f"<Score of {len(self.token_ids)} tokens: perplexity {self.perplexity:.4g}>"
+
     @property
     def total(self) -> float:
         """The logarithm of the likelihood of all that follows the first token."""

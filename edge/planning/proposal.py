@@ -66,6 +66,11 @@ class Proposal:
     repair: Repair | None = None
     """How it came about, where it replaces another plan of the same model."""
 
+    def __repr__(self) -> str:
+        predicted = self.choice.predicted
+        speed = "" if predicted is None else f", {predicted.tokens_per_s:.3g} tok/s predicted"
+        return f"<Proposal of {self.plan}: context {self.context_tokens} tokens{speed}>"
+
     @property
     def plan(self) -> Plan:
         return self.choice.plan

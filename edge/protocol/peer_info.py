@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from edge.errors import EdgeError, NetworkError, PeerError, ProtocolError
+from edge.host.free_memory import format_size
 from edge.membership.identity import is_peer_of
 from edge.membership.presence import Heard, Presences
 from edge.protocol.client import CONNECT_WITHIN_S, Answer, OnEvent, PeerClient
@@ -49,6 +50,12 @@ class PeerInfo(PeerDescription):
     """As it calls itself; `name` is another one where several call themselves so."""
     silent_s: float | None = None
     """For how long it has not answered; the rest is what it said before. None: it answers."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<PeerInfo {self.name} at {self.address}: {self.backend}, {self.health}, "
+            f"{format_size(self.free_bytes)} of {format_size(self.memory_bytes)} free>"
+        )
 
     @property
     def health(self) -> str:

@@ -82,6 +82,9 @@ class Tokenizer:
         """
         return cls(read_tokenizer_files(path))
 
+    def __repr__(self) -> str:
+        return f"<Tokenizer of {self.vocab_size} tokens, {self._file}>"
+
     @property
     def vocab_size(self) -> int:
         """How many tokens there are, added ones included. A model may compute logits for more."""

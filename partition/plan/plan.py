@@ -47,6 +47,13 @@ class Plan:
     """Counts up with every new plan for a running model, so that late messages are recognised."""
     stages: tuple[Stage, ...]
 
+    def __repr__(self) -> str:
+        stages, devices = len(self.stages), len(self.devices)
+        return (
+            f"<Plan {self.version} of {self.model}: {stages} stage{'s' if stages > 1 else ''} on "
+            f"{devices} device{'s' if devices > 1 else ''}>"
+        )
+
     @property
     def devices(self) -> tuple[str, ...]:
         """The ids of all devices, each once; first stage first, each in the order of its shares."""

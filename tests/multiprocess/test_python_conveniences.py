@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,7 +192,27 @@ def test_messages_are_no_prompt(model: edge.Model) -> None:
             call(turns)
 
 
-def test_how_things_are_shown(cluster: edge.Cluster, model: edge.Model) -> None:
+def test_how_things_are_shown(cluster: edge.Cluster, model: edge.Model, talker: Path) -> None:
     assert repr(model) == "<Model talker (float32) on 1 device, context 512 tokens>"
     assert repr(cluster) == "<Cluster of 1 peer: local-1; 1 model loaded>"
     assert {"Cluster", "Score", "inspect"} <= set(dir(edge))
+    prompt = [5] * 3
+    reply = model.generate(prompt, max_new_tokens=2)
+    shown = f"of 2 tokens (length): {reply.text!r}>"
+    assert repr(reply) == f"<Reply {shown}"
+    with model.stream(prompt, max_new_tokens=2) as stream:
+        assert repr(stream).startswith("<ReplyStream of ")
+        assert len(list(stream)) == 2
+    assert repr(stream) == f"<ReplyStream {shown}"
+    assert repr(model.plan) == "<Plan 1 of talker: 1 stage on 1 device>"
+    assert repr(model.proposal).startswith(f"<Proposal of {model.plan}: context 512 tokens")
+    assert re.fullmatch(
+        r"<PeerInfo local-1 at 127\.0\.0\.1:\d+: ort, \w+, \S+ \w+ of \S+ \w+ free>",
+        repr(cluster.peers[0]),
+    )
+    assert repr(model.score([5, 6, 7])).startswith("<Score of 3 tokens: perplexity ")
+    held = (model.tokenizer, edge.inspect(talker))
+    told = (f"<Tokenizer of {model.tokenizer.vocab_size} tokens", "<Inspection of talker: llama, ")
+    for each, beginning in zip(held, told, strict=True):
+        assert repr(each).startswith(beginning)
+        assert len(repr(each).splitlines()) == 1
