@@ -8,7 +8,7 @@ A turn's prompt is all that was said and a few new tokens. Every second turn is 
 comes after an answer and the pause, and nothing else. Beside it, in the same minute: as many new
 tokens alone, from an empty context, and the whole prompt anew, of which nothing was kept; and what
 the peers themselves computed of prompts for it, in which attention looks at all that was said. Of a
-turn that comes at once, the answer before it is a part of that.
+turn that comes at once, the answer before it is a part of that: nobody has read it as a prompt yet.
 """
 
 from __future__ import annotations
@@ -130,6 +130,10 @@ def main(
                     figures.add("first token of its new tokens alone", "ms", 1e3 * alone_s)
                     figures.add("first token, all computed anew", "ms", 1e3 * anew_s)
                     figures.add("ratio to its new tokens alone", "x", taken_s / alone_s)
+                    if not pause_s:
+                        both_s = first_token_s(said(answer_tokens + new_tokens))
+                        figures.add("first token of the answer and these alone", "ms", 1e3 * both_s)
+                        figures.add("ratio to the answer and these alone", "x", taken_s / both_s)
                     figures.add("the peers' own time for it", "ms", 1e3 * peers_s)
                     figures.add("ratio to the peers' own time for it", "x", taken_s / peers_s)
                     figures.add("ratio to all anew", "x", taken_s / anew_s)
