@@ -22,8 +22,8 @@ Phase = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """`done` of `total` units of one phase on one device: bytes (of logits in
-    "evaluate"), weights while quantising, answers in "generate", tokens in "observe", matrices in
+    """`done` of `total` units of one phase on one device: bytes (of logits in "evaluate"), weights
+    while quantising, tensors in "hash", answers in "generate", tokens in "observe", matrices in
     "allot", links.
 
     `peer` is empty for work of the coordinator itself; in "download" it is the model's name.

@@ -27,6 +27,7 @@ _LABELS: dict[Phase, str] = {
 _UNITS: dict[Phase, str] = {
     "measure": "links",
     "quantise": "weights",
+    "hash": "tensors",
     "generate": "answers",
     "observe": "tokens",
     "allot": "matrices",

@@ -28,6 +28,7 @@ from edge.progress import Phase, Progress
         ),
         ("quantise", 1_300_000, 4_000_000, 2e6, "1.3 of 4.0 million weights, 2.0 million/s"),
         ("observe", 12, 6_144, 41.3, "12 of 6144 tokens, 41.3/s"),
+        ("hash", 19, 183, 20.0, "19 of 183 tensors, 20.0/s"),
         ("allot", 3, 211, None, "3 of 211 matrices"),
         ("measure", 1, 6, None, "1 of 6 links"),
         ("measure", 0, 1, None, ""),
