@@ -1,4 +1,4 @@
-"""A connected TCP socket for asyncio whose every wait can be cancelled without losing a byte.
+"""A connected stream socket for asyncio whose every wait can be cancelled without losing a byte.
 
 Knows bytes and the operating system's errors; knows no frames.
 
@@ -11,6 +11,7 @@ handed to the compute thread with nothing taken from it.
 import asyncio
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 from edge.transport.errors import ChannelClosedError, PeerLostError
 from edge.transport.frame import Buffer
@@ -29,7 +30,8 @@ class AsyncSocket:
 
     def __init__(self, connected: socket.socket, peer: str) -> None:
         connected.setblocking(False)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = peer
         self._loop = asyncio.get_running_loop()
         self._socket = connected
@@ -94,6 +96,10 @@ class AsyncSocket:
             if in_the_middle:
                 self.close()
             raise
+
+    def ends(self) -> tuple[Any, Any]:
+        """The socket's own address and the other end's, as `socket` has them. Raises OSError."""
+        return self._socket.getsockname(), self._socket.getpeername()
 
     def close(self) -> None:
         """Close the socket; pending calls raise ``ChannelClosedError``. May be called again."""

@@ -16,6 +16,10 @@ of an answer: a listener that refuses would otherwise reset the connection, and 
 With credentials the hellos carry a secret each. TLS ends with them, and the keys of the records
 that follow are made of both.
 
+Where both hellos show that the ends are on one host, the listening side's names a Unix socket, and
+a frame ``near`` says whether the connecting one has come there (see `same_host`). Then each proves
+there that it knows both secrets, what follows goes that way, and the TCP connection is closed.
+
 A cluster may get a new key while a member is away. Whoever knows the key of before answers its tag,
 made with that key, by another one and by the rotation, under the same cover, and hangs up. Or it
 comes itself with a tag that says so, and brings the rotation. What is told is signed; the member
@@ -23,6 +27,7 @@ then begins again with the key of now.
 """
 
 import base64
+import contextlib
 import enum
 import hashlib
 import hmac
@@ -32,6 +37,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edge.transport import same_host
 from edge.transport.async_socket import AsyncSocket
 from edge.transport.credentials import NONCE_BYTES, TAG_BYTES, Credentials, Past
 from edge.transport.errors import (
@@ -66,6 +72,9 @@ MEMBER = "member"
 """In a hello that was received: the `Member` whose certificate came with it. Nobody can say this of
 itself."""
 _NEWS = "news"
+_WAY = "way"
+_DOOR = "door"
+_NEAR, _COMES = "near", "comes"
 _IS_SECURED = 0x10
 _CONNECTING, _LISTENING = b"connecting", b"listening"
 _AHEAD, _BRINGING = b"ahead", b"bringing"
@@ -93,6 +102,8 @@ class Greeted:
     proved."""
     secrets: RecordSecrets | None
     """Of the records that follow; None: what follows is plain."""
+    connection: AsyncSocket
+    """That it follows on: the one that was greeted over, or what has taken its place."""
 
 
 def encode_hello(hello: Mapping[str, Any], secret: bytes = b"") -> list[Buffer]:
@@ -125,7 +136,7 @@ async def greet(
         await connection.send_all(encode_hello(hello))
         theirs, _ = await _receive_hello(connection, 0)
         theirs.pop(MEMBER, None)
-        return Greeted(role=role, hello=theirs, secrets=None)
+        return Greeted(role=role, hello=theirs, secrets=None, connection=connection)
     transcript, tag = await _exchange_tags(connection, role, credentials, _CONNECTING)
     if hmac.compare_digest(tag, credentials.tag(_AHEAD, transcript)):
         cover = _cover(credentials.tag_key, transcript, listens=False)
@@ -140,13 +151,18 @@ async def greet(
     if device not in (None, member.id):
         raise RefusedError(f"{connection.peer} is {member.name}, another device than was expected")
     secret = os.urandom(SECRET_BYTES)
-    await tls.send_all(encode_hello(_with_news(hello, credentials), secret))
+    told = {**hello, _WAY: same_host.way(connection, listens=False)}
+    await tls.send_all(encode_hello(_with_news(told, credentials), secret))
     theirs, their_secret = await _receive_hello(tls, len(secret))
-    return Greeted(
-        role=role,
-        hello=_proved(theirs, certificate, credentials),
-        secrets=RecordSecrets.derived(secret + their_secret, digest, listens=False),
-    )
+    door = theirs.pop(_DOOR, None)
+    proved = _proved(theirs, certificate, credentials)
+    known = secret + their_secret
+    near = None if door is None else await _come_near(tls, door, _proofs(known, digest, False))
+    if near is not None:
+        connection.close()
+        return Greeted(role=role, hello=proved, secrets=None, connection=near)
+    secrets = RecordSecrets.derived(known, digest, listens=False)
+    return Greeted(role=role, hello=proved, secrets=secrets, connection=connection)
 
 
 async def answer(
@@ -171,7 +187,7 @@ async def answer(
         theirs, _ = await _receive_hello(connection, 0)
         await connection.send_all(encode_hello(hello))
         theirs.pop(MEMBER, None)
-        return Greeted(role=role, hello=theirs, secrets=None)
+        return Greeted(role=role, hello=theirs, secrets=None, connection=connection)
     nonces = await _receive_exactly(connection, NONCE_BYTES)
     nonce = os.urandom(NONCE_BYTES)
     await connection.send_all([nonce])
@@ -187,13 +203,63 @@ async def answer(
     credentials.admitted(*certificate)
     secret = os.urandom(SECRET_BYTES)
     theirs, their_secret = await _receive_hello(tls, len(secret))
+    is_near = theirs.pop(_WAY, None) == same_host.way(connection, listens=True) != ""
     proved = _proved(theirs, certificate, credentials)
-    await tls.send_all(encode_hello(_with_news(hello, credentials), secret))
-    return Greeted(
-        role=role,
-        hello=proved,
-        secrets=RecordSecrets.derived(their_secret + secret, digest, listens=True),
-    )
+    known = their_secret + secret
+    door = same_host.Door.opened() if is_near else None
+    if door is None:
+        await tls.send_all(encode_hello(_with_news(hello, credentials), secret))
+    else:
+        with contextlib.closing(door):
+            told = {**hello, _DOOR: door.name}
+            await tls.send_all(encode_hello(_with_news(told, credentials), secret))
+            near = await _let_near(tls, door, _proofs(known, digest, True))
+        if near is not None:
+            connection.close()
+            return Greeted(role=role, hello=proved, secrets=None, connection=near)
+    secrets = RecordSecrets.derived(known, digest, listens=True)
+    return Greeted(role=role, hello=proved, secrets=secrets, connection=connection)
+
+
+async def _come_near(tls: TlsSession, door: object, proofs: RecordSecrets) -> AsyncSocket | None:
+    """The connecting side's part; None: what follows stays where it is."""
+    came = same_host.enter(door, proofs.sending)
+    near = None if came is None else AsyncSocket(came, tls.peer)
+    try:
+        await tls.send_all(encode(Frame(_NEAR, {_COMES: near is not None})))
+        if near is not None:
+            proof = await _receive_exactly(near, same_host.PROOF_BYTES)
+            if not hmac.compare_digest(proof, proofs.receiving):
+                raise ProtocolError(f"another program answers for {tls.peer} on this host")
+    except BaseException:
+        if near is not None:
+            near.close()
+        raise
+    return near
+
+
+async def _let_near(
+    tls: TlsSession, door: same_host.Door, proofs: RecordSecrets
+) -> AsyncSocket | None:
+    """The listening side's part."""
+    assembler = FrameAssembler(max_header_bytes=_HEADER_BYTES, max_payload_bytes=0)
+    if (await _receive_frame(tls, assembler, _NEAR)).header.get(_COMES) is not True:
+        return None
+    came = door.let_in(proofs.receiving)
+    if came is None:
+        raise ProtocolError(f"{tls.peer} said that it is on this host, and did not show it")
+    near = AsyncSocket(came, tls.peer)
+    try:
+        await near.send_all((proofs.sending,))
+    except BaseException:
+        near.close()
+        raise
+    return near
+
+
+def _proofs(known: bytes, transcript: bytes, listens: bool) -> RecordSecrets:
+    """What each side shows of itself at the door, and nowhere else."""
+    return RecordSecrets.derived(known, transcript, listens=listens, purpose=b"edge near")
 
 
 async def bring(connection: AsyncSocket, past: Past) -> None:

@@ -168,6 +168,7 @@ class Listener:
         except TransportError as error:
             self._refuse(connection, error)
             return
+        connection = greeted.connection
         connection.peer = display_name(greeted.hello, address)
         task = asyncio.current_task()
         assert task is not None

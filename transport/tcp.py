@@ -51,8 +51,8 @@ async def connect(
         ProtocolError: what listens there is not Edge.
         PeerLostError: it closed the connection or fell silent during the handshake.
     """
-    connection, greeted = await _open(address, Role.CHANNEL, hello, credentials, timeout_s, device)
-    moved = after_handshake(connection, greeted.secrets)
+    greeted = await _open(address, Role.CHANNEL, hello, credentials, timeout_s, device)
+    moved = after_handshake(greeted.connection, greeted.secrets)
     return TcpChannel(moved, greeted.hello, parse_address(address)[0])
 
 
@@ -70,8 +70,8 @@ async def connect_link(
     The hello tells the peer which link this is. ``device`` as there.
     Raises the same errors as :func:`connect`.
     """
-    connection, greeted = await _open(address, Role.LINK, hello, credentials, timeout_s, device)
-    records = records_of(greeted.secrets)
+    greeted = await _open(address, Role.LINK, hello, credentials, timeout_s, device)
+    connection, records = greeted.connection, records_of(greeted.secrets)
     return TcpLink(connection.detach(), connection.peer, link_timeout_s, records)
 
 
@@ -82,8 +82,8 @@ async def _open(
     credentials: Credentials | None,
     timeout_s: float,
     device: str | None = None,
-) -> tuple[AsyncSocket, Greeted]:
-    """A connection whose handshake is done, and what came of it.
+) -> Greeted:
+    """A connection whose handshake is done.
 
     Where one of the two sides has a key that the cluster had before, it is told of the new one.
     """
@@ -142,7 +142,7 @@ async def _open_once(
     credentials: Credentials | None,
     timeout_s: float,
     device: str | None,
-) -> tuple[AsyncSocket, Greeted]:
+) -> Greeted:
     connection: AsyncSocket | None = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -163,8 +163,8 @@ async def _open_once(
         if isinstance(error, PeerLostError):
             raise PeerLostError(address, f"{error.reason} during the handshake") from error
         raise
-    connection.peer = display_name(greeted.hello, address)
-    return connection, greeted
+    greeted.connection.peer = display_name(greeted.hello, address)
+    return greeted
 
 
 async def _connect_to_first(address: str) -> socket.socket:

@@ -1,6 +1,7 @@
 """A link over one TCP socket: the hot path of everything that runs on several devices.
 
-Knows a connected socket; how it was connected is not its business.
+Knows a connected socket; how it was connected is not its business. Between two processes of one
+host it may be a Unix socket, whose other end never falls silent without being closed.
 
 The socket is a blocking one whose time limits are the kernel's (SO_RCVTIMEO, SO_SNDTIMEO): Python's
 own ``settimeout`` costs one more system call before every read. What must not block says so call by
@@ -65,7 +66,7 @@ _LEAST_SEND_BUFFER_BYTES = 4 * EAGER_BYTES
 
 
 class TcpLink:
-    """A link over a connected TCP socket, which it owns from now on. See :class:`Link`.
+    """A link over a connected stream socket, which it owns from now on. See :class:`Link`.
 
     Time limits count from the start of a system call: a peer that falls silent in the middle of a
     message may be noticed only after twice ``timeout_s``.
@@ -84,17 +85,20 @@ class TcpLink:
         # At least a microsecond: zero would mean to wait for ever.
         limit = struct.pack("@ll", int(seconds), max(1, int(fraction * 1e6)))
         connected.settimeout(None)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         if connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _LEAST_SEND_BUFFER_BYTES:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LEAST_SEND_BUFFER_BYTES)
-        _probe_when_idle(connected)
+        if connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _probe_when_idle(connected)
         self.peer = peer
         self._socket = connected
         self._timeout_s = timeout_s
         self._records = records
         self._size = bytearray(_SIZE.size)
+        self._waits_since_s: float | None = None
+        """Since when a call that receives blocks: a Unix socket does not know when bytes came."""
         self._guard = LinkGuard(peer, interrupt=self._shut_down, release=connected.close)
 
     def send(self, array: NDArray[Any]) -> None:
@@ -147,10 +151,18 @@ class TcpLink:
                 raise self._broken() from None
 
     def state(self) -> LinkState:
-        return self._guard.state(lambda: silent_s(self._socket))
+        return self._guard.state(self._silent_s)
 
     def close(self) -> None:
         self._guard.close()
+
+    def _silent_s(self) -> float:
+        if self._socket.family != socket.AF_UNIX:
+            return silent_s(self._socket)
+        since_s = self._waits_since_s
+        if since_s is None or _unread_bytes(self._socket):
+            return 0.0
+        return time.monotonic() - since_s
 
     def _patiently(self, call: Callable[[Part], Moved], part: Part) -> Moved:
         """A call that blocks, until it moves something; BlockingIOError after the time limit.
@@ -169,6 +181,14 @@ class TcpLink:
             with contextlib.suppress(BlockingIOError):
                 return call(part)
         raise BlockingIOError
+
+    def _waiting(self, call: Callable[[Part], Moved], part: Part) -> Moved:
+        """`_patiently`, for what the other end sends."""
+        self._waits_since_s = time.monotonic()
+        try:
+            return self._patiently(call, part)
+        finally:
+            self._waits_since_s = None
 
     def _polled(self, poller: select.poll) -> None:
         if not poller.poll(min(self._timeout_s, LOOK_EVERY_S) * 1000):
@@ -208,7 +228,7 @@ class TcpLink:
         first, others = self._cut(into)
         space = self._records.space(first)
         if not space.nbytes:
-            count = self._patiently(self._socket.recv_into, self._size)
+            count = self._waiting(self._socket.recv_into, self._size)
         else:
             count = self._poll_for((self._size, space))
         if count < header:
@@ -234,13 +254,13 @@ class TcpLink:
                 return receive(buffers, 0, socket.MSG_DONTWAIT)[0]
             except BlockingIOError:
                 if time.perf_counter() > end_s:
-                    received: tuple[int, Any, Any, Any] = self._patiently(receive, buffers)
+                    received: tuple[int, Any, Any, Any] = self._waiting(receive, buffers)
                     return received[0]
                 os.sched_yield()
 
     def _receive_rest(self, space: memoryview, *, is_ended: bool) -> None:
         while not is_ended and space.nbytes:
-            count = self._patiently(self._socket.recv_into, space)
+            count = self._waiting(self._socket.recv_into, space)
             space = space[count:]
             is_ended = count == 0
         if is_ended:
@@ -260,7 +280,7 @@ class TcpLink:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN | select.POLLOUT)
         while outgoing and space is not None:
-            self._patiently(self._polled, poller)
+            self._waiting(self._polled, poller)
             with contextlib.suppress(BlockingIOError):
                 sent = self._socket.sendmsg(outgoing, (), socket.MSG_DONTWAIT)
                 outgoing = drop_bytes(outgoing, sent) or list(islice(others, 1))
@@ -307,13 +327,17 @@ def silent_s(connected: socket.socket) -> float:
     """How long no byte has arrived; 0 where some wait to be read, or the system does not say."""
     if not sys.platform.startswith("linux"):
         return 0.0
+    return 0.0 if _unread_bytes(connected) else _since_s(connected, _LAST_DATA_RECEIVED)
+
+
+def _unread_bytes(connected: socket.socket) -> int:
     (unread,) = _UNREAD.unpack(fcntl.ioctl(connected, termios.FIONREAD, bytes(_UNREAD.size)))
-    return 0.0 if unread else _since_s(connected, _LAST_DATA_RECEIVED)
+    return int(unread)
 
 
 def _since_s(connected: socket.socket, what: struct.Struct) -> float:
     """A time of Linux's struct tcp_info; 0 elsewhere."""
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or connected.family == socket.AF_UNIX:
         return 0.0
     told = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, what.size)
     if len(told) < what.size:

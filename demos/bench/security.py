@@ -2,9 +2,10 @@
 
 python -m edge.demos.bench.security --shape W --block-size 128
 
-Two peers of one thread each, in halves of every layer over loopback TCP. Answers come from two
-clusters that are loaded at once; starting and shipping are of fresh ones with empty caches, in
-float32, which needs no rounding.
+Two peers of one thread each, in halves of every layer over loopback. Three kinds: `insecure` is
+plain TCP; with keys, `one host` is a Unix socket, `two hosts` is what devices of a network have:
+sealed records over TCP. Answers come from clusters that are loaded at once; starting and shipping
+are of fresh ones with empty caches, in float32, which needs no rounding.
 """
 
 from __future__ import annotations
@@ -25,23 +26,31 @@ from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import SHAPES, checkpoint, described, even_plan
+from edge.demos.fleet import Fleet
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.partition import Plan
 
-KINDS = {"insecure": True, "secure": False}
+PLAIN = "insecure"
+KINDS = {
+    PLAIN: ("--insecure",),
+    "one host": (),
+    "two hosts": ("--listen", "127.0.0.2:0"),
+}
+"""What `edge peer` is given. Who calls 127.0.0.2 does so from 127.0.0.1, and takes it for another
+host."""
 DEVICES = ("local-1", "local-2")
 ROUNDS_OF_A_LOAD = 4
 """After one that warms up."""
 
 
 @contextlib.contextmanager
-def empty_cache(folder: Path) -> Iterator[None]:
-    """Caches of a run of its own."""
+def empty_cache(folder: Path) -> Iterator[Path]:
+    """Caches of a run of its own; the folder."""
     before = os.environ.get(CACHE_VARIABLE)
     with tempfile.TemporaryDirectory(dir=folder) as cache:
         os.environ[CACHE_VARIABLE] = cache
         try:
-            yield
+            yield Path(cache)
         finally:
             if before is None:
                 del os.environ[CACHE_VARIABLE]
@@ -49,41 +58,63 @@ def empty_cache(folder: Path) -> Iterator[None]:
                 os.environ[CACHE_VARIABLE] = before
 
 
-def start_and_ship(path: Path, plan: Plan, folder: Path, *, insecure: bool) -> tuple[float, float]:
-    """Seconds until two peers have started; bytes per second that they were sent."""
+@contextlib.contextmanager
+def two_peers(kind: str, folder: Path) -> Iterator[edge.Cluster]:
+    """Which keep their weights in the folder."""
+    options = dict.fromkeys(DEVICES, KINDS[kind])
+    with (
+        Fleet(DEVICES, folder, options=options) as fleet,
+        edge.Cluster.connect(list(fleet.addresses.values()), insecure=kind == PLAIN) as cluster,
+    ):
+        yield cluster
+
+
+def started_s(*, insecure: bool) -> float:
+    """Until two peers have started."""
+    begin_s = time.perf_counter()
+    with edge.Cluster.local(2, threads=1, insecure=insecure):
+        return time.perf_counter() - begin_s
+
+
+def shipped(path: Path, plan: Plan, folder: Path, kind: str) -> float:
+    """Bytes per second that two peers were sent which had none."""
     sent: list[float] = []
 
     def watch(progress: edge.Progress) -> None:
         if progress.phase == "send":
             sent.append(time.perf_counter())
 
-    with empty_cache(folder):
-        begin_s = time.perf_counter()
-        with edge.Cluster.local(2, threads=1, insecure=insecure) as cluster:
-            start_s = time.perf_counter() - begin_s
-            with cluster.load(
-                path, plan=plan, dtype="float32", context_tokens=64, progress=watch
-            ) as model:
-                shipped = sum(model.sent_bytes.values())
-    return start_s, shipped / (sent[-1] - sent[0])
+    with (
+        empty_cache(folder) as empty,
+        two_peers(kind, empty) as cluster,
+        cluster.load(path, plan=plan, dtype="float32", context_tokens=64, progress=watch) as model,
+    ):
+        total_bytes = sum(model.sent_bytes.values())
+    return total_bytes / (sent[-1] - sent[0])
 
 
 def answers(
-    path: Path, plan: Plan, *, block_size: int, prompt_tokens: int, new_tokens: int, loads: int
+    path: Path,
+    plan: Plan,
+    folder: Path,
+    *,
+    block_size: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    loads: int,
 ) -> Figures:
     """Speeds with and without keys, and within each round what they cost.
 
-    Where a process lies in memory makes it faster or slower for as long as it runs. So both are
-    loaded again and again, each as often first as second.
+    Where a process lies in memory makes it faster or slower for as long as it runs. So all are
+    loaded again and again, each as often first as last.
     """
     found = Figures()
     for number in range(loads):
-        kinds = list(KINDS) if number % 2 else list(reversed(KINDS))
         with contextlib.ExitStack() as stack:
             models = {}
-            for name in kinds:
-                cluster = edge.Cluster.local(2, threads=1, insecure=KINDS[name])
-                models[name] = stack.enter_context(cluster).load(
+            for name in _in_turn(number):
+                cluster = stack.enter_context(two_peers(name, folder))
+                models[name] = cluster.load(
                     path,
                     plan=plan,
                     dtype="int4-pure",
@@ -99,13 +130,13 @@ def _answer(
     models: Mapping[str, edge.Model], prompt_tokens: int, new_tokens: int, found: Figures
 ) -> None:
     """One answer of each, in turn."""
-    vocab_size = models["secure"].vocab_size
+    vocab_size = models[PLAIN].vocab_size
     prompt = np.random.default_rng(1).integers(vocab_size, size=prompt_tokens).tolist()
     replies = {
         name: model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
         for name, model in models.items()
     }
-    assert replies["secure"].token_ids == replies["insecure"].token_ids
+    assert len({tuple(reply.token_ids) for reply in replies.values()}) == 1
     told = {name: replies[name].statistics for name in KINDS}
     for what, took in (
         (f"prefill {prompt_tokens}", {name: told[name]["first_token_s"] for name in KINDS}),
@@ -113,23 +144,29 @@ def _answer(
     ):
         for name in KINDS:
             found.add(f"{what}, {name}", "s", took[name])
-        found.add(f"{what}, secure / insecure", "ratio", took["secure"] / took["insecure"])
+            if name != PLAIN:
+                found.add(f"{what}, {name} / {PLAIN}", "ratio", took[name] / took[PLAIN])
+
+
+def _in_turn(number: int) -> list[str]:
+    return list(KINDS) if number % 2 else list(reversed(KINDS))
 
 
 def fresh(path: Path, plan: Plan, folder: Path, rounds: int, found: Figures) -> None:
     """What starting and shipping take, with and without keys."""
     for number in range(rounds + 1):
-        took = {
-            name: start_and_ship(path, plan, folder, insecure=KINDS[name])
-            for name in (list(KINDS) if number % 2 else reversed(KINDS))
-        }
+        rates = {name: shipped(path, plan, folder, name) for name in _in_turn(number)}
+        kinds = (True, False) if number % 2 else (False, True)
+        started = {insecure: started_s(insecure=insecure) for insecure in kinds}
         if not number:
             continue
-        for name, (start_s, rate) in took.items():
-            found.add(f"start of two peers, {name}", "s", start_s)
+        for insecure, start_s in started.items():
+            found.add(f"start of two peers, {PLAIN if insecure else 'secure'}", "s", start_s)
+        found.add(f"start, secure - {PLAIN}", "s", started[False] - started[True])
+        for name, rate in rates.items():
             found.add(f"shipping, {name}", "MB/s", rate / 1e6)
-        found.add("start, secure - insecure", "s", took["secure"][0] - took["insecure"][0])
-        found.add("shipping, insecure / secure", "ratio", took["insecure"][1] / took["secure"][1])
+            if name != PLAIN:
+                found.add(f"shipping, {PLAIN} / {name}", "ratio", rates[PLAIN] / rate)
 
 
 @click.command()
@@ -149,7 +186,7 @@ def fresh(path: Path, plan: Plan, folder: Path, rounds: int, found: Figures) -> 
     type=click.IntRange(1),
     default=8,
     show_default=True,
-    help=f"How often both are loaded; {ROUNDS_OF_A_LOAD} answers of each in turn count each time.",
+    help=f"How often all are loaded; {ROUNDS_OF_A_LOAD} answers of each in turn count each time.",
 )
 @click.option(
     "--rounds",
@@ -173,14 +210,15 @@ def main(
     """Decode, prefill, shipping and start of two peers, with and without keys."""
     path = checkpoint(shape, folder)
     plan = even_plan(shape, DEVICES, block_size)
-    found = answers(path, plan, block_size=block_size, loads=loads, **lengths)
+    kept = folder / "security"
+    found = answers(path, plan, kept, block_size=block_size, loads=loads, **lengths)
     fresh(checkpoint(shipped, folder), even_plan(shipped, DEVICES, 1), folder, rounds, found)
     results.publish(
         found.metrics(),
         question="what keys and encryption cost, in turn",
         variant=f"2 peers x 1 thread, tensor, int4-pure/{block_size}; "
         f"shipping {shipped} in float32",
-        link="TCP over loopback",
+        link="loopback",
         model=described(shape),
         keep=append,
     )

@@ -29,8 +29,11 @@ from edge.transport import (
 )
 from edge.transport.records import PLAIN, SECRET_BYTES, Records, RecordSecrets, SealedRecords
 
-CHANNEL_KINDS = ("memory", "tcp", "sealed")
-LINK_KINDS = ("memory", "tcp", "sealed")
+CHANNEL_KINDS = ("memory", "tcp", "sealed", "near")
+LINK_KINDS = ("memory", "tcp", "sealed", "near")
+ANOTHER_HOST = "127.0.0.2"
+"""Where who is called from 127.0.0.1 does not know that it is the same one."""
+
 DEVICE_KIND = "gloo"
 """A group that sums tensors from device to device, beside links in memory."""
 
@@ -60,9 +63,9 @@ async def channel_pair(kind: str) -> AsyncIterator[tuple[Channel, Channel]]:
             await end.aclose()
         return
     accepted: asyncio.Queue[Channel] = asyncio.Queue()
-    ours, theirs = members(2) if kind == "sealed" else (None, None)
+    ours, theirs = (None, None) if kind == "tcp" else members(2)
     listener = await listen(
-        "127.0.0.1:0",
+        f"{ANOTHER_HOST if kind == 'sealed' else '127.0.0.1'}:0",
         hello=hello_b,
         credentials=theirs,
         on_channel=accepted.put,
@@ -92,7 +95,7 @@ def link_ends(
     """Two ends whose ``peer`` is ``second`` and ``first``; the caller closes them."""
     if kind == "memory":
         return MemoryLink.pair(first, second, timeout_s=timeout_s)
-    one, other = socket_pair()
+    one, other = socket.socketpair() if kind == "near" else socket_pair()
     records: tuple[Records, Records] = (PLAIN, PLAIN)
     if kind == "sealed":
         records = sealed_pair()
