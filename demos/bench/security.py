@@ -122,16 +122,16 @@ def answers(
                     context_tokens=prompt_tokens + new_tokens,
                 )
             for each in range(ROUNDS_OF_A_LOAD + 1):
-                _answer(models, prompt_tokens, new_tokens, Figures() if not each else found)
+                chance = np.random.default_rng((number, each))  # no beginning is found again
+                prompt = chance.integers(models[PLAIN].vocab_size, size=prompt_tokens).tolist()
+                _answer(models, prompt, new_tokens, Figures() if not each else found)
     return found
 
 
 def _answer(
-    models: Mapping[str, edge.Model], prompt_tokens: int, new_tokens: int, found: Figures
+    models: Mapping[str, edge.Model], prompt: list[int], new_tokens: int, found: Figures
 ) -> None:
     """One answer of each, in turn."""
-    vocab_size = models[PLAIN].vocab_size
-    prompt = np.random.default_rng(1).integers(vocab_size, size=prompt_tokens).tolist()
     replies = {
         name: model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
         for name, model in models.items()
@@ -139,7 +139,7 @@ def _answer(
     assert len({tuple(reply.token_ids) for reply in replies.values()}) == 1
     told = {name: replies[name].statistics for name in KINDS}
     for what, took in (
-        (f"prefill {prompt_tokens}", {name: told[name]["first_token_s"] for name in KINDS}),
+        (f"prefill {len(prompt)}", {name: told[name]["first_token_s"] for name in KINDS}),
         (f"decode {new_tokens}", {name: told[name]["decode_s"] for name in KINDS}),
     ):
         for name in KINDS:
