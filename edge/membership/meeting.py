@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 async def invite(
     code: str,
-    membership: Membership,
+    current: Callable[[], Membership],
     name: str,
     *,
     roles: Collection[str] = ROLES,
@@ -58,12 +58,13 @@ async def invite(
     """Wait until a device with this code comes, and make it a member that may do what `roles` say.
 
     `on_ready` gets the addresses where that is waited for; `discovery` announces them, too: without
-    one, zeroconf on `interfaces`. Somebody who does not get as far as a guess is passed over.
+    one, zeroconf on `interfaces`. `current` is asked for our place in the cluster. Somebody who
+    does not get as far as a guess is passed over.
 
     Raises WrongCodeError when somebody guesses wrongly, NetworkError when nobody comes in time or
     the network cannot be used.
     """
-    door = _Door(Invitation(code, membership, name, roles))
+    door = _Door(Invitation(code, current, name, roles))
     async with _open(door, code, listen, discovery or _zeroconf(code, interfaces)) as addresses:
         on_ready(addresses)
         try:

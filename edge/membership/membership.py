@@ -230,8 +230,13 @@ class Membership:
     def taking_in(self, id: str, name: str, certificate: x509.Certificate) -> Membership:
         """With a device that has got this certificate; what it had before counts no more.
 
-        Raises RequestError for too much.
+        Raises RequestError for too much, and where the cluster has got a new key in the meantime.
         """
+        if certificate.issuer != self.cluster.subject:
+            raise RequestError(
+                f"the cluster got a new key while {name} joined, which has the one of before; pair "
+                "it again"
+            )
         taken_in = {**self.taken_in, id: certificate}
         known = replace(self.knowing(id, name), taken_in=taken_in)
         edition = counted(certificate)

@@ -123,12 +123,19 @@ class Invitation:
     """
 
     def __init__(
-        self, code: str, membership: Membership, name: str, roles: Collection[str] = ROLES
+        self,
+        code: str,
+        current: Callable[[], Membership],
+        name: str,
+        roles: Collection[str] = ROLES,
     ) -> None:
-        """Whoever comes may do what `roles` say; `name` is our own. Raises RequestError."""
-        self._authority = check_takes_in(membership)
+        """Whoever comes may do what `roles` say; `name` is our own. `current` is asked for our
+        place when somebody has come: the cluster may have got a new key since the code was shown.
+
+        Raises RequestError."""
+        check_takes_in(current())
         self._code = code
-        self._membership = membership
+        self._current = current
         self._name = name
         self._roles = roles
         self._is_guessed = False
@@ -173,14 +180,15 @@ class Invitation:
             device.verify(_bytes(asked, "signature"), keys.signed, _ECDSA)
         except InvalidSignature:
             raise RequestError("the other device has not the key that it says") from None
-        id, name, membership = key_id(device), _name(asked), self._membership
+        id, name, membership = key_id(device), _name(asked), self._current()
         if id == membership.identity.id:
             raise RequestError(
                 "the other device has this device's own key, copied; remove the folder of keys "
                 "there, and pair it again"
             )
         edition = membership.next_edition(id)
-        certificate = self._authority.member(device, name, self._roles, edition)
+        authority = check_takes_in(membership)
+        certificate = authority.member(device, name, self._roles, edition)
         other = Other(name=name, id=id, certificate=certificate)
         answer = {
             "certificate": certificate.public_bytes(Encoding.DER),

@@ -113,7 +113,7 @@ def _invite(
     other = asyncio.run(
         invite(
             words,
-            own.current(),
+            own.current,
             name,
             roles=roles,
             listen=listen,

@@ -70,10 +70,11 @@ class Inviter:
 async def inviting() -> AsyncIterator[Inviter]:
     bus = DiscoveryBus()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    attic = Membership.founded("attic")
     outcome = asyncio.create_task(
         invite(
             CODE,
-            Membership.founded("attic"),
+            lambda: attic,
             "attic",
             listen=HERE,
             discovery=MemoryDiscovery(bus, cluster=meeting_place(CODE)),

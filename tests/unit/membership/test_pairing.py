@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -59,6 +59,11 @@ def test_no_word_is_the_beginning_of_another() -> None:
     ]
 
 
+def always(membership: Membership) -> Callable[[], Membership]:
+    """Of a device whose place in its cluster does not change."""
+    return lambda: membership
+
+
 async def paired(
     inviting: Awaitable[Any], joining: Awaitable[Any], ends: tuple[Channel, Channel]
 ) -> list[Any]:
@@ -80,7 +85,7 @@ def test_who_knows_the_words_becomes_a_member() -> None:
         first, code, identity = Membership.founded("attic"), new_code(), Identity.made()
         ends = MemoryChannel.pair("attic", "kitchen")
         seen, (member, inviter) = await paired(
-            Invitation(code, first, "attic").take_in(ends[0]),
+            Invitation(code, always(first), "attic").take_in(ends[0]),
             join(ends[1], code, identity, "kitchen"),
             ends,
         )
@@ -100,7 +105,7 @@ def test_a_member_may_do_what_it_was_taken_in_for() -> None:
         first, code = Membership.founded("attic"), new_code()
         ends = MemoryChannel.pair("attic", "phone")
         _, (member, _) = await paired(
-            Invitation(code, first, "attic", [USE]).take_in(ends[0]),
+            Invitation(code, always(first), "attic", [USE]).take_in(ends[0]),
             join(ends[1], code, Identity.made(), "phone"),
             ends,
         )
@@ -136,7 +141,7 @@ def test_nobody_is_taken_in_with_a_key_of_another_device() -> None:
         ):
             ends = MemoryChannel.pair("attic", "phone")
             inviting, joining = await paired(
-                Invitation(code, first, "attic", [USE]).take_in(ends[0]),
+                Invitation(code, always(first), "attic", [USE]).take_in(ends[0]),
                 join(ends[1], code, Identity(cast(PrivateKey, claimed)), "phone"),
                 ends,
             )
@@ -153,7 +158,7 @@ def test_other_words_are_told_to_both_and_take_nobody_in() -> None:
         first, code = Membership.founded("attic"), new_code()
         ends = MemoryChannel.pair("attic", "mallory")
         inviting, joining = await paired(
-            Invitation(code, first, "attic").take_in(ends[0]),
+            Invitation(code, always(first), "attic").take_in(ends[0]),
             join(ends[1], other_words(code), Identity.made(), "mallory"),
             ends,
         )
@@ -204,7 +209,7 @@ def test_nonsense_is_refused(inviter: bool, said: list[Frame]) -> None:
             await ends[1].receive()
 
         side = (
-            Invitation(code, first, "attic").take_in(ends[0])
+            Invitation(code, always(first), "attic").take_in(ends[0])
             if inviter
             else join(ends[0], code, Identity.made(), "kitchen")
         )
@@ -235,7 +240,7 @@ def test_a_message_sent_back_is_refused() -> None:
 def test_a_member_without_the_clusters_key_takes_nobody_in() -> None:
     member = replace(Membership.founded("attic"), authority=None)
     with pytest.raises(RequestError, match="may not take others in"):
-        Invitation(new_code(), member, "attic")
+        Invitation(new_code(), always(member), "attic")
 
 
 class Limited(FaultyChannel):
@@ -257,7 +262,7 @@ def test_neither_side_sets_aside_much() -> None:
         code = new_code()
         first, second = (Limited(end) for end in MemoryChannel.pair("attic", "kitchen"))
         await paired(
-            Invitation(code, Membership.founded("attic"), "attic").take_in(first),
+            Invitation(code, always(Membership.founded("attic")), "attic").take_in(first),
             join(second, code, Identity.made(), "kitchen"),
             (first, second),
         )
@@ -294,7 +299,7 @@ class Joining:
 def test_two_who_have_heard_the_answer_have_one_guess(right_first: bool) -> None:
     async def scenario() -> None:
         code = new_code()
-        invitation = Invitation(code, Membership.founded("attic"), "attic")
+        invitation = Invitation(code, always(Membership.founded("attic")), "attic")
         first = Joining(invitation, code if right_first else other_words(code))
         second = Joining(invitation, code)
         talks = [first.talk(), second.talk()]
@@ -314,7 +319,7 @@ def test_two_who_have_heard_the_answer_have_one_guess(right_first: bool) -> None
 def test_no_proof_is_looked_at_while_a_member_is_told() -> None:
     async def scenario() -> None:
         code = new_code()
-        invitation = Invitation(code, Membership.founded("attic"), "attic")
+        invitation = Invitation(code, always(Membership.founded("attic")), "attic")
         first, second = Joining(invitation, code), Joining(invitation, other_words(code))
         telling = HeldChannel(first.far, "taken in")
         talks = [first.talk(telling), second.talk()]
@@ -334,7 +339,7 @@ def test_no_proof_is_looked_at_while_a_member_is_told() -> None:
 def test_who_has_proved_and_goes_away_leaves_the_code_as_it_was() -> None:
     async def scenario() -> None:
         code = new_code()
-        invitation = Invitation(code, Membership.founded("attic"), "attic")
+        invitation = Invitation(code, always(Membership.founded("attic")), "attic")
         gone = Joining(invitation, code)
         telling = HeldChannel(gone.far, "taken in")
         talk = gone.talk(telling)
@@ -358,7 +363,7 @@ def test_who_has_proved_and_goes_away_leaves_the_code_as_it_was() -> None:
 def test_who_says_nothing_is_not_waited_for(said: list[Frame]) -> None:
     async def scenario() -> None:
         ends = MemoryChannel.pair("attic", "mallory")
-        invitation = Invitation(new_code(), Membership.founded("attic"), "attic")
+        invitation = Invitation(new_code(), always(Membership.founded("attic")), "attic")
         waiting = asyncio.create_task(invitation.take_in(ends[0]))
         for frame in said:
             await ends[1].send(frame)
@@ -388,7 +393,7 @@ def test_an_inviters_id_is_one(id: str) -> None:
         posing = replace(first, identity=Named(first.identity.key))
         ends = MemoryChannel.pair("attic", "kitchen")
         _, joining = await paired(
-            Invitation(code, posing, "attic").take_in(ends[0]),
+            Invitation(code, always(posing), "attic").take_in(ends[0]),
             join(ends[1], code, Identity.made(), "kitchen"),
             ends,
         )
@@ -396,3 +401,27 @@ def test_an_inviters_id_is_one(id: str) -> None:
         assert "its id is none" in str(joining)
 
     asyncio.run(scenario())
+
+
+def test_who_joins_while_the_cluster_gets_a_new_key_has_that() -> None:
+    async def main() -> None:
+        code, now = new_code(), Membership.founded("attic")
+        invitation = Invitation(code, lambda: now, "attic")
+        now = now.rotated("attic")
+        ends = MemoryChannel.pair("attic", "kitchen")
+        taken_in, (member, _) = await paired(
+            invitation.take_in(ends[0]), join(ends[1], code, Identity.made(), "kitchen"), ends
+        )
+        assert member.cluster_id == now.cluster_id
+        assert taken_in.id in now.taking_in(taken_in.id, "kitchen", taken_in.certificate).taken_in
+
+    asyncio.run(main())
+
+
+def test_nobody_is_kept_by_a_certificate_of_the_key_before() -> None:
+    before = Membership.founded("attic")
+    assert before.authority is not None
+    device = Identity.made()
+    certificate = before.authority.member(device.key.public_key(), "kitchen")
+    with pytest.raises(RequestError, match="a new key while kitchen joined"):
+        before.rotated("attic").taking_in(device.id, "kitchen", certificate)
