@@ -66,7 +66,8 @@ class Credentials:
     past: Callable[[], Sequence[Past]]
     """Keys of before, the newest first."""
     follow: Callable[[bytes], None]
-    """Takes the rotation to the cluster's next key; RefusedError where this device may not."""
+    """Takes the rotation to the cluster's next key, in any thread; RefusedError where this device
+    may not."""
     now: Callable[[], "Credentials"]
     """These, or what has taken their place since: by a new key of the cluster."""
 

@@ -26,6 +26,7 @@ comes itself with a tag that says so, and brings the rotation. What is told is s
 then begins again with the key of now.
 """
 
+import asyncio
 import base64
 import contextlib
 import enum
@@ -140,7 +141,7 @@ async def greet(
     transcript, tag = await _exchange_tags(connection, role, credentials, _CONNECTING)
     if hmac.compare_digest(tag, credentials.tag(_AHEAD, transcript)):
         cover = _cover(credentials.tag_key, transcript, listens=False)
-        credentials.follow(await _receive_payload(SealedSocket(connection, cover), _ROTATION))
+        await _follow(credentials, SealedSocket(connection, cover))
         raise OutdatedError(f"the cluster has a new key, as {connection.peer} says; try again")
     if not hmac.compare_digest(tag, credentials.tag(_LISTENING, transcript)):
         raise RefusedError(f"{connection.peer} is of another cluster: pair them with `edge pair`")
@@ -323,9 +324,16 @@ async def _answer_other_key(
     if hmac.compare_digest(tag, credentials.tag(_BRINGING, transcript)):
         await connection.send_all([credentials.tag(_LISTENING, transcript)])
         cover = SealedSocket(connection, _cover(credentials.tag_key, transcript, listens=True))
-        credentials.follow(await _receive_payload(cover, _ROTATION))
+        await _follow(credentials, cover)
         await cover.send_all(encode(Frame(_TAKEN, {})))
         raise OutdatedError(f"the cluster has a new key, as {connection.peer} says")
+
+
+async def _follow(credentials: Credentials, cover: SealedSocket) -> None:
+    """Take what is told; beside the loop, because it is read, checked and written to a file."""
+    rotation = await _receive_payload(cover, _ROTATION)
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, credentials.follow, rotation)
 
 
 def _cover(tag_key: bytes, transcript: bytes, *, listens: bool) -> RecordSecrets:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -194,3 +196,30 @@ def test_a_device_with_fewer_roles_does_not_come_with_more() -> None:
             await check_echo(listener, again.credentials())
 
     run(scenario)
+
+
+def test_what_is_told_of_a_new_key_is_read_beside_the_loop() -> None:
+    attic = Kept.founded()
+    kitchen = attic.taking_in("kitchen")
+    before = kitchen.credentials()
+    attic.rotate()
+    threads: list[int] = []
+
+    def follow(rotation: bytes) -> None:
+        threads.append(threading.get_ident())
+        before.follow(rotation)
+
+    async def scenario() -> None:
+        watched = dataclasses.replace(before, follow=follow, now=lambda: known[0])
+        known = [watched]
+        async with listening(attic) as (listener, _refused):
+            with pytest.raises(OutdatedError):
+                await connect(listener.addresses[0], hello={}, credentials=watched)
+        async with echoing(credentials=watched) as listener:
+            address = listener.addresses[0]
+            assert await bring_rotation(address, attic.credentials(), timeout_s=30.0)
+
+    run(scenario)
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
+    assert kitchen.membership.cluster_id == attic.membership.cluster_id
