@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import pytest
 
 from edge.errors import NetworkError
 from edge.membership.membership import Membership, credentials
+from edge.peer import dialling
 from edge.peer.dialling import dial
 from edge.protocol.topology import Place
-from edge.transport import Credentials
+from edge.transport import Credentials, Link
 from tests.support.transport_listeners import echoing
 
 LIMIT_S = 0.3
@@ -92,6 +94,56 @@ def test_an_address_before_the_right_one_tells_nothing_by_its_time() -> None:
                 return loop.time() - begun_s >= LIMIT_S
 
             assert all(await asyncio.gather(*map(takes_all, there.values())))
+
+    asyncio.run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def busy_at_first(address: str) -> AsyncIterator[tuple[str, list[int]]]:
+    """Where the first who comes hears nothing, and the others are put through to `address`; and
+    how many have come."""
+    host, port = address.split(":")
+    came = [0]
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while content := await reader.read(1 << 16):
+            writer.write(content)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came[0] += 1
+        if came[0] == 1:
+            await reader.read()
+            writer.close()
+            return
+        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(copy(reader, there_writer), copy(there_reader, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", came
+
+
+def test_a_neighbour_that_is_slow_at_first_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of several addresses has a moment, and where none answered in it the whole time."""
+    monkeypatch.setattr(dialling, "_QUICK_S", 0.05)
+    own = Membership.founded("own")
+    assert own.authority is not None
+    neighbour = Membership.enrolled(own.authority, own.tag_key, "neighbour")
+
+    async def scenario() -> None:
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            dead = f"127.0.0.1:{closed.getsockname()[1]}"
+            async with (
+                echoing(credentials=shown(neighbour), on_link=keep) as listener,
+                busy_at_first(listener.addresses[0]) as (slow, came),
+            ):
+                place = Place(name="it", addresses=(slow, dead), device=neighbour.identity.id)
+                (await dial(place, {}, shown(own), timeout_s=60)).close()
+                assert came == [2]
+
+    async def keep(link: Link, _hello: Mapping[str, Any]) -> None:
+        link.close()
 
     asyncio.run(scenario())
 
