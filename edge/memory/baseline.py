@@ -6,10 +6,10 @@ from edge.host.cgroup import memory_left_bytes
 from edge.host.free_memory import free_memory_bytes, process_memory, usable_memory_bytes
 from edge.memory.ledger import Floor
 
-LARGE_FRAMES_BYTES = 20 << 20
+LARGE_FRAMES_BYTES = 23 << 20
 """Of frames that are read or wait to be answered, those of all coordinators together."""
 
-WORK_BYTES = LARGE_FRAMES_BYTES + (20 << 20)
+WORK_BYTES = LARGE_FRAMES_BYTES + (17 << 20)
 """Overhead of a daemon once it works: those frames, mostly pieces of weights on their way to disk,
 and 15 to 20 MiB of code and tables of ONNX Runtime that the first session touches."""
 

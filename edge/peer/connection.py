@@ -67,6 +67,10 @@ MAX_WAITING_CALLS = 2
 LARGE_BYTES = 256 << 10
 """A frame that may be larger is read in a thread, next to the loop."""
 
+COUNTED_BYTES = 32 << 10
+"""A part of a frame that may be larger has its place in the ledger, with the record in which it
+comes; the others of all connections together are a part of what the process takes."""
+
 MAX_WAITING_POSTS = 8 * MAX_REQUESTS
 """For a session: each request that is under way may be swapped out, reserved, matched, stepped and
 finished."""
@@ -109,7 +113,7 @@ class Connection:
         """What is kept ready for this coordinator, as long as it is there."""
         self._is_gone = False
         self._kept = ExitStack()
-        self._profiling = ProfilingCalls(resources)
+        self._profiling = ProfilingCalls(resources, self._user)
         self._calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
             messages.Describe: self._describe,
             messages.SetMemory: self._set_memory,
@@ -226,7 +230,7 @@ class Connection:
 
     async def _admit(self, num_bytes: int) -> None:
         """What many coordinators send at once does not take more than was promised."""
-        if num_bytes > LARGE_BYTES:
+        if num_bytes > COUNTED_BYTES:
             self._hearing.not_listening()
             await self._peer.frames.take(self._owner, num_bytes)
             self._hearing.listening()

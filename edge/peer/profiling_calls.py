@@ -41,7 +41,7 @@ from edge.protocol.measurements import (
     Profile,
     ReadRate,
 )
-from edge.transport import Link
+from edge.transport import Link, Member
 
 _DIAL_TIMEOUT_S = 2.0
 """For one address: a probe is worth less waiting than a model."""
@@ -50,8 +50,10 @@ _DIAL_TIMEOUT_S = 2.0
 class ProfilingCalls:
     """One coordinator's measurements on this peer."""
 
-    def __init__(self, resources: PeerResources) -> None:
+    def __init__(self, resources: PeerResources, user: Member | None) -> None:
+        """What a measurement takes counts as the user's."""
         self._peer = resources
+        self._user = user
         self._name = f"{MEASURING}{uuid.uuid4().hex}"
         """What it takes, in the peer's ledger."""
 
@@ -67,9 +69,9 @@ class ProfilingCalls:
     async def _memory_rate(self, _call: MemoryRate) -> ReadRate:
         peer, threads = self._peer, self._peer.settings.threads
         async with peer.measurement:
-            budget_bytes = sample_budget_bytes(peer.ledger.free_bytes)
+            budget_bytes = sample_budget_bytes(peer.free_bytes(self._user))
             most_bytes = min(most_read_bytes(threads), budget_bytes)
-            await peer.reserve(self._name, Use(buffer_bytes=most_bytes))
+            await peer.reserve(self._name, Use(buffer_bytes=most_bytes), self._user)
             try:
                 rate = await run_blocking(lambda: memory_read_bytes_per_s(threads, most_bytes))
             finally:
@@ -80,9 +82,13 @@ class ProfilingCalls:
         peer, stop = self._peer, StopFlag()
         async with peer.measurement:
             budget_bytes = sample_budget_bytes(
-                min(peer.ledger.model_free_bytes, peer.backend().usable_memory_bytes())
+                min(
+                    peer.ledger.model_free_bytes,
+                    peer.free_bytes(self._user),
+                    peer.backend().usable_memory_bytes(),
+                )
             )
-            await peer.reserve(self._name, Use(buffer_bytes=budget_bytes))
+            await peer.reserve(self._name, Use(buffer_bytes=budget_bytes), self._user)
             busy = tuple(hosted.assignment.plan.model for hosted in peer.sessions.values())
 
             def work() -> PeerProfile:
@@ -117,7 +123,8 @@ class ProfilingCalls:
         workload = Workload(prompt_tokens=1, output_tokens=0)
         device = assignment.plan.stages[assignment.stage].shards[assignment.rank].device
         needed_bytes = memory_use(assignment.plan, facts, workload)[device].weight_bytes
-        if peer.backend().is_stand_in or needed_bytes > sample_budget_bytes(peer.ledger.free_bytes):
+        most_bytes = sample_budget_bytes(peer.free_bytes(self._user))
+        if peer.backend().is_stand_in or needed_bytes > most_bytes:
             raise CapacityError("this device measures itself only roughly, or has not the memory")
         return written_weights(
             assignment.layout, assignment.weight_format, peer.settings.cache_root

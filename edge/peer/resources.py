@@ -231,31 +231,43 @@ class PeerResources:
             held = ", ".join(model.held for model in self._models())
             raise CapacityError(f"{error}; held now: {held}" if held else str(error)) from None
         if user is not None:
-            self._check_limits(use, user)
+            self._check_limits(name, use, user)
             self._users[name] = user
         self._ledger = ledger
 
-    def _check_limits(self, use: Use, user: Member) -> None:
+    def _check_limits(self, name: str, use: Use, user: Member) -> None:
         """Raises CapacityError for more than one device may take of this peer."""
         limits, held = self._user_limits, self._held_by(user, self.ledger)
-        if limits.sessions is not None and len(held) >= limits.sessions:
+        shards = sum(not each.startswith(MEASURING) for each in held)
+        is_shard = not name.startswith(MEASURING)
+        if is_shard and limits.sessions is not None and shards >= limits.sessions:
             raise CapacityError(
-                f"device {user.name} has {len(held)} shards loaded on this peer, which is the most "
+                f"device {user.name} has {shards} shards loaded on this peer, which is the most "
                 "for each (--each-user): close a model first"
             )
         if limits.memory_bytes is not None:
-            free_bytes = limits.memory_bytes - sum(each.total for each in held)
+            free_bytes = limits.memory_bytes - sum(each.total for each in held.values())
             if use.total > free_bytes:
                 raise CapacityError(
-                    f"this shard needs {format_size(use.total)}, and device {user.name} may have "
+                    f"{'this shard' if is_shard else 'this measurement'} needs "
+                    f"{format_size(use.total)}, and device {user.name} may have "
                     f"{format_size(max(0, free_bytes))} more of this peer (--each-user): close a "
                     "model first, or share this one with more peers"
                 )
 
-    def _held_by(self, user: Member, ledger: Ledger) -> list[Use]:
+    def _held_by(self, user: Member, ledger: Ledger) -> dict[str, Use]:
         uses = ledger.uses
         mine = {name for name, member in self._users.items() if member.id == user.id}
-        return [use for name, use in uses.items() if name in mine]
+        return {name: use for name, use in uses.items() if name in mine}
+
+    def free_bytes(self, user: Member | None, ledger: Ledger | None = None) -> int:
+        """What this user may take yet of the peer's memory, by another ledger where one is
+        given."""
+        ledger = ledger or self.ledger
+        if user is None or self._user_limits.memory_bytes is None:
+            return ledger.free_bytes
+        held_bytes = sum(each.total for each in self._held_by(user, ledger).values())
+        return max(0, min(ledger.free_bytes, self._user_limits.memory_bytes - held_bytes))
 
     def park(self, owner: str | None, assignment: Assignment, program: StageProgram) -> str | None:
         """Keep the program of a session that has ended for who loads the same again; its memory is
@@ -358,12 +370,7 @@ class PeerResources:
         """This peer for a coordinator: who it is, what it has for this user, what it runs."""
         settings = self.settings
         ledger = self._parked.without(self.ledger)
-        free_bytes = ledger.free_bytes
-        if self.leaving.is_set():
-            free_bytes = 0
-        elif user is not None and self._user_limits.memory_bytes is not None:
-            held_bytes = sum(each.total for each in self._held_by(user, ledger))
-            free_bytes = max(0, min(free_bytes, self._user_limits.memory_bytes - held_bytes))
+        free_bytes = 0 if self.leaving.is_set() else self.free_bytes(user, ledger)
         sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(ledger.room_bytes))
         return PeerDescription(
             id=self.id,

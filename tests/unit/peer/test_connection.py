@@ -10,18 +10,20 @@ import socket
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edge.errors import EdgeError, ProtocolError
+from edge.errors import CapacityError, EdgeError, ProtocolError
 from edge.membership.identity import Identity
 from edge.membership.membership import Membership, credentials
 from edge.membership.roles import LEND, USE
 from edge.memory.kv_budget import KvRoom
-from edge.memory.ledger import Floor, Ledger, Use
+from edge.memory.ledger import MEASURING, Floor, Ledger, Use
 from edge.offload import Manifest
+from edge.peer.access import UserLimits
 from edge.peer.connection import MAX_WAITING_POSTS, Connection
 from edge.peer.hosted_shard import MAX_REQUESTS_UNDER_WAY, HostedShard
 from edge.peer.resources import PeerResources
@@ -272,6 +274,31 @@ def test_two_at_once_do_not_share_a_line_of_the_ledger(tmp_path: Path) -> None:
         with pytest.raises(ProtocolError, match="one name"):
             await resources.reserve("s", Use(weight_bytes=1 << 20))
         assert resources.ledger.free_bytes == (1 << 30) - (1 << 20)
+        await resources.aclose()
+
+    asyncio.run(main())
+
+
+def test_measurements_count_as_their_users(tmp_path: Path) -> None:
+    kitchen, cellar = (
+        Member(id=id * 32, name=name, roles=frozenset({USE}), edition=0)
+        for id, name in (("a", "kitchen"), ("b", "cellar"))
+    )
+    limits = UserLimits(memory_bytes=64 << 20, sessions=1)
+
+    async def main() -> None:
+        resources = PeerResources(replace(settings(tmp_path), each_user=limits), None)
+        resources._ledger = Ledger(budget_bytes=1 << 30, floor=Floor(process_bytes=0, work_bytes=0))
+        assert resources.free_bytes(kitchen) == 64 << 20
+        with pytest.raises(CapacityError, match=r"this measurement needs .*--each-user"):
+            await resources.reserve(f"{MEASURING}0", Use(buffer_bytes=80 << 20), kitchen)
+        await resources.reserve(f"{MEASURING}1", Use(buffer_bytes=16 << 20), kitchen)
+        assert resources.free_bytes(kitchen) == 48 << 20
+        assert resources.free_bytes(cellar) == 64 << 20
+        await resources.reserve("s", Use(weight_bytes=40 << 20), kitchen)  # one shard is allowed
+        assert resources.free_bytes(kitchen) == 8 << 20
+        resources.release(f"{MEASURING}1")
+        assert resources.free_bytes(kitchen) == 24 << 20
         await resources.aclose()
 
     asyncio.run(main())
