@@ -28,6 +28,9 @@ _NOT_READY = (BlockingIOError, InterruptedError)
 class AsyncSocket:
     """Owns a non-blocking socket. One task may receive and one may send at the same time."""
 
+    record_bytes = 0
+    """The most of what is received that waits outside the space for it."""
+
     def __init__(self, connected: socket.socket, peer: str) -> None:
         connected.setblocking(False)
         if connected.family != socket.AF_UNIX:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from edge.transport.errors import ProtocolError
 
-PROTOCOL_VERSION = 24
+PROTOCOL_VERSION = 25
 """Raised by one whenever bytes on the wire change their meaning."""
 
 MAX_HEADER_BYTES = 1 << 20
@@ -69,7 +69,8 @@ LimitsOf = Callable[[str], FrameLimits]
 payload."""
 
 Admit = Callable[[int], Awaitable[None]]
-"""Returns once so many bytes, of a part of a frame, may be set aside."""
+"""Returns once so many bytes may be set aside: for a part of a frame, and for the record in which
+it comes."""
 
 
 async def admit_all(_num_bytes: int) -> None:

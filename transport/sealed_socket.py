@@ -5,6 +5,10 @@ calls and a turn of Python, and weights are shipped half as fast that way; AES a
 of a nanosecond a byte. So a channel's bytes go in records of up to 512 KiB, sealed as those of a
 link: eight bytes of size, in the clear but authenticated, then the ciphertext and its tag. The
 nonce of a record is its number, which is not sent.
+
+A record is opened once it is whole. So that nobody has others set aside memory by beginning large
+ones, a record of more than ``SMALL_BYTES`` is a part of what is waited for, whose size the receiver
+has allowed: the beginning of a frame is a small one.
 """
 
 import asyncio
@@ -32,8 +36,8 @@ CHANNEL_RECORD_BYTES = 512 << 10
 _RECORDS_PER_KEY = RECORDS_PER_KEY * RECORD_BYTES // CHANNEL_RECORD_BYTES
 """As many bytes as a link's."""
 
-_SMALL_BYTES = 64 << 10
-"""Frames up to this are one record."""
+SMALL_BYTES = 32 << 10
+"""Frames up to this are one record, and any record may have so much."""
 
 _SPARE_BYTES = 4096
 """Of a buffer that waits for a record: most are small."""
@@ -52,6 +56,8 @@ def after_handshake(
 class SealedSocket:
     """Owns an AsyncSocket, of which it has the interface. A send that is given up closes it."""
 
+    record_bytes = CHANNEL_RECORD_BYTES
+
     def __init__(
         self, plain: AsyncSocket, secrets: RecordSecrets, *, reads_ahead: bool = True
     ) -> None:
@@ -62,8 +68,6 @@ class SealedSocket:
         self._sending = Way(secrets.sending, _RECORDS_PER_KEY)
         self._receiving = Way(secrets.receiving, _RECORDS_PER_KEY)
         self._arrived = bytearray(_SPARE_BYTES)
-        self._last_bytes = 0
-        """Of the last record."""
         self._begin = self._end = 0
         """What of that has been received and not yet opened."""
         self._opened = memoryview(b"")
@@ -84,15 +88,14 @@ class SealedSocket:
     async def receive_into(self, space: memoryview) -> int:
         """See `AsyncSocket`. ProtocolError for what was not sealed for this channel."""
         while not self._opened:
-            size = await self._record()
-            record = memoryview(self._arrived)[self._begin : self._begin + _SIZE.size + size]
-            self._begin += record.nbytes + TAG_BYTES
-            self._last_bytes = size
-            if space.nbytes >= size:
-                self._open(record, space[:size])
+            size = await self._record(space.nbytes)
+            fits = space.nbytes >= size
+            plain = space[:size] if fits else memoryview(bytearray(size))
+            self._open(plain)
+            if space.nbytes == size or size <= SMALL_BYTES:
+                self._let_go()
+            if fits:
                 return size
-            plain = memoryview(bytearray(size))
-            self._open(record, plain)
             self._opened = plain
         count = min(space.nbytes, self._opened.nbytes)
         space[:count] = self._opened[:count]
@@ -102,9 +105,10 @@ class SealedSocket:
     async def send_all(self, buffers: Sequence[Buffer]) -> None:
         """See `AsyncSocket`."""
         whole = [memoryview(buffer) for buffer in buffers]
-        if sum(each.nbytes for each in whole) <= _SMALL_BYTES:
+        if sum(each.nbytes for each in whole) <= SMALL_BYTES:
             records = [memoryview(b"".join(whole))]
         else:
+            whole[:1] = whole[0][:SMALL_BYTES], whole[0][SMALL_BYTES:]
             records = [part for each in whole for part in parts(each, CHANNEL_RECORD_BYTES)]
         sealed = bytearray(max(part.nbytes for part in records) + TAG_BYTES)
         try:
@@ -122,41 +126,51 @@ class SealedSocket:
             self.close()  # no number may be used twice, or left out
             raise
 
-    async def _record(self) -> int:
-        """Wait until a whole record is there; its plain size. Given up, it loses nothing."""
+    async def _record(self, wanted: int) -> int:
+        """Wait until a whole record is there, of bytes that are wanted unless it is small; its
+        plain size. Given up, it loses nothing."""
         while True:
             have = self._end - self._begin
             needed = _SIZE.size
             if have >= needed:
                 (size,) = _SIZE.unpack_from(self._arrived, self._begin)
-                if not 0 < size <= CHANNEL_RECORD_BYTES:
+                if not 0 < size <= max(SMALL_BYTES, min(wanted, CHANNEL_RECORD_BYTES)):
                     raise self._broken()
                 needed += size + TAG_BYTES
                 if have >= needed:
                     return int(size)
-            self._make_room(needed)
-            stop = len(self._arrived) if self._reads_ahead else self._begin + needed
-            space = memoryview(self._arrived)[self._end : stop]
+            ahead = max(needed, _SPARE_BYTES) if self._reads_ahead else needed
+            self._make_room(ahead)
+            space = memoryview(self._arrived)[self._end : self._begin + ahead]
             self._end += await self._plain.receive_into(space)
 
     def _make_room(self, needed: int) -> None:
         """So that a record of so many bytes fits behind where the next one begins."""
         if self._begin == self._end:
             self._begin = self._end = 0
-            if max(self._last_bytes, needed) <= _SPARE_BYTES < len(self._arrived):
-                self._arrived = bytearray(_SPARE_BYTES)  # a channel mostly waits
-        if self._begin + needed <= len(self._arrived):
-            return
+        if self._begin + needed > len(self._arrived):
+            self._move(max(needed, len(self._arrived)))
+
+    def _let_go(self) -> None:
+        """What comes next may be long in coming, and is mostly small."""
+        if len(self._arrived) > _SPARE_BYTES:
+            self._move(max(_SPARE_BYTES, self._end - self._begin))
+
+    def _move(self, num_bytes: int) -> None:
+        """What is not opened yet, to the beginning of so many bytes."""
         rest = self._arrived[self._begin : self._end]
-        if needed > len(self._arrived):
-            self._arrived = bytearray(needed + _SPARE_BYTES)
+        if num_bytes != len(self._arrived):
+            self._arrived = bytearray(num_bytes)
         self._arrived[: len(rest)] = rest
         self._begin, self._end = 0, len(rest)
 
-    def _open(self, record: memoryview, plain: memoryview) -> None:
-        size = record[: _SIZE.size]
-        start = self._begin - plain.nbytes - TAG_BYTES
-        sealed = memoryview(self._arrived)[start : self._begin]
+    def _open(self, plain: memoryview) -> None:
+        """The record that begins where nothing has been opened yet."""
+        start = self._begin + _SIZE.size
+        end = start + plain.nbytes + TAG_BYTES
+        whole = memoryview(self._arrived)
+        size, sealed = whole[self._begin : start], whole[start:end]
+        self._begin = end
         cipher, nonce = self._receiving.next()
         try:
             cipher.decrypt_into(nonce, sealed, size, plain)

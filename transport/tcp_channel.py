@@ -65,8 +65,8 @@ class TcpChannel:
         try:
             frame = None
             while frame is None:
-                if self._assembler.due_bytes:
-                    await admit(self._assembler.due_bytes)
+                if due_bytes := self._assembler.due_bytes:
+                    await admit(due_bytes + min(due_bytes, self._connection.record_bytes))
                 count = await self._connection.receive_into(self._assembler.wanted())
                 frame = self._assembler.advance(count, limits_of)
             return frame

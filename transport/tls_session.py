@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from edge.transport.errors import PeerLostError
 from edge.transport.frame import Buffer
-from edge.transport.sealed_socket import SealedSocket
+from edge.transport.sealed_socket import SMALL_BYTES, SealedSocket
 
 _READ_BYTES = 16 << 10
 
@@ -67,5 +67,5 @@ class TlsSession:
                 return result
 
     async def _flush(self) -> None:
-        if self._outgoing.pending:
-            await self._below.send_all((self._outgoing.read(),))
+        while self._outgoing.pending:
+            await self._below.send_all((self._outgoing.read(SMALL_BYTES),))

@@ -20,6 +20,7 @@ from edge.transport.frame import (
     decode,
     encode,
 )
+from edge.transport.sealed_socket import CHANNEL_RECORD_BYTES
 from tests.support.transport_pairs import channel_pair
 
 
@@ -99,6 +100,23 @@ def test_large_parts_wait_until_they_are_admitted() -> None:
     asyncio.run(main())
     header = len(b'{"kind":"k","header":{}}')
     assert asked == [header, 32 << 20, 32 << 20, header]
+
+
+def test_a_part_is_admitted_with_the_record_in_which_it_comes() -> None:
+    asked: list[int] = []
+
+    async def admit(num_bytes: int) -> None:
+        asked.append(num_bytes)
+
+    async def main() -> None:
+        async with channel_pair("sealed") as (ours, theirs):
+            for nbytes in (1, 100_000, 2 << 20):
+                sending = asyncio.create_task(ours.send(Frame("k", {}, bytes(nbytes))))
+                assert len((await theirs.receive(admit=admit)).payload) == nbytes
+                await sending
+
+    asyncio.run(main())
+    assert asked[1::2] == [2, 200_000, (2 << 20) + CHANNEL_RECORD_BYTES]
 
 
 def test_half_a_frame_is_not_kept_for_as_long_as_its_channel() -> None:

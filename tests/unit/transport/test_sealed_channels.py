@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import socket
+import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -15,8 +17,8 @@ from edge.transport import ChannelClosedError, Frame, PeerLostError, ProtocolErr
 from edge.transport.async_socket import AsyncSocket
 from edge.transport.frame import encode
 from edge.transport.records import SECRET_BYTES, TAG_BYTES, RecordSecrets
-from edge.transport.sealed_socket import CHANNEL_RECORD_BYTES, SealedSocket
-from tests.support.transport_pairs import socket_pair
+from edge.transport.sealed_socket import CHANNEL_RECORD_BYTES, SMALL_BYTES, SealedSocket
+from tests.support.transport_pairs import channel_pair, socket_pair
 
 SIZE_BYTES = 8
 FRAME = Frame("prompt", {"text": "the secret of the attic " * 4}, b"payload " * 20)
@@ -180,5 +182,46 @@ def test_a_send_that_is_given_up_closes_the_channel() -> None:
             await asyncio.gather(sending, return_exceptions=True)
             with pytest.raises(ChannelClosedError):
                 await alice.send(FRAME)
+
+    run(scenario)
+
+
+def test_a_record_that_nobody_waits_for_is_refused_before_memory_is_set_aside() -> None:
+    """Half a MiB for each of many connections is more than a daemon keeps for all."""
+
+    async def scenario() -> None:
+        async with between() as (_alice, bob, _hers, his):
+            receiving = asyncio.create_task(bob.receive())
+            await asyncio.sleep(0)
+            tracemalloc.start()
+            try:
+                await put(his, struct.pack("!Q", CHANNEL_RECORD_BYTES))
+                with pytest.raises(ProtocolError, match="was not sealed for this channel"):
+                    await receiving
+                assert tracemalloc.get_traced_memory()[1] < SMALL_BYTES
+            finally:
+                tracemalloc.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("size", [SMALL_BYTES, SMALL_BYTES + 1, CHANNEL_RECORD_BYTES + 1])
+def test_a_channel_that_waits_holds_no_record(size: int) -> None:
+    async def scenario() -> None:
+        async with channel_pair("sealed") as (ours, theirs):
+            await ours.send(Frame("k"))
+            await theirs.receive()
+            tracemalloc.start()
+            try:
+                sending = asyncio.create_task(ours.send(Frame("k", {"text": "x" * size})))
+                assert len((await theirs.receive()).header["text"]) == size
+                await sending
+                sending = asyncio.create_task(ours.send(Frame("k", {}, bytes(size))))
+                assert len((await theirs.receive()).payload) == size
+                await sending
+                del sending
+                assert tracemalloc.get_traced_memory()[0] < SMALL_BYTES // 2
+            finally:
+                tracemalloc.stop()
 
     run(scenario)
