@@ -228,7 +228,8 @@ def _turned(metadata: Mapping[str, Any], name: str, head_size: int, source: str)
             is_partial and not ARCHITECTURES[name].interleaves,
         ),
     ):
-        if found != head_size and not is_computed:
+        is_whole_head = type(found) is int and found == head_size  # a float may be equal, too
+        if not is_whole_head and not is_computed:
             raise CheckpointError(
                 f"{source}: {name}.{key} is {shown(found)} where a head has {head_size}; "
                 f"{what} is not computed here, use another model"

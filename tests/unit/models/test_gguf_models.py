@@ -146,6 +146,10 @@ def test_tensors_without_a_place_are_told() -> None:
             {"rope__dimension_count": 2},
             "a rotation of a part of each head, in this order of rows, is not computed",
         ),
+        (
+            {"rope__dimension_count": float(gguf_bytes.METADATA["llama.rope.dimension_count"])},
+            r"llama\.rope\.dimension_count is [0-9]+\.0 where a head has",
+        ),
         ({"attention__value_length": 8}, "values of another size than keys"),
         ({"rope__scaling__type": "yarn"}, "factor must be positive"),
         ({"rope__scaling__type": "other"}, "rope_type 'other' is not supported"),
