@@ -45,10 +45,13 @@ class _Unkept:
 class PrefixCache:
     """One session's view of its peer's store. Used by the compute thread; `close` it."""
 
-    def __init__(self, store: PrefixStore, assignment: Assignment, secret: bytes) -> None:
-        """secret: of whom the beginnings belong to."""
+    def __init__(
+        self, store: PrefixStore, assignment: Assignment, secret: bytes, owner: str = ""
+    ) -> None:
+        """secret: of whom the beginnings belong to; owner: the id of the device whose they are."""
         self._store = store
         self._secret = secret
+        self._owner = owner
         self._block_tokens = assignment.limits.chunk_tokens
         self._most_tokens = assignment.limits.cached_tokens
         self._shard = _shard_digest(assignment)
@@ -105,7 +108,9 @@ class PrefixCache:
                 block = self._rows(program)
                 for into, some in zip(block, rows, strict=True):
                     into[...] = some
-                kept = self._writer.submit(self._store.put, unkept.keys[0], block, self._secret)
+                kept = self._writer.submit(
+                    self._store.put, unkept.keys[0], block, self._secret, self._owner
+                )
                 self._writing = (request, kept)
                 self._next(unkept)
                 return

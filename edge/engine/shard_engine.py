@@ -107,17 +107,17 @@ class ShardEngine:
         backend: Backend,
         weights: ShardWeights,
         kv_tier: KVTier | None = None,
-        prefixes: tuple[PrefixStore, bytes] | None = None,
+        prefixes: tuple[PrefixStore, bytes, str] | None = None,
     ) -> Future[int]:
         """Make the program on the compute thread, unless there is one to `resume`; the result is
         the bytes of its weights.
 
         kv_tier: where keys and values go that are swapped out. prefixes: where those of beginnings
-        of prompts are kept for other requests, and the secret of whom they belong to.
+        of prompts are kept for other requests, the secret of whom they belong to, and its id.
         """
         if prefixes is not None:
-            store, secret = prefixes
-            self._prefixes = PrefixCache(store, self.assignment, secret)
+            store, secret, owner = prefixes
+            self._prefixes = PrefixCache(store, self.assignment, secret, owner)
 
         def work() -> int:
             self._program = self._program or backend.load(

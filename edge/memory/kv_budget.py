@@ -34,8 +34,15 @@ class KvShare:
 class KvRoom:
     """All of a peer's. `close` it at the end."""
 
-    def __init__(self, *, memory_bytes: int | None, disk: tuple[Path, int] | None) -> None:
-        """disk: a folder and the bytes that it may hold.
+    def __init__(
+        self,
+        *,
+        memory_bytes: int | None,
+        disk: tuple[Path, int] | None,
+        user_prefix_bytes: int | None = None,
+    ) -> None:
+        """disk: a folder and the bytes that it may hold; user_prefix_bytes: the most of them for
+        the beginnings of prompts of one device.
 
         Raises RequestError when the folder cannot be used, or another daemon uses it.
         """
@@ -47,7 +54,11 @@ class KvRoom:
         """Where beginnings of prompts are kept, in what requests under way leave of the disk."""
         if disk is not None:
             try:
-                self.prefixes = PrefixStore(self._folder / "prefixes", self._disk_bytes)
+                self.prefixes = PrefixStore(
+                    self._folder / "prefixes",
+                    self._disk_bytes,
+                    owner_limit_bytes=user_prefix_bytes,
+                )
             except StoreError as error:
                 self.close()
                 raise RequestError(str(error)) from error

@@ -22,8 +22,8 @@ class UserLimits:
     memory_bytes: int | None = None
     """Of what it has loaded, together."""
     cache_bytes: int | None = None
-    """Of the weights that it has sent and that are kept; and again of packed copies of them, which
-    are not in use."""
+    """Of the weights that it has sent and that are kept; again of packed copies of them, which are
+    not in use; and again of beginnings of its prompts."""
     sessions: int | None = None
     """Shards that it has loaded at once."""
 

@@ -488,7 +488,7 @@ class Connection:
         self._peer.sessions[assignment.key] = hosted
         self._mine[assignment.session] = hosted
         store = hosted.kv.prefixes
-        prefixes = None if store is None else (store, call.prefix_secret)
+        prefixes = None if store is None else (store, call.prefix_secret, self._user_id or "")
         try:
             backend = await run_blocking(self._peer.backend)
             async with self._peer.loading:  # two at once would take the same room

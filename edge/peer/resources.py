@@ -122,7 +122,11 @@ class PeerResources:
             )
         except offload.StoreError as error:
             raise RequestError(str(error)) from error
-        self.kv_room = KvRoom(memory_bytes=settings.kv_memory_bytes, disk=settings.kv_disk)
+        self.kv_room = KvRoom(
+            memory_bytes=settings.kv_memory_bytes,
+            disk=settings.kv_disk,
+            user_prefix_bytes=self._user_limits.cache_bytes,
+        )
         self._ledger: Ledger | None = None
         self._host_bytes: int | None = None
         """For what the device has no room for, in another memory; None: there is none."""

@@ -3,7 +3,8 @@
 One file for a block, named by its key; it gets its name when it is whole. It is sealed with a
 secret that its owner alone has: records of AES-256-GCM under a key for this file. What is damaged,
 cut or of somebody else counts as not there. Requests that need the disk now come first: the least
-recently used blocks go when they need the room.
+recently used blocks go when they need the room. Whose a block is stands in its file's name, behind
+the key: each owner may have a part of the room only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import errno
 import hashlib
 import hmac
 import os
+import re
 import struct
 import threading
 import uuid
@@ -36,6 +38,7 @@ _TAG_BYTES = 16
 _NONCE = struct.Struct("!4xQ")
 """The number of a record: its file's key seals nothing else."""
 _DRAFT = ".draft-"
+_OWNER = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
 
 Arrays = Sequence[NDArray[Any]]
 
@@ -43,27 +46,38 @@ Arrays = Sequence[NDArray[Any]]
 class PrefixStore:
     """The blocks in one folder. For any thread. A full disk means that less is kept."""
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
-        """Raises StoreError if `folder` cannot be made or read."""
+    def __init__(
+        self, folder: Path, limit_bytes: int, *, owner_limit_bytes: int | None = None
+    ) -> None:
+        """owner_limit_bytes: of the blocks of one owner.
+
+        Raises StoreError if `folder` cannot be made or read.
+        """
         self._folder = folder
         self._limit_bytes = limit_bytes
+        self._owner_limit_bytes = owner_limit_bytes
         self._guests_bytes = 0
         self._drafts_bytes = 0
         self._mutex = threading.Lock()
         self._sizes: dict[str, int] = {}
         """By key, the least recently used first."""
+        self._owners: dict[str, str] = {}
+        """Likewise, of those that have one."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for draft in folder.glob(f"{_DRAFT}*"):  # of a process that died
                 draft.unlink()
-            found = [(path.stat(), path.name) for path in folder.iterdir() if _is_key(path)]
+            found = [(path.stat(), path.name) for path in folder.iterdir() if _is_block(path)]
         except OSError as error:
             raise StoreError(
                 f"keys and values cannot be kept in {folder}: {error.strerror}; choose another "
                 "folder or mend its permissions"
             ) from error
         for status, name in sorted(found, key=lambda each: (each[0].st_mtime_ns, each[1])):
-            self._sizes[name] = status.st_size
+            key, _, owner = name.partition(".")
+            self._enter(key, owner, status.st_size)
+        for owner in set(self._owners.values()):
+            self._shrink_owner(owner)
         self.make_room(0)
 
     @property
@@ -107,12 +121,17 @@ class PrefixStore:
                 self._discard(key)
             return is_whole
 
-    def put(self, key: str, arrays: Arrays, secret: bytes) -> bool:
-        """Keep a block; False if there is no room, or the disk fails."""
+    def put(self, key: str, arrays: Arrays, secret: bytes, owner: str = "") -> bool:
+        """Keep a block; False if there is no room, or the disk fails.
+
+        owner: the id of a device, whose oldest blocks go first where it has too many.
+        """
         parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
         size = _sealed_bytes(parts)
         with self._mutex:
             if size > self._limit_bytes - self._guests_bytes - self._drafts_bytes:
+                return False
+            if owner and self._owner_limit_bytes is not None and size > self._owner_limit_bytes:
                 return False
             self._drafts_bytes += size
             self._shrink()
@@ -122,10 +141,12 @@ class PrefixStore:
             # Nobody waits for it: others may use the store.
             if self._write(draft, key, parts, size, secret):
                 with self._mutex:
-                    draft.replace(self._folder / key)
-                    self._sizes.pop(key, None)
-                    self._sizes[key] = size
+                    if key in self._sizes:
+                        self._discard(key)  # which may have been another owner's
+                    draft.replace(self._folder / _name(key, owner))
+                    self._enter(key, owner, size)
                     self._drafts_bytes -= size
+                    self._shrink_owner(owner)
                 is_kept = True
         except OSError:
             pass
@@ -162,7 +183,7 @@ class PrefixStore:
     def _read(self, key: str, into: Arrays, secret: bytes) -> bool:
         """Raises InvalidTag for what was not sealed with this secret."""
         parts = [array.reshape(-1).view(np.uint8) for array in into]
-        with (self._folder / key).open("rb") as file:
+        with self._path(key).open("rb") as file:
             head = file.read(_HEAD_BYTES)
             if os.fstat(file.fileno()).st_size != _sealed_bytes(parts) or not head.startswith(
                 _MAGIC
@@ -179,7 +200,28 @@ class PrefixStore:
     def _use(self, key: str) -> None:
         self._sizes[key] = self._sizes.pop(key)
         with contextlib.suppress(OSError):  # it counts after a restart only
-            os.utime(self._folder / key)
+            os.utime(self._path(key))
+
+    def _path(self, key: str) -> Path:
+        return self._folder / _name(key, self._owners.get(key, ""))
+
+    def _enter(self, key: str, owner: str, size: int) -> None:
+        """As the one that was used last."""
+        self._sizes[key] = size
+        if owner:
+            self._owners[key] = owner
+
+    def _shrink_owner(self, owner: str) -> None:
+        """Throw away the owner's oldest until its limit is kept."""
+        if self._owner_limit_bytes is None or not owner:
+            return
+        mine = [key for key in self._sizes if self._owners.get(key) == owner]
+        left_bytes = sum(self._sizes[key] for key in mine) - self._owner_limit_bytes
+        for key in mine:
+            if left_bytes <= 0:
+                break
+            left_bytes -= self._sizes[key]
+            self._discard(key)
 
     def _shrink(self) -> None:
         """Throw away the oldest until the limit is kept, or nothing is left."""
@@ -197,9 +239,11 @@ class PrefixStore:
         return left_bytes < num_bytes
 
     def _discard(self, key: str) -> None:
+        path = self._path(key)
         del self._sizes[key]
+        self._owners.pop(key, None)
         with contextlib.suppress(OSError):
-            (self._folder / key).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def _cipher(secret: bytes, salt: bytes) -> AESGCM:
@@ -225,6 +269,13 @@ def _sealed_bytes(parts: Sequence[NDArray[np.uint8]]) -> int:
     return _HEAD_BYTES + sum(part.nbytes for part in parts) + records * _TAG_BYTES
 
 
-def _is_key(path: Path) -> bool:
+def _name(key: str, owner: str) -> str:
+    """Of a block's file."""
+    return f"{key}.{owner}" if owner else key
+
+
+def _is_block(path: Path) -> bool:
     """Other files are not ours to count, or to throw away."""
-    return is_digest(path.name) and path.is_file()
+    key, dot, owner = path.name.partition(".")
+    is_owned = _OWNER.fullmatch(owner) is not None if dot else True
+    return is_digest(key) and is_owned and path.is_file()

@@ -292,7 +292,7 @@ def linked(
             seat = session.links.seat
             weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
             kept = store(seat)
-            prefixes = None if kept is None else (kept, SECRET)
+            prefixes = None if kept is None else (kept, SECRET, "")
             found.backends.append(backend())
             session.load(found.backends[-1], weights, tier(seat), prefixes).result()
             session.connect(links[seat], names)

@@ -73,9 +73,9 @@ class SlowStore(PrefixStore):
         self.may_write = threading.Event()
         self.is_full = False
 
-    def put(self, key: str, arrays: Sequence[NDArray[Any]], secret: bytes) -> bool:
+    def put(self, key: str, arrays: Sequence[NDArray[Any]], secret: bytes, owner: str = "") -> bool:
         self.may_write.wait()
-        return not self.is_full and super().put(key, arrays, secret)
+        return not self.is_full and super().put(key, arrays, secret, owner)
 
 
 @pytest.fixture

@@ -150,3 +150,40 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match="cannot be kept in"):
         PrefixStore(tmp_path / "file" / "prefixes", 1)
+
+
+def test_each_owner_has_a_part_of_the_room(tmp_path: Path) -> None:
+    """Its own oldest go, and no one else's; also after a restart."""
+    one, other = "a" * 32, "b" * 32
+    part_bytes = 2 * BLOCK_BYTES
+    store = PrefixStore(tmp_path, LARGE, owner_limit_bytes=part_bytes)
+    owners = {"a": one, "b": other, "c": one, "d": one, "e": "", "f": "", "g": ""}
+    for seed, (name, owner) in enumerate(owners.items()):
+        assert store.put(key(name), block(seed), SECRET, owner)
+    left = [name for name in owners if name != "a"]
+    for each in (store, PrefixStore(tmp_path, LARGE, owner_limit_bytes=part_bytes)):
+        assert [name for name in owners if each.has(key(name))] == left
+        assert each.used_bytes == len(left) * BLOCK_BYTES
+        assert same(found(each, "c"), 2)
+    less = PrefixStore(tmp_path, LARGE, owner_limit_bytes=BLOCK_BYTES)
+    assert [name for name in owners if less.has(key(name))] == [n for n in left if n != "d"]
+    assert not PrefixStore(tmp_path / "small", LARGE, owner_limit_bytes=BLOCK_BYTES - 1).put(
+        key("a"), block(1), SECRET, one
+    )
+
+
+def test_a_block_that_another_keeps_again_is_its_own(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path, LARGE, owner_limit_bytes=BLOCK_BYTES)
+    for owner in ("a" * 32, "b" * 32, ""):
+        assert store.put(key("a"), block(1), SECRET, owner)
+        assert len(list(tmp_path.iterdir())) == 1
+        assert store.used_bytes == BLOCK_BYTES
+        assert same(found(store, "a"), 1)
+
+
+def test_a_file_of_another_name_is_left_alone(tmp_path: Path) -> None:
+    strange = [tmp_path / f"{key('a')}.{end}" for end in ("", "../x".replace("/", ""), "G", "tmp")]
+    for path in strange:
+        path.write_bytes(b"x")
+    assert PrefixStore(tmp_path, 0).used_bytes == 0
+    assert all(path.exists() for path in strange)
