@@ -558,7 +558,8 @@ class Connection:
 
     async def _connect(self, call: messages.Connect) -> messages.Connected:
         hosted = self._session(call.session)
-        await hosted.connect(call.places, self._peer.settings.name, self._peer.credentials)
+        peer = self._peer
+        await hosted.connect(call.places, peer.settings.name, peer.credentials, peer.reached)
         digest = await asyncio.wrap_future(hosted.shard.prepare())
         return messages.Connected(kv_digest=digest or None)
 

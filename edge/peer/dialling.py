@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from edge import transport
 from edge.errors import NetworkError
@@ -32,15 +32,17 @@ async def dial(
     place: Place,
     hello: Mapping[str, object],
     credentials: Credentials | None,
+    reached: MutableMapping[str, str],
     *,
     timeout_s: float = DIAL_TIMEOUT_S,
 ) -> Link:
     """A link to the first of the neighbour's addresses that answers.
 
-    Each has a moment, and where none answers in it `timeout_s`. An address that does not answer
-    takes all of its time, whatever is there: with less, the time until the next one answers would
-    tell. Raises NetworkError naming the neighbour when none does, and before anything is dialled
-    where no device is named, or one that was expelled.
+    reached: where devices answered before, by id; that address comes first, so that dead ones cost
+    their time once. Each has a moment, and where none answers in it `timeout_s`. An address that
+    does not answer takes all of its time, whatever is there: with less, the time until the next
+    one answers would tell. Raises NetworkError naming the neighbour when none does, and before
+    anything is dialled where no device is named, or one that was expelled.
     """
     if credentials is not None and not _may_be_member(place.device, credentials):
         raise NetworkError(
@@ -48,12 +50,14 @@ async def dial(
             "that was expelled; pair it with `edge pair`"
         )
     loop = asyncio.get_running_loop()
-    patient = [(address, timeout_s) for address in place.addresses]
-    quick = [(address, min(_QUICK_S, timeout_s)) for address in place.addresses]
+    last = None if place.device is None else reached.get(place.device)
+    addresses = sorted(place.addresses, key=lambda address: address != last)
+    patient = [(address, timeout_s) for address in addresses]
+    quick = [(address, min(_QUICK_S, timeout_s)) for address in addresses]
     for address, limit_s in quick + patient if len(quick) > 1 else patient:
         ends_at = loop.time() + limit_s
         try:
-            return await transport.connect_link(
+            link = await transport.connect_link(
                 address,
                 hello=hello,
                 credentials=credentials,
@@ -63,6 +67,10 @@ async def dial(
             )
         except transport.TransportError as error:
             _log.info("cannot link to %s: %s", place.name, printable(error))
+        else:
+            if place.device is not None:  # it has proved to be that one
+                reached[place.device] = address
+            return link
         await asyncio.sleep(ends_at - loop.time())
     raise NetworkError(
         f"cannot link to {place.name}: it could not be reached; the devices must reach each "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 
 from edge.backends.interface import StageProgram
@@ -125,9 +125,13 @@ class HostedShard:
         self._prompt_tokens.pop(request, None)
 
     async def connect(
-        self, places: Mapping[Seat, Place], name: str, credentials: Credentials | None
+        self,
+        places: Mapping[Seat, Place],
+        name: str,
+        credentials: Credentials | None,
+        reached: MutableMapping[str, str],
     ) -> None:
-        """Dial the neighbours that come after us, await those before.
+        """Dial the neighbours that come after us, await those before; `reached`: see `dial`.
 
         Raises NetworkError naming the devices that cannot be reached, ProtocolError for a second
         call or a neighbour without a place.
@@ -150,7 +154,9 @@ class HostedShard:
                 for seat in sorted(self.shard.links.neighbours):
                     if seat > self.shard.links.seat:
                         to = {"to_stage": seat[0], "to_rank": seat[1]}
-                        self._arrived[seat] = await dial(places[seat], hello | to, credentials)
+                        self._arrived[seat] = await dial(
+                            places[seat], hello | to, credentials, reached
+                        )
                 while self.shard.links.neighbours - set(self._arrived):
                     self._changed.clear()
                     await self._changed.wait()

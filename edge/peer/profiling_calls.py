@@ -139,4 +139,10 @@ class ProfilingCalls:
 
     async def _link(self, call: LinkQuestion) -> Link:
         hello = {"name": self._peer.settings.name, "probe": True}
-        return await dial(call.place, hello, self._peer.credentials, timeout_s=_DIAL_TIMEOUT_S)
+        return await dial(
+            call.place,
+            hello,
+            self._peer.credentials,
+            self._peer.reached,
+            timeout_s=_DIAL_TIMEOUT_S,
+        )

@@ -97,6 +97,8 @@ class PeerResources:
         """Held while a shard is loaded, which takes more for moments."""
         self.reading = asyncio.Lock()
         """Held while a large frame is read, likewise."""
+        self.reached: dict[str, str] = {}
+        """Where other members answered, by their ids."""
         self.leases = Leases()
         """Whose sessions are open, and who was replaced."""
         self.frames = Room(of_one=LARGE_FRAMES_BYTES * 4 // 5, of_all=LARGE_FRAMES_BYTES)

@@ -62,7 +62,7 @@ def test_a_member_learns_nothing_of_ports_where_no_member_is() -> None:
         begun_s = loop.time()
         place = Place(name="it", addresses=(address,), device=neighbour)
         with pytest.raises(NetworkError) as caught:
-            await dial(place, {}, shown(own), timeout_s=LIMIT_S)
+            await dial(place, {}, shown(own), {}, timeout_s=LIMIT_S)
         return str(caught.value), loop.time() - begun_s >= LIMIT_S
 
     async def scenario() -> None:
@@ -90,10 +90,38 @@ def test_an_address_before_the_right_one_tells_nothing_by_its_time() -> None:
                     name="it", addresses=(first, *listener.addresses), device=neighbour.identity.id
                 )
                 begun_s = loop.time()
-                (await dial(place, {}, shown(own), timeout_s=LIMIT_S)).close()
+                (await dial(place, {}, shown(own), {}, timeout_s=LIMIT_S)).close()
                 return loop.time() - begun_s >= LIMIT_S
 
             assert all(await asyncio.gather(*map(takes_all, there.values())))
+
+    asyncio.run(scenario())
+
+
+def test_dead_addresses_of_a_neighbour_cost_their_time_once() -> None:
+    own = Membership.founded("own")
+    assert own.authority is not None
+    neighbour = Membership.enrolled(own.authority, own.tag_key, "neighbour")
+    id, asked = neighbour.identity.id, [0]
+    reached: dict[str, str] = {}
+
+    async def ends(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked[0] += 1
+        writer.close()
+
+    async def keep(link: Link, _hello: Mapping[str, Any]) -> None:
+        link.close()
+
+    async def scenario() -> None:
+        dead = await asyncio.start_server(ends, "127.0.0.1", 0)
+        async with dead, echoing(credentials=shown(neighbour), on_link=keep) as listener:
+            (right,) = listener.addresses
+            wrong = f"127.0.0.1:{dead.sockets[0].getsockname()[1]}"
+            for _ in range(3):
+                place = Place(name="it", addresses=(wrong, right), device=id)
+                (await dial(place, {}, shown(own), reached, timeout_s=LIMIT_S)).close()
+                assert asked == [1]
+                assert reached == {id: right}
 
     asyncio.run(scenario())
 
@@ -139,7 +167,7 @@ def test_a_neighbour_that_is_slow_at_first_is_asked_again(monkeypatch: pytest.Mo
                 busy_at_first(listener.addresses[0]) as (slow, came),
             ):
                 place = Place(name="it", addresses=(slow, dead), device=neighbour.identity.id)
-                (await dial(place, {}, shown(own), timeout_s=60)).close()
+                (await dial(place, {}, shown(own), {}, timeout_s=60)).close()
                 assert came == [2]
 
     async def keep(link: Link, _hello: Mapping[str, Any]) -> None:
@@ -163,7 +191,7 @@ def test_who_can_be_no_member_is_not_dialled(device: str | None) -> None:
                 name="it", addresses=(f"127.0.0.1:{listening.getsockname()[1]}",), device=named
             )
             with pytest.raises(NetworkError, match="no device of this cluster"):
-                await dial(place, {}, shown(own))
+                await dial(place, {}, shown(own), {})
             with pytest.raises(BlockingIOError):
                 listening.accept()
 
