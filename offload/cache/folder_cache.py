@@ -106,7 +106,8 @@ class FolderCache:
 
     def folders(self) -> list[str]:
         """The names of all folders, the least recently used first."""
-        names = [p.name for p in self.root.iterdir() if p.is_dir() and p.name[0] != "."]
+        with os.scandir(self.root) as entries:
+            names = [each.name for each in entries if each.name[0] != "." and each.is_dir()]
         return sorted(names, key=lambda name: (_last_use_ns(self.root / name), name))
 
     def use(self, name: str) -> FolderUse:
@@ -211,11 +212,13 @@ class FolderCache:
     ) -> list[str]:
         sizes = {other: _size_bytes(self.root / other) for other in self.folders()}
         sizes.pop(name, None)
-        candidates = sorted(sizes, key=lambda other: other in keep)  # stable: by age within
-        evictable = [other for other in candidates if not self.is_used(other)]
         over_limit = sum(sizes.values()) + total_bytes - self.limit_bytes
         over_disk = total_bytes - on_disk_bytes - shutil.disk_usage(self.root).free
         lacking = max(over_limit, over_disk)
+        if lacking <= 0:
+            return []  # nobody has to be asked whether it uses what
+        candidates = sorted(sizes, key=lambda other: other in keep)  # stable: by age within
+        evictable = [other for other in candidates if not self.is_used(other)]
         still_lacking = lacking - sum(sizes[other] for other in evictable)
         if still_lacking > 0:
             limit = over_limit >= over_disk
@@ -306,9 +309,11 @@ def _allocated_bytes(folder: Path) -> int:
 def _size_bytes(folder: Path) -> int:
     """What it may take, where that is said, else full sizes, also of files with holes."""
     total = 0
-    with contextlib.suppress(FileNotFoundError):
-        return (folder / _ROOM).stat().st_size
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # its user may just be renaming it
-            total += path.stat().st_size
+    with os.scandir(folder) as entries:
+        for each in entries:
+            with contextlib.suppress(FileNotFoundError):  # its user may just be renaming it
+                size = each.stat().st_size
+                if each.name == _ROOM:
+                    return size
+                total += size
     return total

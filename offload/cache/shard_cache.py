@@ -20,7 +20,7 @@ from edge.offload.cache.verified_shard import (
     mark_intact,
 )
 from edge.offload.errors import StoreCorruptError, StoreFullError
-from edge.offload.files.manifest import Manifest, is_digest
+from edge.offload.files.manifest import Manifest, is_digest, texts_in
 
 
 class ShardCache:
@@ -149,6 +149,8 @@ class ShardCache:
         for name in filter(is_digest, reversed(self._folders.folders())):
             if not lacking:
                 break
+            if lacking.isdisjoint(texts_in(self._folders.root / name / MANIFEST)):
+                continue  # most are of other models: to check what they say takes far longer
             other = self._read(name)
             had = set() if other is None else {p.digest for _, p in other.placements()} & lacking
             if had:

@@ -183,6 +183,17 @@ def is_digest(text: object) -> bool:
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
+def texts_in(path: Path) -> list[str]:
+    """What stands between quotes in a cache's file, digests too, and more; none of it is checked.
+
+    Nothing where the file cannot be read.
+    """
+    try:
+        return read_file(path, MAX_JSON_BYTES).decode(errors="replace").split('"')
+    except (OSError, ValueError):
+        return []
+
+
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The type of a TensorEntry.dtype. Raises StoreCorruptError for an unknown one."""
     if name not in _DTYPES:
