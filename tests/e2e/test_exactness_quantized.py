@@ -1,7 +1,8 @@
 """int8 and int4 over real daemons, against the rounded weights computed with in plain numpy.
 
 Accuracy "high" computes with the rounded weights and nothing else is lost: 4e-5 to 1.2e-4 of the
-logits' norm, whatever the plan.
+logits' norm, whatever the plan. Nothing but products differs from "fast", so what has the same ones
+(all but experts and states) is not computed in both for every family.
 
 Accuracy "fast" rounds the inputs of every matrix to int8 too. Two questions are kept apart:
 
@@ -82,9 +83,11 @@ def assert_as_promised(
     with load(accuracy="fast") as model:
         logits = model.logits(prompt)
         short_logits = [model.logits(short) for short in short_prompts]
-    with load(accuracy="high") as model:
-        high_logits = [model.logits(prompt), model.logits(prompt[:1])]
-        assert not any(model.sent_bytes.values())
+    high_logits = []
+    if checkpoint.path.name not in MORE_FAMILIES or spec.has_experts or spec.has_states:
+        with load(accuracy="high") as model:
+            high_logits = [model.logits(prompt), model.logits(prompt[:1])]
+            assert not any(model.sent_bytes.values())
     integers = IntegerReferenceModel(checkpoint, plan, dtype=dtype, block_size=block_size)
     differences = [
         float(np.abs(actual - integers.logits(short)).max())
@@ -93,8 +96,8 @@ def assert_as_promised(
     assert np.median(differences) <= LARGEST_FLOAT_DIFFERENCE, differences
 
     exact = ReferenceModel(checkpoint, dtype=dtype, block_size=block_size).logits(prompt)
-    assert relative_error(high_logits[0], exact) <= LARGEST_ERROR_WITH_HIGH_ACCURACY
-    assert relative_error(high_logits[1], exact[:1]) <= LARGEST_ERROR_WITH_HIGH_ACCURACY
+    for found in high_logits:
+        assert relative_error(found, exact[: len(found)]) <= LARGEST_ERROR_WITH_HIGH_ACCURACY
     cost = relative_error(integers.logits(prompt), exact)
     assert relative_error(logits, exact) <= 1.2 * cost
     most = (LARGEST_COST_OF_INTEGER_INPUTS, LARGEST_COST_WITH_CHOICES, LARGEST_COST_WITH_BOTH)

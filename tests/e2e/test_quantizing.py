@@ -27,6 +27,8 @@ from tests.support.processes import PATIENCE_S, edge_process, poll_until
 from tests.support.processes import edge as run_edge
 
 WINDOWS, WINDOW_TOKENS = 5, 64
+FEW: dict[str, Any] = {"windows": 4, "window_tokens": 16}
+"""Where the weights are random, and how good the result is, is not asked."""
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,12 @@ def one(cluster: edge.Cluster) -> Iterator[edge.Cluster]:
     """A single peer, which need not be measured."""
     with edge.Cluster.connect(cluster.peers[:1]) as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def small(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> Path:
+    """A model that is quantised in a moment."""
+    return tiny_checkpoint("llama").path
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +74,8 @@ def made(cluster: edge.Cluster, tmp_path_factory: pytest.TempPathFactory) -> edg
 def test_less_is_lost_than_by_rounding_alone(
     one: edge.Cluster, made: edge.Quantized, known_text: str
 ) -> None:
-    plain = one.quality(MODEL, dtype="int4", text=known_text, progress=False)
-    found = one.quality(made.path, against=MODEL, text=known_text, progress=False)
+    plain = one.quality(MODEL, dtype="int4", text=known_text, windows=3, progress=False)
+    found = one.quality(made.path, against=MODEL, text=known_text, windows=3, progress=False)
     assert found.measured.format == f"{AS_STORED}, fast"
     assert found.measured.bytes_per_weight == plain.measured.bytes_per_weight
     assert found.measured.bytes_per_weight == made.bytes_per_weight
@@ -106,7 +114,7 @@ def test_bits_go_where_they_pay(one: edge.Cluster, known_text: str, tmp_path: Pa
             window_tokens=WINDOW_TOKENS,
         )
         assert 0.9 * bits < 8 * made.bytes_per_weight <= bits
-        found = one.quality(out, against=MODEL, text=known_text, progress=False)
+        found = one.quality(out, against=MODEL, text=known_text, windows=2, progress=False)
         losses.append(found.measured.mean_kl)
     assert losses[1] < losses[0]
     # What the text told is known the second time.
@@ -136,12 +144,11 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_interrupted_one_is_gone_on_with(
-    one: edge.Cluster, made: edge.Quantized, tmp_path: Path
-) -> None:
+def test_an_interrupted_one_is_gone_on_with(one: edge.Cluster, small: Path, tmp_path: Path) -> None:
     class InterruptionError(Exception):
         pass
 
+    made = one.quantize(small, tmp_path / "whole", progress=False, **FEW)
     out, total = tmp_path / "out", 0
 
     def interrupt(event: Progress) -> None:
@@ -152,13 +159,13 @@ def test_an_interrupted_one_is_gone_on_with(
             raise InterruptionError
 
     with pytest.raises(InterruptionError):
-        one.quantize(MODEL, out, progress=interrupt, windows=WINDOWS, window_tokens=WINDOW_TOKENS)
+        one.quantize(small, out, progress=interrupt, **FEW)
     assert not out.exists()
     partial = out.with_name("out.partial")
     written = {file: file.stat().st_mtime_ns for file in partial.glob("*.safetensors")}
     assert written
     seen: list[Progress] = []
-    one.quantize(MODEL, out, progress=seen.append, windows=WINDOWS, window_tokens=WINDOW_TOKENS)
+    one.quantize(small, out, progress=seen.append, **FEW)
     assert 0 < seen[0].done < total
     assert [event.done for event in seen] == sorted(event.done for event in seen)
     assert seen[-1].done == total
@@ -182,7 +189,7 @@ def test_what_is_there_is_left_alone(one: edge.Cluster, tmp_path: Path) -> None:
 
 def test_two_at_once_observe_once(
     cluster: edge.Cluster,
-    made: edge.Quantized,
+    small: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,20 +199,14 @@ def test_two_at_once_observe_once(
 
     async def quantize(peer: edge.PeerInfo, name: str) -> edge.Quantized:
         async with await edge.AsyncCluster.connect([peer]) as one:
-            return await one.quantize(
-                MODEL,
-                tmp_path / name,
-                progress=seen.append,
-                windows=WINDOWS,
-                window_tokens=WINDOW_TOKENS,
-            )
+            return await one.quantize(small, tmp_path / name, progress=seen.append, **FEW)
 
     async def both() -> list[edge.Quantized]:
         return await asyncio.gather(*map(quantize, cluster.peers, ("first", "second")))
 
     first, second = asyncio.run(both())
     done = [event.done for event in seen if event.phase == "observe" and event.done]
-    assert len(done) == WINDOWS * (WINDOW_TOKENS - 1), "each token once"
+    assert len(done) == FEW["windows"] * (FEW["window_tokens"] - 1), "each token once"
     for file in first.path.glob("*.safetensors"):
         assert file.read_bytes() == (second.path / file.name).read_bytes()
 
@@ -219,6 +220,7 @@ def test_two_at_once_observe_once(
 @pytest.mark.parametrize("phase", ["observe", "quantise"])
 def test_nothing_stays_behind_a_task_that_is_cancelled(
     one: edge.Cluster,
+    small: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     phase: str,
@@ -240,15 +242,7 @@ def test_nothing_stays_behind_a_task_that_is_cancelled(
                 assert cancelled.wait(PATIENCE_S)
 
         async with await edge.AsyncCluster.connect(one.peers) as cluster:
-            work = asyncio.create_task(
-                cluster.quantize(
-                    MODEL,
-                    out,
-                    progress=on_progress,
-                    windows=WINDOWS,
-                    window_tokens=WINDOW_TOKENS,
-                )
-            )
+            work = asyncio.create_task(cluster.quantize(small, out, progress=on_progress, **FEW))
             await seen.wait()
             work.cancel()
             for _ in range(10):  # until the task knows of it
@@ -264,7 +258,7 @@ def test_nothing_stays_behind_a_task_that_is_cancelled(
     assert out.with_name("out.partial").exists() == (phase == "quantise")
     with PartialFolder(out):  # nobody holds it any more
         pass
-    made = one.quantize(MODEL, out, progress=False, windows=WINDOWS, window_tokens=WINDOW_TOKENS)
+    made = one.quantize(small, out, progress=False, **FEW)
     assert made.path == out
 
 
@@ -273,9 +267,7 @@ def test_random_weights_of_another_family(
 ) -> None:
     """With biases, in bfloat16, without special tokens, and a head that is the embedding."""
     checkpoint = tiny_checkpoint("qwen2", stored_type="bfloat16")
-    made = one.quantize(
-        checkpoint.path, tmp_path / "out", progress=False, windows=4, window_tokens=16
-    )
+    made = one.quantize(checkpoint.path, tmp_path / "out", progress=False, **FEW)
     with one.load(made.path, accuracy="high") as model:
         rows = model.logits(checkpoint.prompt(8))
     assert rows.shape == (8, checkpoint.spec.vocab_size)

@@ -10,8 +10,8 @@ A comment above a block says how it is run:
 Blocks of a page run in its order and in one empty folder, in which only `demos` is found. Daemons
 are those of the page, or of the README where a page starts none. So that a test neither finds
 strangers' peers nor is found by them, the `edge` on its PATH adds a cluster name of its own and the
-loopback interface to commands that look for peers. Where the README itself is not the page, how
-fast peers are is known beforehand: measuring them shows nothing more there.
+loopback interface to commands that look for peers. How fast peers are is known beforehand, but for
+the README's commands: measuring them shows nothing more elsewhere.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Page:
         code, environment = block.code, self.environment
         if block.page != README:
             environment = {**environment, "EDGE_MODULE": known_rates.__name__}
-            if block.language == "python":
-                code = f"from {known_rates.__name__} import know_rates\nknow_rates()\n{code}"
+        if block.language == "python":
+            code = f"from {known_rates.__name__} import know_rates\nknow_rates()\n{code}"
         return subprocess.run(
             [*shell, code],
             cwd=self.folder,

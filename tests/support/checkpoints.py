@@ -1051,6 +1051,15 @@ class TinyCheckpoint:
         array: NDArray[np.float32] = output.last_hidden_state[0].numpy()
         return array
 
+    def check_greedy(self, prompt: Sequence[int], tokens: Sequence[int], count: int) -> None:
+        """Asserts that these are the `count` tokens that `greedy` gives, without making them.
+
+        They are if each is the likeliest behind those before it: one forward pass of them all.
+        """
+        likeliest = self.logits([*prompt, *tokens[:-1]])[len(prompt) - 1 :].argmax(axis=-1)
+        assert list(tokens) == likeliest.tolist()
+        assert len(tokens) == count
+
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that `generate` appends to the prompt."""
         return list(self._greedy(tuple(prompt), count))
