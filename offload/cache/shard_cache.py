@@ -149,7 +149,8 @@ class ShardCache:
         for name in filter(is_digest, reversed(self._folders.folders())):
             if not lacking:
                 break
-            if lacking.isdisjoint(texts_in(self._folders.root / name / MANIFEST)):
+            folder = self._folders.root / name
+            if lacking.isdisjoint(texts_in(folder / MANIFEST)) and is_marked_intact(folder):
                 continue  # most are of other models: to check what they say takes far longer
             other = self._read(name)
             had = set() if other is None else {p.digest for _, p in other.placements()} & lacking
