@@ -84,6 +84,12 @@ def observation_of(
             "not rounded by what they are given yet; load it with dtype int4 or int8, which need "
             "no text"
         )
+    if spec.token_inputs or any(each.keys_of is not None for each in spec.attentions.values()):
+        raise RequestError(
+            f"{checkpoint.path} has layers with inputs of each token, or with keys of other "
+            "layers, which are not rounded by what they are given yet; load it with dtype int4 or "
+            "int8, which need no text"
+        )
     if not checkpoint.has_tokenizer:
         raise CheckpointError(
             f"{checkpoint.path} has no tokenizer, and a text is read to round by; put "

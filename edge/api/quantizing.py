@@ -19,7 +19,7 @@ from edge.api.observing import Load, Observation, observation_of, observed
 from edge.api.progress_bars import progress_bars
 from edge.concurrency.blocking import StopFlag, held, run_blocking
 from edge.errors import RequestError
-from edge.models.spec import ModelSpec, tensor_shapes
+from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.option_fields import option
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
@@ -218,7 +218,7 @@ def _usual_kinds(checkpoint: Checkpoint) -> dict[str, Blocks]:
     spec = made.graded(checkpoint.spec)
     kinds: dict[str, Blocks] = {}
     for role, shape in tensor_shapes(spec).items():
-        if len(shape) == 2 and role != "embedding":
+        if len(shape) == 2 and role not in TABLES:
             grade = spec.layer(int(role.split(".")[1])).grade if role.startswith("layers.") else 0
             kind = made.recipe.kind(role, grade)
             assert isinstance(kind, Blocks)

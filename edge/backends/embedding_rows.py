@@ -1,7 +1,8 @@
-"""An embedding that stays on disk: of each step the rows of its tokens are read."""
+"""Tables that stay on disk: of each step the rows of its tokens are read."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from edge.backends.interface import ShardWeights
 from edge.backends.watched_file import WatchedFile
 from edge.errors import CheckpointError
 from edge.offload import StoreError, TensorEntry, numpy_dtype
+from edge.weights.layout import token_table
 
 
 class EmbeddingRows:
@@ -25,7 +27,8 @@ class EmbeddingRows:
     ) -> None:
         """`rows` of the vocabulary are in the shard's file, read times `scale`; others are zero.
 
-        Where the file has rows of positions as well, those are added.
+        Where the file has rows of positions as well, those are added. It may have tables of what
+        layers have of each token, too, one behind the other.
         """
         self._scale = np.float32(scale)
         self._rows = rows
@@ -34,9 +37,11 @@ class EmbeddingRows:
         self._tokens = _Table.of(entries["embedding"], hidden_size) if rows else None
         found = entries.get("positions")
         self._positions = None if found is None else _Table.of(found, hidden_size)
+        names = itertools.takewhile(entries.__contains__, map(token_table, itertools.count()))
+        self._layers = [_Table.of(entries[name], entries[name].shape[1]) for name in names]
         self._file = os.open(weights.path, os.O_RDONLY | os.O_CLOEXEC)
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # no rows around those asked for
-        tables = (self._tokens, self._positions)
+        tables = (self._tokens, self._positions, *self._layers)
         self._watched = WatchedFile(
             weights.path, [table.entry for table in tables if table is not None]
         )
@@ -70,6 +75,25 @@ class EmbeddingRows:
                 hidden[place] += self._read(self._positions, position)
         self._watched.check()
 
+    def read_layers_into(
+        self, rows: NDArray[np.float32], first: int, tokens: NDArray[np.int64]
+    ) -> None:
+        """rows float32 [layers, any number, size], from `first` on, of tokens int64 [tokens].
+
+        Raises likewise.
+        """
+        layers, _, size = rows.shape
+        at_once = self._layers[0].entry.shape[0]
+        known: dict[int, int] = {}
+        for place, token in enumerate(tokens.tolist(), start=first):
+            if token in known:
+                rows[:, place] = rows[:, known[token]]
+                continue
+            known[token] = place
+            table, number = divmod(token, at_once)
+            rows[:, place] = self._read(self._layers[table], number).reshape(layers, size)
+        self._watched.check()
+
     def _read(self, table: _Table, number: int) -> NDArray[np.generic]:
         into = table.row.view(np.uint8).data
         try:
@@ -78,7 +102,7 @@ class EmbeddingRows:
             raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
         if count != len(into):
             raise CheckpointError(
-                f"{self._path} ends within the embedding; it is not the file that was "
+                f"{self._path} ends within the {table.entry.name}; it is not the file that was "
                 "written: load the model again"
             )
         return table.row

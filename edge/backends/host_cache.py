@@ -19,9 +19,9 @@ class HostCache:
     """The pool of a shard's KV caches: float32, or codes of `bits`."""
 
     def __init__(self, layout: ShardLayout, limits: StepLimits, *, bits: int | None) -> None:
-        attentions, states = layout.attentions, layout.states
-        rows = [cache_row(each.head_size, bits) for each in attentions.values()]
-        heads = [each.num_kv_heads for each in attentions.values()]
+        caches, states = layout.caches, layout.states
+        rows = [cache_row(each.head_size, bits) for each in caches.values()]
+        heads = [each.num_kv_heads for each in caches.values()]
         dtype = cache_row(1, bits)[0]
         self.pool = KVPool(
             layers=[(count, elements) for count, (_, elements) in zip(heads, rows, strict=True)],
@@ -39,8 +39,9 @@ class HostCache:
             context_tokens=limits.context_tokens,
         )
         """What a tier must keep of one request."""
-        self.numbers = {layer: number for number, layer in enumerate(attentions)}
-        """Layers that have a cache, as they are counted here."""
+        numbers = {layer: number for number, layer in enumerate(caches)}
+        self.numbers = {layer: numbers[layout.cache_layer(layer)] for layer in layout.attentions}
+        """Of layers that use a cache: which it is, as they are counted here."""
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
         """Memory for N tokens in every layer, as `put_rows` takes it."""

@@ -26,6 +26,7 @@ class HeldLayer:
     """What a shard keeps of one layer."""
 
     layer: int
+    """Whose keys and values they are."""
     heads: tuple[range, ...]
     """Each by its rows of the layer's keys, or of what it gives where keys have none."""
     row_bytes: int
@@ -40,11 +41,11 @@ class HeldLayer:
 def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]:
     """In the order in which a shard sends them; of states it sends nothing."""
     held = []
-    for layer, mixer in layout.attentions.items():
+    for layer, mixer in layout.caches.items():
         dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
         held.append(
             HeldLayer(
-                layer=layer,
+                layer=layer if mixer.keys_of is None else mixer.keys_of,
                 heads=_heads(layout, layer, mixer),
                 row_bytes=elements * np.dtype(dtype).itemsize,
             )
@@ -54,8 +55,9 @@ def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]
 
 def _heads(layout: ShardLayout, layer: int, mixer: Attention) -> tuple[range, ...]:
     if mixer.latent is None:
-        keys = f"layers.{layer}.key.weight"
-        parts = layout.matrix(f"layers.{layer}.qkv").parts
+        name, of = ("qkv", layer) if mixer.keys_of is None else ("key_value", mixer.keys_of)
+        keys = f"layers.{of}.key.weight"
+        parts = layout.matrix(f"layers.{layer}.{name}").parts
         return tuple(rows for role, rows in parts if role == keys)
     # Each head has keys of its own, by no rows that are only theirs; so by what it gives.
     given, size = layout.matrix(f"layers.{layer}.output").columns, mixer.value_size

@@ -26,7 +26,7 @@ from edge.progress import OnProgress, Progress
 from edge.protocol.client import IT_LEAVES, PeerClient
 from edge.protocol.messages import Offer, Piece, Seal
 from edge.weights.formats import WeightFormat
-from edge.weights.layout import ShardLayout
+from edge.weights.layout import ShardLayout, token_table
 from edge.weights.matrix_kind import WeightSource
 from edge.weights.recipe import Recipe, StoredMatrix
 
@@ -79,7 +79,13 @@ class ShardShipment:
 def _tensor_groups(layout: ShardLayout, source: WeightSource, recipe: Recipe) -> Iterator[_Group]:
     """The shard file's tensors in order, in groups that are read together."""
     if layout.embedding:
-        yield ("embedding",), lambda: {"embedding": source.embedding(layout.embedding)}
+        yield ("embedding",), lambda: {"embedding": source.table("embedding", layout.embedding)}
+
+    def table(number: int, rows: range) -> dict[str, NDArray[Any]]:
+        return {token_table(number): source.table("token_table", rows, layout.token_columns)}
+
+    for number, rows in enumerate(layout.token_tables):
+        yield (token_table(number),), partial(table, number, rows)
 
     def read(matrix: StoredMatrix) -> dict[str, NDArray[Any]]:
         found = source.matrix(matrix.part)

@@ -63,6 +63,7 @@ def model_facts(
             num_experts=block.num_experts if isinstance(block, Experts) else 0,
             top_k=block.top_k if isinstance(block, Experts) else 0,
             expert_column_bytes=of_one_expert(block, layer.grade),
+            keys_of=layer.mixer.keys_of if isinstance(layer.mixer, Attention) else None,
         )
 
     return ModelFacts(
@@ -75,8 +76,14 @@ def model_facts(
         column_multiple=recipe.column_multiple(_cut_by_columns(spec)),
         embedding_row_bytes=hidden * embedding_itemsize,
         head_row_bytes=nbytes(Weights(matrices=(("head", hidden),))),
+        kept=_kept(spec),
         wire_number_bytes=number_bytes(wire),
     )
+
+
+def _kept(spec: ModelSpec) -> tuple[int, ...]:
+    counts = tuple(len(spec.kept(layer)) for layer in range(spec.num_layers))
+    return counts if any(counts) else ()
 
 
 def attended_heads(mixer: Mixer) -> int:

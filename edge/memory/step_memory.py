@@ -74,6 +74,9 @@ class Widths:
     """Bytes of one token's keys and values in float32, where codes are made of them."""
     observed_bytes: int = 0
     """Of what is summed up of its matrices' inputs."""
+    beside_values: int = 0
+    """What each row has beside the hidden state: inputs of layers that others need, and of each
+    layer by token."""
 
     @classmethod
     def of_shard(
@@ -104,7 +107,17 @@ class Widths:
                 0 if kv_dtype == "float32" else cache_token_bytes(layout, "float32")
             ),
             observed_bytes=observed_bytes(layout) if observes else 0,
+            beside_values=_beside(spec, layout),
         )
+
+
+def _beside(spec: ModelSpec, layout: ShardLayout) -> int:
+    hidden, before, behind = spec.hidden_size, layout.kept_before, layout.kept_behind
+    own = [layer for layer in layout.layers if layer in spec.kept(layer + 1)]
+    beside = max(len(before), len(behind))
+    handed = (1 + beside) * hidden if beside else 0
+    embedded = hidden if layout.token_columns else 0
+    return (len(before) + len(own)) * hidden + handed + embedded + len(layout.token_columns)
 
 
 def num_experts(layout: ShardLayout) -> int:
@@ -115,7 +128,7 @@ def num_experts(layout: ShardLayout) -> int:
 
 def cache_token_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
     """What a shard keeps of one token in its KV cache."""
-    return sum(layer_token_bytes(mixer, kv_dtype) for mixer in layout.attentions.values())
+    return sum(layer_token_bytes(mixer, kv_dtype) for mixer in layout.caches.values())
 
 
 def page_tokens(spec: ModelSpec, kv_dtype: KvDtype) -> int:
@@ -181,7 +194,7 @@ def passing_bytes(layout: ShardLayout, limits: StepLimits, kv_dtype: KvDtype) ->
     needs for them on their way to a device with memory of its own."""
     if not limits.exceeds_memory:
         return 0
-    sizes = (layer_token_bytes(mixer, kv_dtype) for mixer in layout.attentions.values())
+    sizes = (layer_token_bytes(mixer, kv_dtype) for mixer in layout.caches.values())
     return limits.context_tokens * max(sizes, default=0)
 
 
@@ -280,7 +293,9 @@ def _made_once(widths: Widths, limits: StepLimits) -> int:
     rotations = {part.rotary for part in widths.parts if isinstance(part, Attention)}
     table_columns = sum(each.turned_elements for each in rotations)
     states = 2 * (1 + widths.partial_parts) * widths.hidden_size
-    return most_rows(limits) * states + limits.context_tokens * table_columns
+    return (
+        most_rows(limits) * (states + widths.beside_values) + limits.context_tokens * table_columns
+    )
 
 
 def activation_bytes(widths: Widths, limits: StepLimits) -> int:

@@ -62,6 +62,9 @@ class Attention:
     """Each head has one score more, of nothing: its weights add up to less than 1."""
     latent: Latent | None = None
     """Keys and values are made of a vector that all heads share; each query head has its own."""
+    keys_of: int | None = None
+    """The layer whose keys and values these are: they are made of what that layer was given, by its
+    weights. None: they are its own."""
     has_norm: bool = True
     """What it is given is normed."""
     norm_bias: bool = False
@@ -99,6 +102,8 @@ class Attention:
         object.__setattr__(self, "latent", made_of(Latent, self.latent))
         if self.latent is not None:
             self._check_latent(self.latent)
+        if self.keys_of is not None:
+            self._check_shared()
         if self.joint_norm and self.query_key_norm:
             raise ValueError("heads are normed each or together, not both")
         if self.norm_bias and not self.has_norm:
@@ -129,6 +134,15 @@ class Attention:
                 f"with values of {latent.value_size}"
             )
 
+    def _check_shared(self) -> None:
+        if type(self.keys_of) is not int or self.keys_of < 0:
+            raise ValueError(f"a layer with keys of layer {shown(self.keys_of)}")
+        names = ("qkv_bias", "joint_norm", "output_gate", "norm_bias")
+        if self.latent is not None or any(getattr(self, name) for name in names):
+            raise ValueError("attention with keys of another layer has no further parts")
+        if not self.has_norm:
+            raise ValueError("keys of another layer are made of what it normed")
+
     @property
     def value_size(self) -> int:
         """Elements that a head gives."""
@@ -152,12 +166,15 @@ class Attention:
             if self.output_bias:
                 shapes["output.bias"] = (hidden_size,)
             return shapes | self._norms(hidden_size)
-        for role, rows, columns, has_bias in (
+        matrices = [
             ("query", query * self._query_parts, hidden_size, self.qkv_bias),
             ("key", kv, hidden_size, self.qkv_bias),
             (self._value, kv, hidden_size, self.qkv_bias),
             ("output", hidden_size, query, self.output_bias),
-        ):
+        ]
+        if self.keys_of is not None:
+            del matrices[1:3]
+        for role, rows, columns, has_bias in matrices:
             shapes[f"{role}.weight"] = (rows, columns)
             if has_bias:
                 shapes[f"{role}.bias"] = (rows,)
@@ -166,6 +183,8 @@ class Attention:
         shapes |= self._norms(hidden_size)
         if self.query_key_norm:
             shapes["query_norm"] = shapes["key_norm"] = (self.head_size,)
+            if self.keys_of is not None:
+                del shapes["key_norm"]
         if self.joint_norm:
             shapes["query_norm"], shapes["key_norm"] = (query,), (kv,)
         return shapes
@@ -187,6 +206,7 @@ class Attention:
         head, queries = size * hidden_size, heads * self._query_parts
         biases = self.qkv_bias + self.joint_norm
         rows = self.has_norm + self.norm_bias + self.has_post_norm + self.output_bias
+        rows += self.keys_of is not None
         fixed = hidden_size * rows + 2 * size * self.query_key_norm
         return PartWeights(
             unit=Weights(
@@ -244,6 +264,17 @@ class Attention:
         if units:
             if self.latent is not None:
                 yield from self.latent.matrices(layer, hidden_size, units, self.head_size)
+            elif self.keys_of is not None:
+                yield MatrixSlice(
+                    name=f"{layer}query",
+                    parts=((f"{layer}query.weight", self._elements(units)),),
+                    columns=hidden,
+                )
+                yield MatrixSlice(
+                    name=f"{layer}key_value",
+                    parts=self._keys_and_values(layer, "weight", units),
+                    columns=hidden,
+                )
             else:
                 yield MatrixSlice(
                     name=f"{layer}qkv", parts=self._fused(layer, "weight", units), columns=hidden
@@ -275,7 +306,11 @@ class Attention:
             yield VectorSlice(name=f"{layer}sinks", parts=((f"{layer}sinks", units),))
         if self.query_key_norm:
             yield whole_vector(f"{layer}query_norm", self.head_size)
-            yield whole_vector(f"{layer}key_norm", self.head_size)
+            keys = (f"{self._layer_of_keys(layer)}key_norm", range(self.head_size))
+            yield VectorSlice(name=f"{layer}key_norm", parts=(keys,))
+        if self.keys_of is not None:
+            norm = (f"{self._layer_of_keys(layer)}attention_norm", range(hidden_size))
+            yield VectorSlice(name=f"{layer}keys_norm", parts=(norm,))
         if self.joint_norm:
             yield whole_vector(f"{layer}query_norm", self.num_heads * self.head_size)
             yield whole_vector(f"{layer}key_norm", self.num_kv_heads * self.head_size)
@@ -284,7 +319,6 @@ class Attention:
 
     def _fused(self, layer: str, suffix: str, units: range) -> Rows:
         """Queries, then gates, then keys, then values."""
-        rows = [self._elements(range(head, head + 1)) for head in self._kv_heads(units)]
         query = f"{layer}query.{suffix}"
         queries, gates = [(query, self._elements(units))], []
         if self.output_gate:
@@ -293,9 +327,19 @@ class Attention:
         return (
             *queries,
             *gates,
+            *self._keys_and_values(layer, suffix, units),
+        )
+
+    def _keys_and_values(self, layer: str, suffix: str, units: range) -> Rows:
+        rows = [self._elements(range(head, head + 1)) for head in self._kv_heads(units)]
+        layer = self._layer_of_keys(layer)
+        return (
             *((f"{layer}key.{suffix}", each) for each in rows),
             *((f"{layer}{self._value}.{suffix}", each) for each in rows),
         )
+
+    def _layer_of_keys(self, layer: str) -> str:
+        return layer if self.keys_of is None else f"layers.{self.keys_of}."
 
     @property
     def _value(self) -> str:

@@ -17,6 +17,7 @@ from edge.models.parts import (
     Weights,
     check_flags,
     check_sizes,
+    layer_number,
     whole_vector,
 )
 
@@ -36,11 +37,16 @@ class GatedMlp:
     """What it gives is normed before it is added."""
     has_scale: bool = False
     """The hidden state is multiplied by a number of the layer, once that is added."""
+    token_inputs: int | None = None
+    """How many numbers the layer has of each token. Once the block's are added, what the hidden
+    state is then is gated by these, and added; None: the layer has no inputs of its own."""
 
     def __post_init__(self) -> None:
         check_sizes(ffn_columns=self.columns)
         check_flags(mlp_bias=self.bias, has_norm=self.has_norm)
         check_flags(has_post_norm=self.has_post_norm, has_scale=self.has_scale)
+        if self.token_inputs is not None:
+            check_sizes(token_inputs=self.token_inputs)
         if self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"activation {shown(self.activation)} is not one of {', '.join(ACTIVATIONS)}"
@@ -62,23 +68,31 @@ class GatedMlp:
             shapes["mlp_post_norm"] = (hidden_size,)
         if self.has_scale:
             shapes["layer_scale"] = (1,)
+        if self.token_inputs is not None:
+            shapes["token_gate.weight"] = (self.token_inputs, hidden_size)
+            shapes["token_output.weight"] = (hidden_size, self.token_inputs)
+            shapes["token_post_norm"] = (hidden_size,)
         return shapes
 
     def weights(self, hidden_size: int) -> PartWeights:
+        has_tokens, inputs = self.token_inputs is not None, self.token_inputs or 0
+        of_tokens = ("token_gate.weight", "token_output.weight", "token_projection")
         return PartWeights(
             unit=Weights(
                 matrices=tuple((f"{role}.weight", hidden_size) for role in ("gate", "up", "down")),
                 vector=2 * self.bias,
             ),
             fixed=Weights(
-                vector=hidden_size * (self.has_norm + self.has_post_norm + self.bias)
+                matrices=tuple((role, inputs * hidden_size) for role in of_tokens if has_tokens),
+                vector=hidden_size * (self.has_norm + self.has_post_norm + self.bias + has_tokens)
                 + self.has_scale
+                + inputs,
             ),
         )
 
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
-        """Gate and up, their halves and what becomes of them."""
-        return 3 * self.columns
+        """Gate and up, their halves and what becomes of them; then the same of the token."""
+        return max(3 * self.columns, 3 * (self.token_inputs or 0) + 2 * hidden_size)
 
     def of_units(self, units: range) -> GatedMlp | None:
         return dataclasses.replace(self, columns=len(units)) if units else None
@@ -95,6 +109,16 @@ class GatedMlp:
             yield MatrixSlice(
                 name=f"{layer}down", parts=((f"{layer}down.weight", hidden),), columns=units
             )
+        if self.token_inputs is not None:  # every shard computes this, so that nothing is summed
+            inputs = range(self.token_inputs)
+            first = self.token_inputs * layer_number(layer)
+            rows = range(first, first + self.token_inputs)
+            yield MatrixSlice(
+                name=f"{layer}token_projection", parts=(("token_projection", rows),), columns=hidden
+            )
+            gate, output = f"{layer}token_gate", f"{layer}token_output"
+            yield MatrixSlice(name=gate, parts=((f"{gate}.weight", inputs),), columns=hidden)
+            yield MatrixSlice(name=output, parts=((f"{output}.weight", hidden),), columns=inputs)
 
     def vectors(
         self, layer: str, hidden_size: int, units: range, *, is_first: bool
@@ -103,6 +127,10 @@ class GatedMlp:
             yield whole_vector(f"{layer}mlp_post_norm", hidden_size)
         if self.has_scale:
             yield whole_vector(f"{layer}layer_scale", 1)
+        if self.token_inputs is not None:
+            norm = ("token_norm", range(self.token_inputs))
+            yield VectorSlice(name=f"{layer}token_norm", parts=(norm,))
+            yield whole_vector(f"{layer}token_post_norm", hidden_size)
         if not units:
             return
         if self.has_norm:

@@ -1,12 +1,13 @@
 """Gemma 4: Gemma 3 whose layers without a window have heads of their own, and layers with a scale.
 
-Of its sizes, those without embeddings for each layer and shared keys and values. Some have experts
-beside the feed-forward block of each layer.
+The small sizes (E2B, E4B) have inputs of each layer by token, and later layers that attend to the
+keys and values of earlier ones; of the large ones some have experts beside the feed-forward block
+of each layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from reprlib import repr as shown
 
@@ -23,9 +24,10 @@ from edge.models.decoder import (
 )
 from edge.models.experts import MAX_EXPERTS, Experts, SharedExpert
 from edge.models.families import Family
+from edge.models.gated_mlp import GatedMlp
 from edge.models.gemma import HEAD_SIZE, USUAL, gemma_facts, gemma_tensor_name
 from edge.models.rope import read_rotary
-from edge.models.spec import ModelSpec
+from edge.models.spec import FeedForward, ModelSpec
 
 _PATTERN = 6
 """One of so many layers sees all tokens."""
@@ -50,19 +52,30 @@ def describe(config: Config) -> ModelSpec:
     facts = gemma_facts(config, context_tokens=131_072, caps=(None, None))
     mixers: dict[tuple[str, int, int], Attention] = {}
     of_layers = []
+    first_shared = _first_shared(config, kinds)
     for number, kind in enumerate(kinds):
         own = (kind, *_heads(config, number, kind))
         if own not in mixers:
             mixers[own] = _attention(config, *own)
-        of_layers.append(mixers[own])
-    facts["feed_forward"]["has_scale"] = True
-    experts = _experts(config) if config.flag("enable_moe_block", False) else None
+        mixer = mixers[own]
+        if number >= first_shared:
+            last = max(each for each in range(first_shared) if kinds[each] == kind)
+            mixer = replace(mixer, keys_of=last)
+        of_layers.append(mixer)
+    facts["feed_forward"] |= {"has_scale": True, "token_inputs": _token_inputs(config)}
+    if config.flag("enable_moe_block", False):
+        blocks: list[FeedForward | None] = [_experts(config)] * count
+    else:
+        is_wide = config.flag("use_double_wide_mlp", False)
+        columns = config.size("intermediate_size")
+        wide = GatedMlp(columns=2 * columns, bias=False, **facts["feed_forward"])
+        blocks = [wide if is_wide and each >= first_shared else None for each in range(count)]
     return decoder(
         config,
         family="gemma4_text",
         rotaries=[each.rotary for each in of_layers],
         mixers=of_layers,
-        feed_forwards=(experts,) * count,
+        feed_forwards=blocks,
         **facts,
     )
 
@@ -120,22 +133,49 @@ def _heads(config: Config, number: int, kind: str) -> tuple[int, int]:
     return own.size("head_dim", size), own.size("num_key_value_heads", kv_heads)
 
 
+def _token_inputs(config: Config) -> int | None:
+    """How many each layer has; E2B and E4B have them unless the file says that there are none."""
+    if config.integer("hidden_size_per_layer_input", 256) == 0:
+        return None
+    if config.flag("enable_moe_block", False):
+        raise config.error("hidden_size_per_layer_input: layers with experts have no such inputs")
+    tokens = config.size("vocab_size")
+    if config.size("vocab_size_per_layer_input", 262_144) != tokens:
+        raise config.error(
+            f"vocab_size_per_layer_input must be vocab_size ({tokens}): each token has inputs"
+        )
+    return config.size("hidden_size_per_layer_input", 256)
+
+
+def _first_shared(config: Config, kinds: Sequence[str]) -> int:
+    """From which layer on they attend to the keys and values of one before: the last of its kind
+    that has its own."""
+    shared = config.values.get("num_kv_shared_layers")
+    count = config.integer("num_kv_shared_layers", 0) if shared else 0
+    first = len(kinds) - count
+    if first < 0 or not set(kinds[first:]) <= set(kinds[:first]):
+        raise config.error(
+            f"num_kv_shared_layers: {count} of {len(kinds)} layers share keys and values of layers "
+            "before them, of which there must be one of each kind"
+        )
+    return first
+
+
 def _check(config: Config) -> None:
-    """Refuses what some sizes of the family have, by its field."""
-    for field, usual, what in (
-        ("hidden_size_per_layer_input", 256, "embeddings for each layer (E2B and E4B have them)"),
-        ("num_kv_shared_layers", 0, "layers that share keys and values"),
-    ):
-        value = config.values.get(field)
-        if usual if value is None else value:
-            raise config.error(
-                f"{field}: {what} are not computed of Gemma 4; take a size without, such as the "
-                "31B or 26B-A4B"
-            )
     if config.values.get("use_bidirectional_attention") == "all":
         raise config.error("use_bidirectional_attention: such a model generates no text")
 
 
+_OF_MODEL = {
+    "token_table": "model.embed_tokens_per_layer.weight",
+    "token_projection": "model.per_layer_model_projection.weight",
+    "token_norm": "model.per_layer_projection_norm.weight",
+}
+_OF_TOKENS = {
+    "token_gate": "per_layer_input_gate",
+    "token_output": "per_layer_projection",
+    "token_post_norm": "post_per_layer_input_norm.weight",
+}
 _OF_EXPERTS = {
     "router": "router.proj",
     "router_norm": "router.scale",
@@ -148,10 +188,12 @@ _OF_EXPERTS = {
 
 def tensor_name(role: str) -> str:
     if not role.startswith("layers."):
-        return gemma_tensor_name(role)
+        return _OF_MODEL.get(role) or gemma_tensor_name(role)
     layers, number, part, *rest = role.split(".")
     if part in _OF_EXPERTS:
         return ".".join(["model.layers", number, _OF_EXPERTS[part], *rest])
+    if part in _OF_TOKENS:
+        return ".".join(["model.layers", number, _OF_TOKENS[part], *rest])
     if part == "shared":  # the block of the sizes without experts
         return gemma_tensor_name(".".join([layers, number, *rest]))
     return gemma_tensor_name(role).replace(".mlp.experts.", ".experts.")

@@ -122,6 +122,11 @@ def whole_vector(role: str, length: int) -> VectorSlice:
     return VectorSlice(name=role, parts=((role, range(length)),))
 
 
+def layer_number(layer: str) -> int:
+    """Of the layer whose roles begin like this; 0 where they are without one."""
+    return int(layer.split(".")[1]) if layer else 0
+
+
 def check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
         if type(value) is not int or not 0 < value <= MAX_SIZE:

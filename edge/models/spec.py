@@ -53,9 +53,19 @@ _OF_ATTENTION = {
     "latent attention": "latent",
 }
 _SCALED = "scaled layers"
+_OWN_INPUTS = "inputs of each layer by token"
+_SHARED_KEYS = "keys of another layer"
 _POSITIONS = "learned positions"
-ALL_NEEDS = frozenset((*_MIXERS, *_FEED_FORWARDS, *_OF_ATTENTION, _SCALED, _POSITIONS))
+ALL_NEEDS = frozenset(
+    (
+        *(*_MIXERS, *_FEED_FORWARDS, *_OF_ATTENTION),
+        *(_SCALED, _POSITIONS, _OWN_INPUTS, _SHARED_KEYS),
+    )
+)
 """Whatever `ModelSpec.needs` may name."""
+
+TABLES = frozenset(("embedding", "token_table"))
+"""Roles of matrices of which rows are looked up: nothing is multiplied with them."""
 
 _Kind = TypeVar("_Kind")
 
@@ -152,14 +162,53 @@ class ModelSpec:
                 raise ValueError(f"{name} must be above 0, not {shown(value)}")
         if sum(each.num_kv_heads for each in self.attentions.values()) > MAX_KV_HEADS:
             raise ValueError(f"a model has at most {MAX_KV_HEADS} KV heads in all its layers")
-        blocks = (self.layer(number).feed_forward for number in range(self.num_layers))
+        self._check_keys()
+        blocks = [self.layer(number).feed_forward for number in range(self.num_layers)]
+        if (
+            len({block.token_inputs if isinstance(block, GatedMlp) else None for block in blocks})
+            > 1
+        ):
+            raise ValueError("layers must have as many inputs of each token as each other")
         experts = sum(block.num_experts for block in blocks if isinstance(block, Experts))
         if experts > MAX_EXPERTS_IN_ALL:
             raise ValueError(f"a model has at most {MAX_EXPERTS_IN_ALL} experts in all its layers")
 
+    def _check_keys(self) -> None:
+        """Raises ValueError where a layer has keys of one that it cannot have them of."""
+        attentions = self.attentions
+        for number, each in attentions.items():
+            if each.keys_of is None:
+                continue
+            other = attentions.get(each.keys_of)
+            if other is None or each.keys_of >= number or other.keys_of is not None:
+                raise ValueError(f"layer {number} has keys of layer {each.keys_of}")
+            if not other.has_norm or other.norm_bias or other.qkv_bias or other.latent is not None:
+                raise ValueError(f"layer {number} has keys that cannot be made once more")
+            for name in ("num_heads", "num_kv_heads", "head_size", "rotary", "window"):
+                if getattr(each, name) != getattr(other, name):
+                    raise ValueError(f"layer {number} has keys of a layer with another {name}")
+            for name in ("query_key_norm", "value_norm", "keys_are_values"):
+                if getattr(each, name) != getattr(other, name):
+                    raise ValueError(f"layer {number} has keys of a layer with another {name}")
+
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def token_inputs(self) -> int:
+        """How many numbers each layer has of each token; 0 for none."""
+        block = self.kinds[0].feed_forward
+        return (block.token_inputs or 0) if isinstance(block, GatedMlp) else 0
+
+    def kept(self, layer: int) -> tuple[int, ...]:
+        """Layers before this one whose input it or later ones need once more, in order."""
+        found = {
+            each.keys_of
+            for number, each in self.attentions.items()
+            if number >= layer and each.keys_of is not None and each.keys_of < layer
+        }
+        return tuple(sorted(found))
 
     @property
     def has_experts(self) -> bool:
@@ -197,6 +246,10 @@ class ModelSpec:
             found.append(_SCALED)
         if self.learned_positions:
             found.append(_POSITIONS)
+        if self.token_inputs:
+            found.append(_OWN_INPUTS)
+        if any(each.keys_of is not None for each in attentions):
+            found.append(_SHARED_KEYS)
         return *sorted({part.kind for kind in self.kinds for part in kind.parts}), *found
 
     @property
@@ -243,8 +296,9 @@ def graded(spec: ModelSpec, grades: Sequence[int]) -> ModelSpec:
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every weight of the model by role, with its shape; matrices are [outputs, inputs].
 
-    Roles are `embedding`, `positions`, `final_norm`, `final_norm_bias`, `head`, and `layers.N.`
-    followed by those of the layer's mixer and feed-forward block.
+    Roles are `embedding`, `positions`, `token_table`, `token_projection`, `token_norm`,
+    `final_norm`, `final_norm_bias`, `head`, and `layers.N.` followed by those of the layer's mixer
+    and feed-forward block.
     """
     shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab_size, spec.hidden_size)}
     of_kind = [
@@ -255,6 +309,11 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         shapes |= {f"layers.{number}.{role}": shape for role, shape in of_kind[kind].items()}
     if spec.learned_positions:
         shapes["positions"] = (spec.context_tokens, spec.hidden_size)
+    if spec.token_inputs:
+        columns = spec.num_layers * spec.token_inputs
+        shapes["token_table"] = (spec.vocab_size, columns)
+        shapes["token_projection"] = (columns, spec.hidden_size)
+        shapes["token_norm"] = (spec.token_inputs,)
     shapes["final_norm"] = (spec.hidden_size,)
     if spec.norm_bias:
         shapes["final_norm_bias"] = (spec.hidden_size,)

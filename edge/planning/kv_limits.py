@@ -91,7 +91,7 @@ def longest_tokens(cached_tokens: int, plan: Plan, facts: ModelFacts) -> int:
         for shard in stage.slices:
             sizes = [
                 (num_local_kv_heads(part.heads, layer) * layer.kv_bytes_per_token, count)
-                for part, layer, count in shard.counted(stage.layers, facts)
+                for part, layer, count in shard.cached(stage.layers, facts)
             ]
             largest = max(size for size, _ in sizes)
             if largest:

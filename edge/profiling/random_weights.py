@@ -19,7 +19,7 @@ from edge.errors import CapacityError
 from edge.host.disk_rate import TEMPORARY
 from edge.offload import Manifest, TensorEntry
 from edge.weights.formats import WeightFormat
-from edge.weights.layout import ShardLayout
+from edge.weights.layout import ShardLayout, token_table
 
 _BLOCK_BYTES = 4 << 20
 _STALE_S = 3600.0
@@ -90,4 +90,6 @@ def _write(path: Path, layout: ShardLayout, weight_format: WeightFormat) -> Mani
             add(vector.name, (vector.num_elements,), np.full(1 << 16, 0.5, np.float32))
         if layout.embedding:
             add("embedding", (len(layout.embedding), layout.matrix("head").columns.stop), normal)
+        for number, rows in enumerate(layout.token_tables):
+            add(token_table(number), (len(rows), len(layout.token_columns)), normal)
         return Manifest(tensors=tuple(entries), total_bytes=file.tell())

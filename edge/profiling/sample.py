@@ -239,13 +239,17 @@ def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
 
 
 def _divisible(spec: ModelSpec) -> ModelSpec:
-    """The model with heads that can be divided: what one costs is measured, and a part of them."""
+    """The model with heads that can be divided: what one costs is measured, and a part of them. A
+    few layers of it must do without others, so each has keys of its own."""
     layers = [spec.layer(number) for number in range(spec.num_layers)]
     return dataclasses.replace(
         spec,
         **by_kind(
             [
-                dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, joint_norm=False))
+                dataclasses.replace(
+                    layer,
+                    mixer=dataclasses.replace(layer.mixer, joint_norm=False, keys_of=None),
+                )
                 if isinstance(layer.mixer, Attention)
                 else layer
                 for layer in layers

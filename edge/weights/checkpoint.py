@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge.errors import CheckpointError, RequestError
-from edge.models.spec import tensor_shapes
+from edge.models.spec import TABLES, tensor_shapes
 from edge.offload import StoreError, is_gguf, note_model
 from edge.progress import OnProgress
 from edge.text import Tokenizer, TokenizerFiles
@@ -108,7 +108,7 @@ class Checkpoint:
         matrices = {
             role: spec.layer(int(role.split(".")[1])).grade if role.startswith("layers.") else 0
             for role, shape in tensor_shapes(spec).items()
-            if len(shape) == 2 and role != "embedding"
+            if len(shape) == 2 and role not in TABLES
         }
         tensors = CheckpointTensors(
             store=self.store,

@@ -19,7 +19,7 @@ from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix
 from edge.models.families import read_family
-from edge.models.spec import tensor_shapes
+from edge.models.spec import TABLES, tensor_shapes
 from edge.offload import (
     INDEX_FILE,
     SafetensorsFile,
@@ -82,7 +82,7 @@ class CompressedFolder:
         spec = checkpoint.spec
         shapes = tensor_shapes(spec)
         for role, kind in kinds.items():
-            if len(shapes.get(role, ())) != 2 or role == "embedding":
+            if len(shapes.get(role, ())) != 2 or role in TABLES:
                 raise ValueError(f"{role!r} is not a matrix that is multiplied with")
             if type(kind) not in (Blocks, ZeroBlocks):
                 raise ValueError(f"{kind} is not a kind that the layout has")
@@ -247,7 +247,7 @@ class CompressedFolder:
     def _config(self) -> dict[str, Any]:
         spec = self._checkpoint.spec
         matrices = [role for role, shape in tensor_shapes(spec).items() if len(shape) == 2]
-        floats = [role for role in matrices if role not in self._kinds and role != "embedding"]
+        floats = [role for role in matrices if role not in self._kinds and role not in TABLES]
         values = compressed_values(
             self._checkpoint.config,
             {self._module(role): kind for role, kind in self._kinds.items()},

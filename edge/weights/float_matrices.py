@@ -82,9 +82,9 @@ class FloatSource:
         found = np.concatenate([piece.reshape(-1) for piece in pieces])
         return found + self._norm_offset if part.name.endswith("norm") else found
 
-    def embedding(self, rows: range) -> NDArray[Any]:
-        name = self._tensor_name("embedding")
-        values = self._store.read(name, rows=rows)
+    def table(self, role: str, rows: range, columns: range | None = None) -> NDArray[Any]:
+        name = self._tensor_name(role)
+        values = self._store.read(name, rows=rows, columns=columns)
         check_weights(self._store, name, largest_of(values))
         return values
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from edge.models.parts import MatrixSlice
-from edge.models.spec import ModelSpec, tensor_shapes
+from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.weights.formats import WeightFormat
 from edge.weights.recipe import Kind, StoredMatrix
 
@@ -23,7 +23,7 @@ def counted_matrices(
     first = {f"layers.{spec.layers.index(kind)}.": kind for kind in range(len(spec.kinds))}
     counts = Counter(spec.layers)
     for role, shape in tensor_shapes(spec).items():
-        if len(shape) != 2 or role == "embedding":
+        if len(shape) != 2 or role in TABLES:
             continue
         kind: int | None = None
         if role.startswith("layers."):
@@ -45,9 +45,7 @@ def counted_matrices(
 def num_weights(spec: ModelSpec) -> int:
     """Of all matrices that a token is multiplied with."""
     shapes = tensor_shapes(spec).items()
-    return sum(
-        math.prod(shape) for role, shape in shapes if len(shape) == 2 and role != "embedding"
-    )
+    return sum(math.prod(shape) for role, shape in shapes if len(shape) == 2 and role not in TABLES)
 
 
 def bytes_per_weight(spec: ModelSpec, weight_format: WeightFormat) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, pack, stacked
-from edge.models.spec import ModelSpec, tensor_shapes
+from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.offload import BlockType, GgufStore
 from edge.progress import OnProgress
 from edge.weights.block_matrices import Blocks, OffsetBlocks
@@ -55,7 +55,7 @@ def gguf_encoding(
     names = {
         role: tensor_name(role)
         for role, shape in tensor_shapes(spec).items()
-        if len(shape) == 2 and role != "embedding"
+        if len(shape) == 2 and role not in TABLES
     }
     types = {
         role: store.block_type(parts[name].tensor if name in parts else name)

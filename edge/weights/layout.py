@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge.models.attention import Attention
-from edge.models.parts import MatrixSlice, Part, VectorSlice, whole_vector
+from edge.models.parts import MatrixSlice, Part, VectorSlice, layer_number, whole_vector
 from edge.models.rotary import Rotary
 from edge.models.spec import FeedForward, Mixer, ModelSpec, WithState
 from edge.partition import LayerSlice, Plan, Shard, Stage
@@ -42,6 +42,18 @@ class ShardLayout:
     vectors: tuple[VectorSlice, ...]
     embedding: range
     """Rows of the embedding table this shard holds; it keeps the checkpoint's own type."""
+    token_tables: tuple[range, ...]
+    """Rows of the table of what layers have of each token, which stays on disk: table after table.
+    Whoever has them has the whole embedding, too."""
+    token_columns: range
+    """Columns of all these tables: those of the stage's layers."""
+    cache_layers: tuple[int, ...]
+    """For each of the layers whose keys and values it uses: its own, or a layer's before it in the
+    stage that has the same."""
+    kept_before: tuple[int, ...]
+    """Layers of stages before, whose input this stage or a later one needs."""
+    kept_behind: tuple[int, ...]
+    """Those whose input the next stage, or a later one, needs."""
     streamed_layers: int
     """Number of layers whose matrices are read from disk for each step."""
 
@@ -52,9 +64,24 @@ class ShardLayout:
 
     @property
     def attentions(self) -> dict[int, Attention]:
-        """By layer, where the shard has units of it: those layers have a KV cache."""
+        """By layer, where the shard has units of it: those layers use a KV cache."""
         local = {layer: self.layer(layer).mixer for layer in self.layers}
         return {layer: each for layer, each in local.items() if isinstance(each, Attention)}
+
+    @property
+    def caches(self) -> dict[int, Attention]:
+        """Those of them that have it for themselves, or for later ones as well."""
+        found = self.attentions.items()
+        return {layer: each for layer, each in found if self.cache_layer(layer) == layer}
+
+    def cache_layer(self, layer: int) -> int:
+        """The layer whose KV cache it uses."""
+        return self.cache_layers[layer - self.layers.start]
+
+    @property
+    def sums_embedding(self) -> bool:
+        """Its shards have parts of the embedding, and sum what they find there."""
+        return self.is_first_stage and self.is_split and not self.token_columns
 
     @property
     def states(self) -> dict[int, WithState]:
@@ -101,7 +128,7 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
         parts: tuple[Part, Part] = (layer.mixer, layer.feed_forward)
         for part, (units, is_first) in zip(parts, cuts[spec.layers[number]], strict=True):
             matrices += (
-                replace(each, grade=layer.grade)
+                replace(each, grade=_grade(spec, each, usual=layer.grade))
                 for each in part.matrices(prefix, hidden_size, units)
             )
             vectors += part.vectors(prefix, hidden_size, units, is_first=is_first)
@@ -130,9 +157,62 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
         is_split=len(this.shards) > 1,
         matrices=tuple(matrices),
         vectors=tuple(vectors),
-        embedding=shard.vocab if first else range(0),
+        embedding=_embedding(spec, shard.vocab if first else range(0)),
+        token_tables=_tables(spec, len(this.layers)),
+        token_columns=range(
+            this.layers.start * spec.token_inputs, this.layers.stop * spec.token_inputs
+        ),
+        cache_layers=tuple(_cache_layer(spec, this.layers, shard, each) for each in this.layers),
+        kept_before=spec.kept(this.layers.start),
+        kept_behind=spec.kept(this.layers.stop),
         streamed_layers=shard.streamed_layers,
     )
+
+
+def token_table(number: int) -> str:
+    """What a shard's file calls one of its `token_tables`."""
+    return f"token_table.{number}"
+
+
+_MOST_NUMBERS_OF_A_TABLE = 1 << 24
+"""So that whoever reads or sends one needs memory for no more at once: 32 MiB in 16 bits."""
+
+
+def _tables(spec: ModelSpec, layers: int) -> tuple[range, ...]:
+    columns = layers * spec.token_inputs
+    if not columns:
+        return ()
+    step, count = max(1, _MOST_NUMBERS_OF_A_TABLE // columns), spec.vocab_size
+    return tuple(range(start, min(start + step, count)) for start in range(0, count, step))
+
+
+def _embedding(spec: ModelSpec, rows: range) -> range:
+    """`rows` are a shard's share of it; what layers have of a token is made of all of its row."""
+    return range(spec.vocab_size) if spec.token_inputs else rows
+
+
+def _grade(spec: ModelSpec, matrix: MatrixSlice, *, usual: int) -> int:
+    """Of the layer whose matrix it is, which may be another one than uses it."""
+    role = matrix.parts[0][0]
+    return spec.layer(layer_number(role)).grade if role.startswith("layers.") else usual
+
+
+def _cache_layer(spec: ModelSpec, stage: range, shard: Shard, layer: int) -> int:
+    """The first layer of the stage that keeps the same keys and values, of the same heads."""
+
+    own = spec.layer(layer).mixer
+    if not isinstance(own, Attention) or own.keys_of is None:
+        return layer
+
+    def heads(number: int) -> range:
+        return shard.slice(spec.layers[number]).heads
+
+    for each in range(stage.start, layer):
+        mixer = spec.layer(each).mixer
+        others = mixer.keys_of if isinstance(mixer, Attention) else None
+        if own.keys_of in (each, others) and heads(each) == heads(layer):
+            return each
+    return layer
 
 
 def whole_layout(spec: ModelSpec) -> ShardLayout:

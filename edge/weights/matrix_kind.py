@@ -106,8 +106,8 @@ class WeightSource(Protocol):
 
     def vector(self, part: VectorSlice) -> NDArray[np.float32]: ...
 
-    def embedding(self, rows: range) -> NDArray[Any]:
-        """Rows of the table in the checkpoint's own float type."""
+    def table(self, role: str, rows: range, columns: range | None = None) -> NDArray[Any]:
+        """A part of one of `TABLES` in the checkpoint's own float type."""
         ...
 
     def close(self) -> None:

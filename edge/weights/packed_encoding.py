@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix
 from edge.models.parts import MatrixSlice
-from edge.models.spec import ModelSpec, tensor_shapes
+from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.offload import WeightStore
 from edge.progress import OnProgress
 from edge.weights.block_matrices import SORTED, Blocks
@@ -58,7 +58,7 @@ def packed_encoding(
     packed = {
         role: store.packed[name]
         for role, name in names.items()
-        if role != "embedding" and name in store.packed and rule_role(role) not in floats
+        if role not in TABLES and name in store.packed and rule_role(role) not in floats
     }
     coded = {role: each for role, each in packed.items() if isinstance(each, CodedMatrix)}
     if not packed:
@@ -169,6 +169,6 @@ def coded_recipe(
     kinds: dict[str, Kind] = {
         role: Floats()
         for role, shape in tensor_shapes(spec).items()
-        if len(shape) == 2 and role != "embedding"
+        if len(shape) == 2 and role not in TABLES
     }
     return recipe_of(spec, {**kinds, "head": head_kind(spec), **coded})

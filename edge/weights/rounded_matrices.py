@@ -51,7 +51,7 @@ class _Two:
         self._rounded = rounded
         self._roles = roles
         self.vector = rest.vector
-        self.embedding = rest.embedding
+        self.table = rest.table
         self._rest = rest
 
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:

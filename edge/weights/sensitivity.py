@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
-from edge.models.spec import ModelSpec, tensor_shapes
+from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.weights.allotment import Choice
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
@@ -86,7 +86,7 @@ def _multiplied_with(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     return {
         role: (shape[0], shape[1])
         for role, shape in tensor_shapes(spec).items()
-        if len(shape) == 2 and role != "embedding"
+        if len(shape) == 2 and role not in TABLES
     }
 
 

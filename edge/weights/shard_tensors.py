@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.errors import ProtocolError
 from edge.offload import Manifest
-from edge.weights.layout import ShardLayout
+from edge.weights.layout import ShardLayout, token_table
 from edge.weights.recipe import Recipe
 
 _EMBEDDING_TYPES = ("float32", "float16", "bfloat16")
@@ -47,4 +47,6 @@ def _wanted(layout: ShardLayout, recipe: Recipe, hidden_size: int) -> dict[str, 
         wanted[vector.name] = (("float32",), (vector.num_elements,))
     if layout.embedding:
         wanted["embedding"] = (_EMBEDDING_TYPES, (len(layout.embedding), hidden_size))
+    for number, rows in enumerate(layout.token_tables):
+        wanted[token_table(number)] = (_EMBEDDING_TYPES, (len(rows), len(layout.token_columns)))
     return wanted

@@ -95,8 +95,8 @@ class StoredBlocks:
     def vector(self, part: VectorSlice) -> NDArray[np.float32]:
         return self._floats.vector(part)
 
-    def embedding(self, rows: range) -> NDArray[Any]:
-        return self._floats.embedding(rows)
+    def table(self, role: str, rows: range, columns: range | None = None) -> NDArray[Any]:
+        return self._floats.table(role, rows, columns)
 
     def close(self) -> None:
         """Nothing of its own is open."""

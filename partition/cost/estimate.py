@@ -172,9 +172,13 @@ class _View:
         self, phase: Phase, hop_s: Callable[[Sequence[str], Sequence[str], float], float]
     ) -> list[float]:
         """From each stage to the next, by `hop_s` or `hop_busy_s` of the network."""
-        nbytes = phase.rows * self._model.wire_row_bytes
+        model = self._model
         return [
-            hop_s(_ids(before.shards), _ids(after.shards), nbytes)
+            hop_s(
+                _ids(before.shards),
+                _ids(after.shards),
+                phase.rows * model.hop_row_bytes(after.layers.start),
+            )
             for before, after in pairwise(self._plan.stages)
         ]
 

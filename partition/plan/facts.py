@@ -185,6 +185,9 @@ class LayerFacts:
     """Experts that each token goes through."""
     expert_column_bytes: int = 0
     """What each of them has of `ffn_column_bytes`."""
+    keys_of: int | None = None
+    """The layer whose keys and values its layers attend to: a shard keeps those once, whether it is
+    one of its own or not. None: each has its own."""
 
     def __post_init__(self) -> None:
         _require_at_least(
@@ -207,6 +210,7 @@ class LayerFacts:
             num_experts=self.num_experts,
             top_k=self.top_k,
             expert_column_bytes=self.expert_column_bytes,
+            keys_of=self.keys_of or 0,
         )
         if bool(self.num_experts) != bool(self.top_k) or self.top_k > self.num_experts:
             raise ValueError(
@@ -264,6 +268,9 @@ class ModelFacts:
     """Feed-forward columns may only be cut at multiples of this (quantisation blocks)."""
     embedding_row_bytes: int
     head_row_bytes: int
+    kept: tuple[int, ...] = ()
+    """Of each layer, how many inputs of layers before it go into its stage beside the hidden state,
+    where a stage begins with it; empty: none ever does."""
     wire_number_bytes: float = 4.0
     """On a link: what each number of a hidden state takes, 4 as float32."""
 
@@ -309,6 +316,11 @@ class ModelFacts:
     def wire_row_bytes(self) -> float:
         """One token's hidden state on a link."""
         return self.hidden_size * self.wire_number_bytes
+
+    def hop_row_bytes(self, layer: int) -> float:
+        """The same, with all that goes beside it to the stage that begins with this layer."""
+        beside = self.kept[layer] if self.kept else 0
+        return self.wire_row_bytes * (1 + beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

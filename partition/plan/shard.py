@@ -97,6 +97,23 @@ class Shard:
             if count:
                 yield self.slice(number), facts, count
 
+    def cached(
+        self, layers: range, model: ModelFacts
+    ) -> Iterator[tuple[LayerSlice, LayerFacts, int]]:
+        """The same, but how many of them keep keys and values: those with another layer's have them
+        together, where the shard has the same heads of each."""
+        kinds = {kind.keys_of for kind in model.kinds} - {None}
+        known = {
+            (layer, self.slice(model.layers[layer]).heads) for layer in layers if layer in kinds
+        }
+        for part, facts, count in self.counted(layers, model):
+            if facts.keys_of is None:
+                yield part, facts, count
+                continue
+            own = facts.keys_of, part.heads
+            yield part, facts, 0 if own in known else 1
+            known.add(own)
+
     def to_json(self) -> dict[str, object]:
         value: dict[str, object] = {
             "device": self.device,
@@ -188,6 +205,7 @@ class Shard:
         for part, facts, count in self.counted(place.layers, model):
             layers += [part.layer_bytes(facts)] * count
             fixed_bytes += count * facts.layer_bytes
+        for part, facts, count in self.cached(place.layers, model):
             kv_count = num_local_kv_heads(part.heads, facts)
             token_bytes += count * kv_count * facts.kv_bytes_per_token
             state_bytes += count * kv_count * facts.state_bytes

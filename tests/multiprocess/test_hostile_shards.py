@@ -54,7 +54,7 @@ def whole(
             on_progress=lambda _progress: None,
         )
         layout = assignment.layout
-        tensors: Tensors = {"embedding": source.embedding(layout.embedding)}
+        tensors: Tensors = {"embedding": source.table("embedding", layout.embedding)}
         for matrix in layout.matrices:
             for suffix, array in source.matrix(matrix).items():
                 tensors[f"{matrix.name}.{suffix}"] = array

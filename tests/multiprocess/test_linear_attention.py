@@ -20,7 +20,7 @@ NEW_TOKENS = 100
 """More than a request computes at once while another waits."""
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "gemma4"])
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma4", "gemma4_small", "deepseek_v3"])
 def test_requests_take_turns_and_a_chat_goes_on(
     tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path, family: str
 ) -> None:

@@ -262,6 +262,38 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "gemma4_small": (
+        "gemma4_text",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 53,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "final_logit_softcapping": 5.0,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": 131,
+            "num_kv_shared_layers": 4,
+            "use_double_wide_mlp": True,
+            "layer_types": [
+                *("sliding_attention", "full_attention", "sliding_attention", "sliding_attention"),
+                *("full_attention", "sliding_attention", "sliding_attention", "full_attention"),
+            ],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "gemma4_moe": (
         "gemma4_text",
         {
@@ -728,6 +760,38 @@ IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "final_logit_softcapping": 5.0,
         },
     ),
+    "gemma4_in_blocks": (
+        "gemma4_text",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 7,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "final_logit_softcapping": 5.0,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": 131,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "layer_types": [
+                *("sliding_attention", "full_attention", "sliding_attention", "sliding_attention"),
+                *("full_attention", "sliding_attention", "full_attention"),
+            ],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "gemma3_in_blocks": (
         "gemma3_text",
         {
@@ -912,6 +976,12 @@ _NOT_OF_LLAMA = {
     "shared_post_norm": "shared_post_norm.weight",
     "positions": "model.embed_positions.weight",
     "final_norm_bias": "model.norm.bias",
+    "token_table": "token_table",
+    "token_projection": "token_projection.weight",
+    "token_norm": "token_norm",
+    "token_gate": "token_gate",
+    "token_output": "token_output",
+    "token_post_norm": "token_post_norm.weight",
 }
 """What Llama's checkpoints would call weights that they have not."""
 
@@ -1108,7 +1178,11 @@ def make_checkpoint(
         text_config = {"model_type": model_type, **_SHARED, **sizes}
         model_type, sizes = pictures[0], {"text_config": text_config, **pictures[2]}
     if layers is not None:
-        fewer = {"num_hidden_layers": layers, "max_window_layers": layers // 2}
+        fewer = {
+            "num_hidden_layers": layers,
+            "max_window_layers": layers // 2,
+            "num_kv_shared_layers": max(0, layers - 4),  # behind one of each kind
+        }
         sizes = {**sizes, **{key: value for key, value in fewer.items() if key in sizes}}
         listed = {key for key in ("layer_types", "no_rope_layers") if key in sizes}
         sizes = {**sizes, **{key: sizes[key][:layers] for key in listed}}

@@ -26,8 +26,10 @@ from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.kernels.rms_norm.reference import rms_norm
 from edge.kernels.rope.reference import rope
 from edge.kernels.short_convolution.reference import short_convolution
+from edge.kernels.token_inputs.reference import token_inputs
 from edge.models.attention import Attention
 from edge.models.experts import Experts
+from edge.models.gated_mlp import GatedMlp
 from edge.models.linear_attention import LinearAttention
 from edge.models.plain_mlp import PlainMlp
 from edge.models.short_convolution import ShortConvolution
@@ -40,7 +42,14 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 FLOAT_BITS = 32
-_FLOATS = ("embed_positions", ".mlp.gate", ".mlp.shared_expert_gate", ".in_proj_a", ".in_proj_b")
+_FLOATS = (
+    "embed_positions",
+    "token_table",
+    ".mlp.gate",
+    ".mlp.shared_expert_gate",
+    ".in_proj_a",
+    ".in_proj_b",
+)
 """Names of matrices that are not rounded."""
 
 
@@ -100,11 +109,15 @@ class ReferenceModel:
         hidden = np.float32(spec.embedding_scale) * embedding(np.asarray(tokens), self._table)
         if spec.learned_positions:
             hidden += self._weights["model.embed_positions.weight"][: len(tokens)]
+        embedded, given = hidden.copy(), {}
         for number in range(spec.num_layers):
             layer, prefix = spec.layer(number), f"model.layers.{number}."
             if isinstance(layer.mixer, Attention):
                 x = self._norm(hidden, f"{prefix}input_layernorm", layer.mixer.has_norm)
-                x = self._attention(x, layer.mixer, f"{prefix}self_attn.")
+                given[number], of = x, layer.mixer.keys_of
+                of = number if of is None else of
+                keys = given[of], f"model.layers.{of}.self_attn."
+                x = self._attention(x, layer.mixer, f"{prefix}self_attn.", *keys)
             elif isinstance(layer.mixer, ShortConvolution):
                 x = self._norm(hidden, f"{prefix}input_layernorm")
                 x = self._short_convolution(x, layer.mixer, f"{prefix}conv.")
@@ -120,9 +133,30 @@ class ReferenceModel:
             else:
                 x = self._mlp(x, number, f"{prefix}mlp.")
             hidden += self._norm(x, f"{prefix}post_mlp_layernorm", layer.feed_forward.has_post_norm)
+            if spec.token_inputs:
+                hidden += self._of_tokens(hidden, embedded, np.asarray(tokens), number)
             hidden *= self._weights.get(f"{prefix}layer_scalar", np.float32(1))
         logits = self._linear(self._norm(hidden, "model.norm"), "lm_head")
         return finish_logits(logits, scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
+
+    def _of_tokens(
+        self, hidden: Array, embedded: Array, tokens: NDArray[np.int64], layer: int
+    ) -> Array:
+        """What the layer's own inputs of each token add."""
+        spec, prefix = self.spec, f"model.layers.{layer}."
+        own = slice(layer * spec.token_inputs, (layer + 1) * spec.token_inputs)
+        inputs = token_inputs(
+            self._linear(embedded, "token_projection")[:, own],
+            self._weights["token_table"][tokens, own],
+            self._weights["token_norm"],
+            hidden_size=spec.hidden_size,
+            epsilon=spec.norm_epsilon,
+        )
+        part = spec.layer(layer).feed_forward
+        assert isinstance(part, GatedMlp)
+        gate = activated(self._linear(hidden, f"{prefix}token_gate"), activation=part.activation)
+        product = self._linear(gate * inputs, f"{prefix}token_output")
+        return self._norm(product, f"{prefix}token_post_norm")
 
     def _latent_heads(self, x: Array, part: Attention, prefix: str) -> tuple[Array, Array, Array]:
         """Queries, keys and values [tokens, heads, size]; what turns comes first."""
@@ -143,22 +177,25 @@ class ReferenceModel:
         query = np.roll(query, latent.shared_size, axis=-1)
         return query, np.concatenate([shared, own], axis=-1), value
 
-    def _attention(self, x: Array, part: Attention, prefix: str) -> Array:
+    def _attention(
+        self, x: Array, part: Attention, prefix: str, of_keys: Array, keys: str
+    ) -> Array:
+        """of_keys: what the layer `keys` was given, of which keys and values are made."""
         if part.latent is not None:
             query, key, value = self._latent_heads(x, part, prefix)
             return self._attended(x, query, key, value, None, part, prefix)
         query = self._heads(x, f"{prefix}q_proj", part.num_heads)
         query, gates = np.split(query, 2, axis=-1) if part.output_gate else (query, None)
-        key = self._heads(x, f"{prefix}k_proj", part.num_kv_heads)
+        key = self._heads(of_keys, f"{keys}k_proj", part.num_kv_heads)
         value = key
         if not part.keys_are_values:
-            value = self._heads(x, f"{prefix}v_proj", part.num_kv_heads)
+            value = self._heads(of_keys, f"{keys}v_proj", part.num_kv_heads)
         if part.value_norm:
             ones = np.ones(part.head_size, np.float32)
             value = rms_norm(value, ones, epsilon=self.spec.norm_epsilon)
         if part.query_key_norm:
             query = self._norm(query, f"{prefix}q_norm")
-            key = self._norm(key, f"{prefix}k_norm")
+            key = self._norm(key, f"{keys}k_norm")
         if part.joint_norm:
             query, key = (
                 self._norm(x.reshape(len(x), -1), f"{prefix}{name}_norm").reshape(x.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +71,22 @@ def plain_spec(**facts: Any) -> ModelSpec:
     num_layers = facts.pop("num_layers", 4)
     windows = facts.pop("windows", (None,) * num_layers)
     return spec_of([plain_layer(**{**facts, "window": each}) for each in windows], **of_model)
+
+
+def shared_keys_spec() -> ModelSpec:
+    """Eight layers with inputs of tokens; of the last four, two attend to the keys of layer 2 and
+    two to those of 3, whose heads are larger."""
+    heads = {"num_heads": 6, "num_kv_heads": 3}
+    blocks = [plain_layer(window=7, **heads), plain_layer(head_size=16, **heads)]
+    layers: list[LayerSpec] = []
+    for number in range(8):
+        mixer, block = blocks[number % 2].mixer, blocks[number % 2].feed_forward
+        assert isinstance(mixer, Attention)
+        assert isinstance(block, GatedMlp)
+        if number >= 4:
+            mixer = replace(mixer, keys_of=2 + number % 2)
+        layers.append(LayerSpec(mixer=mixer, feed_forward=replace(block, token_inputs=6)))
+    return spec_of(layers)
 
 
 def changed(spec: ModelSpec, **facts: Any) -> ModelSpec:

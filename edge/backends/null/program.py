@@ -90,7 +90,8 @@ class NullProgram(HostKvStorage):
         state = self.receive_buffer(step)
         if hidden is None:
             self._embed(step, state)
-            self._sum(step, state, collective)
+            if self._layout.sums_embedding:
+                self._sum(step, state, collective)
         elif hidden.ctypes.data != state.ctypes.data:
             state[...] = hidden
         for layer in self._layout.layers:

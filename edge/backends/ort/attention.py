@@ -23,7 +23,13 @@ def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
     """What is to be added to the hidden state."""
     p = f"layers.{layer}."
     normed = build.norm(f"{p}attention_norm")
-    if part.latent is None:
+    if build.is_kept(layer):
+        build.keep(layer)
+    if part.keys_of is not None:
+        query = build.linear(normed, f"{p}query")
+        keys_values = build.linear(build.kept(part.keys_of, f"{p}keys_norm"), f"{p}key_value")
+        qkv = build.graph.node("Concat", query, keys_values, axis=-1)
+    elif part.latent is None:
         qkv = build.linear(normed, f"{p}qkv")
     else:
         qkv = _of_latent(build, p, normed, part, part.latent)
@@ -48,7 +54,7 @@ def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
         sinks=build.vector(f"{p}sinks"),
         epsilon=build.spec.norm_epsilon,
     )
-    build.takes_cache_of(layer)
+    build.takes_cache_of(build.layout.cache_layer(layer))
     dtype, shape = _cache_rows(build, part)
     for value, name in zip(present, ("key", "value"), strict=True):
         build.output(value, f"present_{name}_{layer}", dtype, shape)

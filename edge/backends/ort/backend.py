@@ -128,7 +128,7 @@ class OrtBackend:
                 let_go_of(tuple(mappings_of(weights.path)))
                 release_freed_memory()
                 use_huge_pages()
-                if layout.is_first_stage:
+                if layout.is_first_stage or layout.token_columns:
                     embedding = EmbeddingRows(
                         weights,
                         layout.embedding,

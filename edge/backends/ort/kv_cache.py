@@ -110,7 +110,7 @@ class OrtCache(HostCache):
                 )
 
         scales = []
-        for number, mixer in enumerate(self._layout.attentions.values()):
+        for number, mixer in enumerate(self._layout.caches.values()):
             size = mixer.head_size
             keys, values = (
                 [head[:length, None, :size] for head in array[0]]

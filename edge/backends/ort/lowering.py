@@ -19,6 +19,7 @@ from edge.backends.ort.linear_attention import lower_linear_attention
 from edge.backends.ort.plain_mlp import lower_plain_mlp
 from edge.backends.ort.segments import Behind, GraphSegment, LayerNames, SegmentBuilder
 from edge.backends.ort.short_convolution import lower_short_convolution
+from edge.backends.ort.token_inputs import lower_token_inputs
 from edge.kernels.logits.onnx import finish_logits
 from edge.kernels.onnx_graph import ExternalTensor
 from edge.models.experts import NORMS_BEHIND
@@ -93,21 +94,33 @@ def lower(
 def _layer(build: SegmentBuilder, layer: int) -> None:
     _mixer(build, layer)
     _feed_forward(build, layer)
+    _token_inputs(build, layer)
 
 
 def _mixer(build: SegmentBuilder, layer: int) -> None:
+    part = build.layout.layer(layer).mixer
+    if part is None and build.is_kept(layer):
+        build.keep(layer)
     norm = f"layers.{layer}.attention_post_norm"
-    _part(build, layer, build.layout.layer(layer).mixer, build.behind_part(norm))
+    _part(build, layer, part, build.behind_part(norm))
 
 
 def _feed_forward(build: SegmentBuilder, layer: int) -> None:
     prefix = f"layers.{layer}."
     behind = build.behind_part(
         f"{prefix}mlp_post_norm",
-        scale=f"{prefix}layer_scale",
+        scale="" if build.spec.token_inputs else f"{prefix}layer_scale",
         apart=[f"{prefix}{name}" for name in NORMS_BEHIND],
     )
     _part(build, layer, build.layout.layer(layer).feed_forward, behind)
+
+
+def _token_inputs(build: SegmentBuilder, layer: int) -> None:
+    """What is added behind the feed-forward block, whoever has a part of that."""
+    if build.spec.token_inputs:
+        prefix = f"layers.{layer}."
+        behind = build.behind_part(f"{prefix}token_post_norm", scale=f"{prefix}layer_scale")
+        build.contribute_whole(lower_token_inputs(build, layer), behind)
 
 
 def _part(build: SegmentBuilder, layer: int, part: Part | None, behind: Behind) -> None:
@@ -130,13 +143,18 @@ def _streamed(build: SegmentBuilder, layer: int) -> None:
     if build.scale is not None:
         added += ", scaled"
     adds = "nothing" if build.addend is None else "zeros" if begins else added
+    if build.is_kept(layer):
+        adds += f", kept for those after {layer}"
     kind = f"of kind {layout.kind(layer)} with {weights}, adds {adds}"
     build.kind = f"{'mixer' if layout.is_split else 'layer'} {kind}"
     _mixer(build, layer)
     if layout.is_split:
         build.kind = f"feed-forward of kind {layout.kind(layer)} with {weights}"
     _feed_forward(build, layer)
-    if not layout.is_split:
+    if layout.is_split:
+        build.kind = f"token inputs of kind {layout.kind(layer)} with {weights}"
+    _token_inputs(build, layer)
+    if not layout.is_split or build.spec.token_inputs:
         build.carry_over()
     build.names = LayerNames()
 
@@ -144,7 +162,7 @@ def _streamed(build: SegmentBuilder, layer: int) -> None:
 def _take_embedded(build: SegmentBuilder) -> None:
     """The embedding stays on disk: its rows, or this shard's part of them, are given."""
     build.hidden = build.hidden_input("hidden")
-    if build.layout.is_split:
+    if build.layout.sums_embedding:
         build.hidden = build.graph.node("Identity", build.hidden)
         build.sum_hidden()
 

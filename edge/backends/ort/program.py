@@ -142,6 +142,18 @@ class OrtProgram(HostKvStorage):
         # Each segment reads one pair and writes the other, so no node sees its input change.
         self._hidden = _pair(most * spec.hidden_size)
         self._partial = _pair(most * spec.hidden_size * spec.partial_parts)
+        self._kept = {
+            layer: np.zeros(most * spec.hidden_size, np.float32)
+            for layer in (*layout.kept_before, *layout.layers)
+            if layer in layout.kept_before or layer in spec.kept(layer + 1)
+        }
+        """What those layers were given that others need."""
+        parts = 1 + max(len(layout.kept_before), len(layout.kept_behind))
+        self._handed = np.zeros(most * spec.hidden_size * parts * (parts > 1), np.float32)
+        """A hidden state on its way between stages, and these beside it."""
+        of_tokens = bool(layout.token_columns)
+        self._embedded = np.zeros(most * spec.hidden_size * of_tokens, np.float32)
+        self._token_rows = np.zeros((len(layout.layers), most, spec.token_inputs), np.float32)
         self._tokens = np.zeros(most, np.int64)
         self._positions = np.zeros(most, np.int64)
         self._rows = np.zeros((_HALVES, limits.chunk_tokens), np.int64)
@@ -182,7 +194,26 @@ class OrtProgram(HostKvStorage):
         return WeightReads() if streamed is None else streamed.reads
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
-        return self._view(self._hidden[0], step.batch, step.num_tokens)
+        parts = 1 + len(self._layout.kept_before)
+        received = self._hidden[0] if parts == 1 else self._handed
+        return self._view(received, step.batch, step.num_tokens, parts=parts)
+
+    def _take_apart(self, received: NDArray[np.float32]) -> None:
+        """Put what stages before have handed over where graphs take it."""
+        batch, tokens, _ = received.shape
+        arrays = [self._hidden[0], *(self._kept[each] for each in self._layout.kept_before)]
+        for array, part in zip(arrays, np.split(received, len(arrays), axis=-1), strict=True):
+            self._view(array, batch, tokens)[...] = part
+
+    def _put_together(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The hidden state and what later stages need beside it."""
+        behind = self._layout.kept_behind
+        if not behind:
+            return hidden
+        batch, tokens, _ = hidden.shape
+        handed = self._view(self._handed, batch, tokens, parts=1 + len(behind))
+        kept = (self._view(self._kept[each], batch, tokens) for each in behind)
+        return np.concatenate([hidden, *kept], axis=-1, out=handed)
 
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
@@ -195,19 +226,17 @@ class OrtProgram(HostKvStorage):
         fills_up = self._fills_up and step.num_tokens == 1 and step.batch % 2 == 1
         slot = self._cache.pool.gather([entry.request for entry in step.entries], spare=fills_up)
         self._make_room_for_logits(step)
-        if hidden is not None and hidden.ctypes.data != self._hidden[0].ctypes.data:
+        if hidden is not None and hidden.ctypes.data != self.receive_buffer(step).ctypes.data:
             self.receive_buffer(step)[...] = hidden
+        if self._layout.kept_before:
+            self._take_apart(self.receive_buffer(step))
         parts = parts_of(step, is_split=self._layout.is_split)
         shapes = self._prepare(parts, slot, fills_up=fills_up)
         rows = step.batch * step.num_tokens + fills_up
         self._arena.before_step(rows)
         if self._expert_rows is not None:
             self._expert_rows.before_step(rows)
-        if self._graphs.embedding is not None:
-            flat = self._hidden[0][: rows * self._spec.hidden_size]
-            self._graphs.embedding.read_into(
-                flat.reshape(rows, -1), self._tokens[:rows], self._positions[:rows]
-            )
+        self._look_up(rows)
         self._run(shapes, collective)
         self._graphs.check()  # what was read meanwhile was what it should be
         for offset, entry in enumerate(step.entries):
@@ -216,7 +245,20 @@ class OrtProgram(HostKvStorage):
             rows = 0 if step.states else step.logit_rows
             return self._logits_view(step.batch, max(rows, 1))[:, :rows]
         last = self._hidden[len(self._graphs.segments) % 2]
-        return self._view(last, step.batch, step.num_tokens)
+        return self._put_together(self._view(last, step.batch, step.num_tokens))
+
+    def _look_up(self, rows: int) -> None:
+        """What of tables is on disk: of so many tokens."""
+        tables, tokens = self._graphs.embedding, self._tokens[:rows]
+        if tables is None:
+            return
+        hidden = self._hidden[0] if self._layout.is_first_stage else self._embedded
+        flat = hidden[: rows * self._spec.hidden_size]
+        tables.read_into(flat.reshape(rows, -1), tokens, self._positions[:rows])
+        if self._layout.token_columns:
+            if hidden is not self._embedded:
+                self._embedded[: len(flat)] = flat
+            tables.read_layers_into(self._token_rows, 0, tokens)
 
     def logits(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
@@ -494,6 +536,7 @@ class OrtProgram(HostKvStorage):
             "rows": self._rows[shape.half, :rows],
             "head_rows": self._head_rows[shape.half, :head_rows],
             "hidden": self._view(self._hidden[read], batch, tokens, first),
+            **self._beside(batch, tokens, first),
             "partial": self._view(self._partial[read], batch, tokens, first, parts=before),
             "hidden_out": self._view(self._hidden[write], batch, tokens, first),
             "partial_out": self._view(
@@ -522,6 +565,19 @@ class OrtProgram(HostKvStorage):
         for name in segment.outputs:
             _bind_output(binding, name, arrays[name])
         return binding
+
+    def _beside(self, batch: int, tokens: int, first: int) -> dict[str, NDArray[np.float32]]:
+        """What goes through the stage beside the hidden state."""
+        arrays: dict[str, NDArray[np.float32]] = {}
+        for layer, kept in self._kept.items():
+            view = self._view(kept, batch, tokens, first)
+            arrays |= {f"kept_{layer}": view, f"kept_out_{layer}": view}
+        if self._layout.token_columns:
+            arrays["embedded"] = self._view(self._embedded, batch, tokens, first)
+            some = self._token_rows[:, first : first + batch * tokens]
+            for layer, rows in zip(self._layout.layers, some, strict=True):
+                arrays[f"token_rows_{layer}"] = rows.reshape(batch, tokens, -1)
+        return arrays
 
     def _logits_view(self, batch: int, rows: int, first_row: int = 0) -> NDArray[np.float32]:
         columns = len(self._layout.vocab)

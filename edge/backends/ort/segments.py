@@ -34,8 +34,9 @@ class GraphSegment:
     Inputs and outputs are among `tokens`, `rows`, `hidden`, `partial`, `positions`, the tables of
     `rotation_names`, the sums of `gram_names`, `lengths`, `total`, `past_key_N`, `past_value_N`,
     `key_scales_N`, `value_scales_N` and `hidden_out`, `partial_out`, `logits`, `present_key_N`,
-    `present_value_N`; where experts are brought in also the
-    fields of `kernels.experts.onnx.Routed` as `expert_…`, and `expert_results`.
+    `present_value_N`; `embedded` and `token_rows_N` where layers have inputs of each token;
+    `kept_N` and `kept_out_N` of layers whose input others need; where experts are brought in also
+    the fields of `kernels.experts.onnx.Routed` as `expert_…`, and `expert_results`.
     """
 
     model: bytes
@@ -128,6 +129,8 @@ class _OpenSegment:
     vectors: dict[str, str] = field(default_factory=dict)
     """By input, of a streamed layer."""
     cache_layer: int | None = None
+    kept: dict[int, str] = field(default_factory=dict)
+    """By layer, what it was given: where that is a value of this graph."""
 
 
 class SegmentBuilder:
@@ -317,6 +320,30 @@ class SegmentBuilder:
         )
         return product(self.graph, pad(self.graph, x, stored.padding), matrix)
 
+    def is_kept(self, layer: int) -> bool:
+        """Others need what the layer is given."""
+        return layer in self.spec.kept(layer + 1)
+
+    def keep(self, layer: int) -> None:
+        """The hidden state, to which nothing is to be added still, is what the layer is given."""
+        self._add_addend(stays=True)
+        self._open.kept[layer] = self.hidden
+        name = f"kept_out_{layer}"
+        self.graph.output(self.hidden, name, np.float32, ["batch", "tokens", self.spec.hidden_size])
+        self._open.outputs.append(name)
+
+    def kept(self, layer: int, norm: str) -> str:
+        """What that layer was given, normed by this weight: to the bit as it was normed there."""
+        x = self._open.kept.get(layer) or self.hidden_input(f"kept_{layer}")
+        nothing, weight = self.graph.node("Sub", x, x), self.own_vector(norm)
+        normed, _ = add_rms_norm(self.graph, x, nothing, weight, epsilon=self.spec.norm_epsilon)
+        return normed
+
+    def whole_hidden(self) -> str:
+        """The hidden state with all that was to be added to it."""
+        self._add_addend()
+        return self.hidden
+
     def begin_stage(self) -> None:
         """Take the hidden state of the stage before, with nothing to be added to it still.
 
@@ -334,8 +361,16 @@ class SegmentBuilder:
             self._hidden_output(product, "partial_out", parts=behind.parts)
             self.cut("partial", behind=behind)
         else:
-            self.addend, self.scale = self._take_addend(), behind.scale
-            self._multiply()
+            self._add_behind(behind)
+
+    def contribute_whole(self, product: str, behind: Behind) -> None:
+        """The same of what every shard computes for itself."""
+        self.addend, self.behind = product, behind
+        self._add_behind(behind)
+
+    def _add_behind(self, behind: Behind) -> None:
+        self.addend, self.scale = self._take_addend(), behind.scale
+        self._multiply()
 
     def contribute_nothing(self, behind: Behind) -> None:
         """The same of a part that the shard has no units of."""

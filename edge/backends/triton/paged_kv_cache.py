@@ -70,7 +70,7 @@ class BlockCache:
         self._blocks: dict[int, list[int]] = {}
         """By slot."""
         self._lengths: dict[int, int] = {}
-        mixers = layout.attentions
+        mixers = layout.caches
         heads = [(each.num_kv_heads, each.head_size) for each in mixers.values()]
         self._wholes = [
             self._tensors(heads.count(each), *each, bits, dtype) for each in dict.fromkeys(heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import ml_dtypes
@@ -68,6 +69,40 @@ def test_adds_rows_of_positions(tmp_path: Path) -> None:
         zero = np.zeros(HIDDEN, np.float32)
         expected = 2 * np.array([table[0], table[5], table[0], zero]) + places[[2, 0, 1, 2]]
         assert np.array_equal(hidden, expected)
+    finally:
+        rows.close()
+
+
+def test_reads_what_layers_have_of_a_token_from_the_table_that_has_it(tmp_path: Path) -> None:
+    """Tables of two rows, of two layers; where the same token comes twice, and from a place on."""
+    first = weights(tmp_path / "weights", np.zeros((COUNT, HIDDEN), np.float32))
+    whole = np.random.default_rng(0).standard_normal((5, 2 * 3)).astype(ml_dtypes.bfloat16)
+    entries, offset = list(first.manifest.tensors), first.manifest.total_bytes
+    with first.path.open("ab") as file:
+        for number, start in enumerate((0, 2, 4)):
+            part = whole[start : start + 2]
+            file.write(part.tobytes())
+            entries.append(
+                TensorEntry(
+                    name=f"token_table.{number}", dtype="bfloat16", shape=part.shape,
+                    offset=offset, nbytes=part.nbytes,
+                    pieces=(Piece(digest=piece_digest(part.tobytes()), nbytes=part.nbytes),),
+                )
+            )  # fmt: skip
+            offset += part.nbytes
+    both = ShardWeights(
+        path=first.path, manifest=Manifest(tensors=tuple(entries), total_bytes=offset)
+    )
+    rows = EmbeddingRows(both, ROWS, HIDDEN, scale=1.0)
+    try:
+        found = np.full((2, 6, 3), np.nan, np.float32)
+        rows.read_layers_into(found, 1, np.array([4, 0, 3, 4]))
+        assert np.isnan(found[:, [0, 5]]).all()
+        wanted = whole.astype(np.float32).reshape(5, 2, 3)[[4, 0, 3, 4]]
+        assert np.array_equal(found[:, 1:5], wanted.swapaxes(0, 1))
+        os.truncate(first.path, offset - 1)
+        with pytest.raises(CheckpointError, match=r"ends within the token_table\.2"):
+            rows.read_layers_into(found, 0, np.array([4]))
     finally:
         rows.close()
 

@@ -7,6 +7,7 @@ import pytest
 
 from demos.bundled import MODEL
 from edge.coordinator.kept_kv import Copy, KeptKv, KvForm, held_layers
+from edge.models.spec import ModelSpec
 from edge.partition import Plan
 from edge.protocol.messages import MOST_COPY_BYTES
 from edge.protocol.step import MAX_CHUNK_TOKENS
@@ -14,23 +15,30 @@ from edge.protocol.topology import Seat
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout
-from tests.support.plans import bundled_plan
+from tests.support.plans import bundled_plan, make_plan
+from tests.support.specs import shared_keys_spec
 
 PIPELINE = bundled_plan("pipeline_2", devices=["a", "b"])
 TENSOR = bundled_plan("tensor_2", devices=["a", "b"])
 
 
-def form(plan: Plan, *, digest: str = "d", kv_dtype: KvDtype = "float32") -> KvForm:
+def form(
+    plan: Plan,
+    *,
+    digest: str = "d",
+    kv_dtype: KvDtype = "float32",
+    spec: ModelSpec | None = None,
+) -> KvForm:
     seats = [
         (stage, rank) for stage, each in enumerate(plan.stages) for rank in range(len(each.shards))
     ]
-    with Checkpoint.open(MODEL) as checkpoint:
-        layers = {
-            (stage, rank): held_layers(
-                shard_layout(checkpoint.spec, plan, stage=stage, rank=rank), kv_dtype
-            )
-            for stage, rank in seats
-        }
+    if spec is None:
+        with Checkpoint.open(MODEL) as checkpoint:
+            spec = checkpoint.spec
+    layers = {
+        (stage, rank): held_layers(shard_layout(spec, plan, stage=stage, rank=rank), kv_dtype)
+        for stage, rank in seats
+    }
     return KvForm(
         layers=layers, digests=dict.fromkeys(seats, digest), is_rounded=kv_dtype != "float32"
     )
@@ -116,6 +124,23 @@ def test_copies_of_a_plan_can_be_put_into_others(before: Plan, after: Plan, firs
         assert all(len(each.rows) <= MOST_COPY_BYTES for each in copies)
     for seat in wanted.layers:
         assert put.add(seat, copy(wanted, seat, first + 21)), "what comes then follows"
+
+
+@pytest.mark.parametrize("after", ["solo", "pipeline_2", "mixed_2x2"])
+@pytest.mark.parametrize("before", ["solo", "pipeline_3", "tensor_2"])
+def test_keys_that_layers_share_are_those_of_one_layer(before: str, after: str) -> None:
+    """Wherever a plan has such layers, and whether the layer whose keys they are is there, too."""
+    spec = shared_keys_spec()
+    wanted, had = (form(make_plan(spec, each, model="m"), spec=spec) for each in (after, before))
+    assert {held.layer for layers in wanted.layers.values() for held in layers} == {0, 1, 2, 3}
+    assert had.serves(wanted)
+    answer = KeptKv(form=had, first=0)
+    for seat in had.layers:
+        assert answer.add(seat, copy(had, seat, 0, 24))
+    for seat, copies in answer.put_into(wanted, 21).copies.items():
+        assert [each.rows for each in copies] == [
+            rows_of(wanted, seat, each.first, each.tokens) for each in copies
+        ]
 
 
 def test_what_is_rounded_or_made_otherwise_is_of_use_to_the_same_shards_only() -> None:

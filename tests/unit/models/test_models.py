@@ -18,11 +18,12 @@ from edge.kernels.gated_mlp.reference import Clamp
 from edge.models.attention import Attention
 from edge.models.experts import Experts, SharedExpert
 from edge.models.families import FAMILIES, read_family
+from edge.models.gated_mlp import GatedMlp
 from edge.models.linear_attention import LinearAttention
 from edge.models.parts import MAX_SIZE
 from edge.models.rotary import Rotary
 from edge.models.short_convolution import ShortConvolution
-from edge.models.spec import ModelSpec, tensor_shapes
+from edge.models.spec import LayerSpec, ModelSpec, by_kind, tensor_shapes
 from edge.weights.fused_rows import fused_rows
 from tests.support.specs import changed, plain_layer, plain_spec, shape, spec_of
 
@@ -313,6 +314,93 @@ def test_a_block_beside_experts_has_norms_of_its_own_in_gemma4() -> None:
         dataclasses.replace(part, shared=None)
 
 
+NO_INPUTS = {"hidden_size_per_layer_input": 0}
+SMALL_GEMMA = {
+    "num_hidden_layers": 8,
+    "head_dim": 8,
+    "num_kv_shared_layers": 4,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": SIZES["vocab_size"],
+    "use_double_wide_mlp": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 4,
+}
+
+
+def test_later_layers_of_small_gemma4_have_keys_of_earlier_ones() -> None:
+    """Each shard that has query heads of them makes those keys again; every weight is counted."""
+    spec = describe("gemma4_text", **SMALL_GEMMA)
+    keys = {number: each.keys_of for number, each in spec.attentions.items()}
+    assert keys == {0: None, 1: None, 2: None, 3: None, 4: 2, 5: 3, 6: 2, 7: 3}
+    assert [spec.kept(layer) for layer in (0, 3, 4, 7)] == [(), (2,), (2, 3), (3,)]
+    assert [spec.layer(n).feed_forward.columns for n in (3, 4)] == [90, 180]
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    shapes = tensor_shapes(spec)
+    assert shapes["token_table"] == (spec.vocab_size, 48)
+    assert shapes["token_projection"] == (48, spec.hidden_size)
+    assert "layers.3.key.weight" in shapes
+    assert not {"layers.5.key.weight", "layers.5.value.weight", "layers.5.key_norm"} & set(shapes)
+    mixer = spec.layer(5).mixer
+    assert isinstance(mixer, Attention)
+    (query, keys_values, output) = mixer.matrices("layers.5.", 64, range(mixer.num_heads))
+    assert {role for role, _ in keys_values.parts} == {
+        "layers.3.key.weight",
+        "layers.3.value.weight",
+    }
+    held = sum(each.num_rows * len(each.columns) for each in (query, keys_values, output))
+    counted = mixer.weights(64)
+    assert held == sum(size for _, size in counted.unit.matrices) * mixer.num_heads + sum(
+        size for _, size in counted.group.matrices
+    ) * (mixer.num_kv_heads)
+    vectors = list(mixer.vectors("layers.5.", 64, range(3), is_first=True))
+    assert sum(each.num_elements for each in vectors) == counted.fixed.vector
+
+
+def test_whoever_has_a_part_of_a_layer_has_what_it_makes_of_tokens() -> None:
+    spec = describe("gemma4_text", **SMALL_GEMMA)
+    part = spec.layer(2).feed_forward
+    assert isinstance(part, GatedMlp)
+    fixed = part.weights(64).fixed
+    without = list(part.matrices("layers.2.", 64, range(0)))
+    assert [each.name.split(".")[2] for each in without] == [
+        "token_projection",
+        "token_gate",
+        "token_output",
+    ]
+    assert without[0].parts == (("token_projection", range(12, 18)),)
+    assert sum(each.num_rows * len(each.columns) for each in without) == sum(
+        size for _, size in fixed.matrices
+    )
+    vectors = list(part.vectors("layers.2.", 64, range(9), is_first=True))
+    assert sum(each.num_elements for each in vectors) == fixed.vector
+
+
+@pytest.mark.parametrize(
+    ("numbers", "facts", "sentence"),
+    [
+        ((4,), {"keys_of": 4}, "layer 4 has keys of layer 4"),
+        ((4,), {"keys_of": 9}, "layer 4 has keys of layer 9"),
+        ((6,), {"keys_of": 4}, "layer 6 has keys of layer 4"),
+        ((4,), {"keys_of": 3}, "keys of a layer with another"),
+        ((4,), {"window": None}, "keys of a layer with another window"),
+        ((2,), {"query_key_norm": False}, "keys of a layer with another query_key_norm"),
+        ((2,), {"qkv_bias": True}, "keys that cannot be made once more"),
+        ((4,), {"qkv_bias": True}, "has no further parts"),
+        ((4,), {"keys_of": -1}, "keys of layer -1"),
+        ((4,), {"keys_of": 2.0}, "keys of layer 2.0"),
+    ],
+)
+def test_keys_of_layers_that_cannot_be_had(
+    numbers: tuple[int, ...], facts: dict[str, Any], sentence: str
+) -> None:
+    """Whoever wrote the description: it comes over the wire."""
+    spec = describe("gemma4_text", **SMALL_GEMMA)
+    told = [spec.layer(number).to_json() for number in range(spec.num_layers)]
+    for number in numbers:
+        told[number]["mixer"] |= facts
+    with pytest.raises(ValueError, match=sentence):
+        dataclasses.replace(spec, **by_kind([LayerSpec.from_json(each) for each in told]))
+
+
 def test_windows_of_qwen2_with_experts() -> None:
     def windows(**values: Any) -> tuple[int | None, ...]:
         given = {"sliding_window": 7, "max_window_layers": 2, "num_hidden_layers": 4}
@@ -450,6 +538,18 @@ def test_which_layers_are_linear_attention() -> None:
                 "enable_moe_block": True,
             },
             "num_experts is missing",
+        ),
+        (
+            {"model_type": "gemma4_text", "vocab_size_per_layer_input": 7},
+            "vocab_size_per_layer_input must be vocab_size",
+        ),
+        (
+            {"model_type": "gemma4_text", **NO_INPUTS, "num_kv_shared_layers": 2},
+            "num_kv_shared_layers: 2 of 3 layers share",
+        ),
+        (
+            {"model_type": "gemma4_text", "enable_moe_block": True},
+            "layers with experts have no such inputs",
         ),
         ({"model_type": "glm4_moe_lite", "mlp_layer_types": ["x"]}, "must be dense or sparse for"),
         ({"model_type": "deepseek_v3", "first_k_dense_replace": -1}, "must lie in 0..4096"),

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from edge.kernels.kv_cache.cache_size import cache_head_size
 from edge.memory.model_sizes import model_facts
+from edge.memory.step_memory import cache_token_bytes
 from edge.models.attention import Attention
 from edge.models.parts import MatrixSlice
 from edge.models.spec import ModelSpec, tensor_shapes
-from edge.partition import Plan, Shard, Stage, kv_heads
+from edge.partition import Plan, Shard, Stage, Workload, kv_heads
 from edge.weights.layout import ShardLayout, shard_layout
 from tests.support.formats import uniform_format
 from tests.support.plans import LAYOUTS, make_plan
-from tests.support.specs import changed, plain_spec, shape
+from tests.support.specs import changed, plain_spec, shape, shared_keys_spec
 
 SPEC = plain_spec(
     hidden_size=20,
@@ -247,3 +249,67 @@ def test_heads_that_are_normed_together_are_one_unit() -> None:
         for _role, elements in part.parts
     )
     assert kind.attention_bytes == 4 * held
+
+
+@pytest.mark.parametrize("name", ["solo", "pipeline_2", "pipeline_3", "tensor_3", "mixed_2x2"])
+def test_keys_of_another_layer_are_kept_once_in_a_stage(name: str) -> None:
+    """Layers 4 and 6 attend to the keys of 2, 5 and 7 to those of 3. Plans count the same."""
+    spec = shared_keys_spec()
+    facts = model_facts(spec, uniform_format("float32"), name="m", embedding_itemsize=4)
+    plan = make_plan(spec, name, model="m")
+    for number, stage in enumerate(plan.stages):
+        for rank, layout in enumerate(stage_layouts(plan, number, spec)):
+            for layer, cache in zip(layout.layers, layout.cache_layers, strict=True):
+                same = [each for each in layout.layers if each >= 2 and each % 2 == layer % 2]
+                assert cache == (layer if layer < 2 else same[0])
+            workload = Workload(prompt_tokens=10, output_tokens=0)
+            use = stage.shards[rank].memory(plan.place(number), facts, workload)
+            assert use.kv_bytes == 10 * cache_token_bytes(layout, "float32")
+            behind = plan.stages[number + 1].layers.start if number + 1 < len(plan.stages) else 8
+            assert layout.kept_behind == {8: (), 6: (2, 3), 4: (2, 3), 2: ()}[behind]
+
+
+def test_shards_with_other_heads_of_a_layer_keep_its_keys_once_more() -> None:
+    spec = shared_keys_spec()
+    plan = make_plan(spec, "tensor_2", model="m")
+    kind, others = spec.layers[4], []
+    for shard, heads in zip(plan.stages[0].slices, (range(5), range(5, 6)), strict=True):
+        slices = [shard.slice(number) for number in range(len(spec.kinds))]
+        assert slices[kind].heads != heads
+        slices[kind] = replace(slices[kind], heads=heads)
+        others.append(Shard.of_slices(shard.device, slices, vocab=shard.vocab))
+    plan = replace(plan, stages=(replace(plan.stages[0], shards=tuple(others)),))
+    facts = model_facts(spec, uniform_format("float32"), name="m", embedding_itemsize=4)
+    plan.validate(facts, None)
+    for rank, layout in enumerate(stage_layouts(plan, 0, spec)):
+        assert layout.cache_layers == (0, 1, 2, 3, 4, 3, 4, 3)
+        use = others[rank].memory(plan.place(0), facts, Workload(prompt_tokens=10, output_tokens=0))
+        assert use.kv_bytes == 10 * cache_token_bytes(layout, "float32")
+
+
+def test_whoever_computes_what_layers_have_of_tokens_has_their_tables() -> None:
+    """All rows once, in parts that take little memory each; and the whole embedding."""
+    spec = shared_keys_spec()
+    for name in ("pipeline_2", "tensor_3"):
+        plan = make_plan(spec, name, model="m")
+        for number, stage in enumerate(plan.stages):
+            for layout in stage_layouts(plan, number, spec):
+                rows = [row for table in layout.token_tables for row in table]
+                assert rows == list(range(spec.vocab_size))
+                size = spec.token_inputs
+                assert layout.token_columns == range(
+                    size * stage.layers.start, size * stage.layers.stop
+                )
+                assert layout.embedding == range(spec.vocab_size)
+                assert not layout.sums_embedding
+
+
+def test_a_large_table_is_in_parts() -> None:
+    spec = replace(shared_keys_spec(), vocab_size=1 << 20)
+    (layout,) = stage_layouts(make_plan(spec, "solo", model="m"), 0, spec)
+    assert len(layout.token_tables) > 1
+    assert all(len(each) * len(layout.token_columns) <= 1 << 24 for each in layout.token_tables)
+    assert layout.token_tables[0].start == 0
+    assert layout.token_tables[-1].stop == spec.vocab_size
+    joints = zip(layout.token_tables, layout.token_tables[1:], strict=False)
+    assert all(before.stop == after.start for before, after in joints)

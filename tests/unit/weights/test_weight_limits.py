@@ -25,7 +25,7 @@ READS: dict[str, Callable[[FloatSource], object]] = {
         MatrixSlice(name="m", parts=(("matrix", ROWS),), columns=COLUMNS)
     ),
     "vector": lambda source: source.vector(VectorSlice(name="v", parts=(("vector", ROWS),))),
-    "embedding": lambda source: source.embedding(ROWS),
+    "embedding": lambda source: source.table("embedding", ROWS),
 }
 BAD = {
     "nan": (np.nan, "NaN or infinite weights"),

@@ -1,0 +1,30 @@
+"""The nodes behind a feed-forward block of a layer that has inputs of each token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.backends.ort.segments import SegmentBuilder
+from edge.kernels.gated_mlp.onnx import activated
+from edge.kernels.token_inputs.onnx import token_inputs
+from edge.models.gated_mlp import GatedMlp
+
+
+def lower_token_inputs(build: SegmentBuilder, layer: int) -> str:
+    """What is to be added to the hidden state: what it is now, gated by the inputs."""
+    p, graph, spec = f"layers.{layer}.", build.graph, build.spec
+    part = spec.layer(layer).feed_forward
+    assert isinstance(part, GatedMlp)
+    gate = build.linear(build.whole_hidden(), f"{p}token_gate")
+    rows = build.input(f"token_rows_{layer}", np.float32, ["batch", "tokens", spec.token_inputs])
+    inputs = token_inputs(
+        graph,
+        build.linear(build.hidden_input("embedded"), f"{p}token_projection"),
+        rows,
+        build.own_vector(f"{p}token_norm"),
+        size=spec.token_inputs,
+        hidden_size=spec.hidden_size,
+        epsilon=spec.norm_epsilon,
+    )
+    active = activated(graph, gate, activation=part.activation)
+    return build.linear(graph.node("Mul", active, inputs), f"{p}token_output")

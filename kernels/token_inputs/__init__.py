@@ -1,0 +1,1 @@
+"""What a layer has of each token besides the hidden state."""
