@@ -98,7 +98,7 @@ def describe_gguf(
         of_layers = architecture.by_layer.values()
         wanted = {each: key for each, key in wanted.items() if key not in of_layers}
     keys = {each: f"{name}.{key}" for each, key in wanted.items()}
-    for each in needed:
+    for each in [name for name in needed if name in keys]:
         if keys[each] not in metadata and each not in architecture.may_lack:
             raise CheckpointError(f"{source}: {keys[each]} is missing; download the file again")
     for key, plain in {**_PLAIN, **architecture.plain}.items():
@@ -126,7 +126,7 @@ def describe_gguf(
         counted = len(tokens) if isinstance(tokens, tuple) else 0
         values["vocab_size"] = counted or shapes.get(EMBEDDING, (0,))[0]
         keys["vocab_size"] = "the number of tokens"
-    if type(head_size := values.get("head_dim")) is int:
+    if type(head_size := values.get("global_head_dim", values.get("head_dim"))) is int:
         turned = _turned(metadata, name, head_size, source)
         if turned != head_size:
             values["partial_rotary_factor"] = turned / head_size
@@ -205,7 +205,7 @@ def _of_layers(metadata: Mapping[str, Any], key: str, num_layers: object, source
         return [found] * num_layers
     if (
         not isinstance(found, np.ndarray)
-        or not np.issubdtype(found.dtype, np.integer)
+        or not (np.issubdtype(found.dtype, np.integer) or found.dtype == np.bool_)
         or len(found) != num_layers
     ):
         raise CheckpointError(

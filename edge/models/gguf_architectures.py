@@ -68,8 +68,8 @@ class Architecture:
     model_type: as a config.json has it, where that is another.
     keys: of further fields, those in `needed` of fields that every file has. plain: what further
     keys must be, the first where a file has none. by_layer: of fields with a number for each layer.
-    roles: names of tensors that are called otherwise than in most. fused: as of a Family, by what a
-    tensor is called in its layer.
+    roles: names of tensors that are called otherwise than in most, or that most have not. fused: as
+    of a Family, by what a tensor is called in its layer.
     has_window: one of layers that have one, which the family knows.
     tiles_values: value heads of linear attention are in llama.cpp's order (gguf_linear.py).
     may_lack: of fields that every other file has.
@@ -94,19 +94,20 @@ class Architecture:
 
     def tensor_name(self, role: str) -> str:
         """The name of a role's tensor; of one that is a part of another tensor, a name for that."""
-        if role in _MODEL_ROLES:
-            return self.roles.get(role, _MODEL_ROLES[role])
+        if not role.startswith("layers."):
+            return self.roles.get(role) or _MODEL_ROLES[role]
         _layers, index, part, *suffix = role.split(".")
         if part == "experts":  # as files had them before those of a layer were one tensor
             number, matrix, kind = suffix
             return ".".join(["blk", index, _LAYER_ROLES[matrix], number, kind])
         if part == "shared":
             matrix, kind = suffix
-            return ".".join(["blk", index, f"{_LAYER_ROLES[matrix]}_shexp", kind])
+            usual = f"{_LAYER_ROLES[matrix]}_shexp"
+            return ".".join(["blk", index, self.roles.get(f"shared.{matrix}", usual), kind])
         for fused, parts in self.fused.items():
             if part in parts:
                 return ".".join(["blk", index, fused, part, *suffix])
-        return ".".join(["blk", index, self.roles.get(part, _LAYER_ROLES[part]), *suffix])
+        return ".".join(["blk", index, self.roles.get(part) or _LAYER_ROLES[part], *suffix])
 
 
 def _gemma(large: int) -> Callable[[dict[str, Any], Mapping[str, tuple[int, ...]]], None]:
@@ -122,6 +123,56 @@ def _gemma(large: int) -> Callable[[dict[str, Any], Mapping[str, tuple[int, ...]
         values["rope_scaling"] = values.pop("rope_parameters")
 
     return finish
+
+
+def _gemma4(values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Its layers differ in windows, rotations, heads and columns."""
+    count, is_local = values["num_hidden_layers"], values.pop("is_local")
+    values["layer_types"] = ["sliding_attention" if each else "full_attention" for each in is_local]
+    columns, shared = values.pop("columns_of_layers"), values.get("num_kv_shared_layers", 0)
+    first = values["intermediate_size"] = columns[0] if columns else 0
+    if type(shared) is not int or not 0 <= shared < max(count, 1):
+        raise ValueError(f"{shown(shared)} of {count} layers share keys; download the file again")
+    is_wide = values["use_double_wide_mlp"] = bool(shared) and columns[-1] == 2 * first
+    if columns != [first] * (count - shared) + [first * (1 + is_wide)] * shared:
+        raise ValueError(f"layers with {shown(columns)} columns are not computed here")
+    own = range(count - shared)
+    values["attention_k_eq_v"] = any(
+        not is_local[each] and f"blk.{each}.attn_v.weight" not in shapes for each in own
+    )
+    for name, is_there in (("num_key_value_heads", 1), ("num_global_key_value_heads", 0)):
+        heads = {
+            each
+            for each, local in zip(values["kv_heads_of_layers"], is_local, strict=True)
+            if bool(local) == bool(is_there)
+        }
+        if len(heads) > 1:
+            raise ValueError(f"layers alike but for {shown(heads)} KV heads are not computed here")
+        values[name] = next(iter(heads), None)
+    del values["kv_heads_of_layers"]
+    both = values["num_key_value_heads"], values["num_global_key_value_heads"]
+    if both[0] is None:
+        values["num_key_value_heads"] = both[1]
+    elif both[1] not in (None, both[0]) and not values["attention_k_eq_v"]:
+        raise ValueError(f"layers with {both[0]} and {both[1]} KV heads are not computed here")
+    size = values["head_dim"]
+    for name in ("values_of_local", "turned_of_local"):
+        if values.pop(name, size) != size:
+            raise ValueError(f"heads of {shown(size)} elements and others are not computed here")
+    values["vocab_size_per_layer_input"] = values["vocab_size"]
+    values["enable_moe_block"] = bool(values.get("num_experts"))
+    rope, local = values["rope_parameters"], values.pop("local_rope_theta", 10_000.0)
+    factors = rope.get("factors")
+    if rope.get("rope_type") == "factors" and set(factors) <= {1.0, max(factors)}:
+        # So converters write that a part of each head turns.
+        rope = {
+            "rope_type": "proportional",
+            "partial_rotary_factor": factors.count(1.0) / len(factors),
+        }
+    values["rope_parameters"] = {
+        "full_attention": {"rope_type": "default", **rope, "rope_theta": values.pop("rope_theta")},
+        "sliding_attention": {"rope_type": "default", "rope_theta": local},
+    }
 
 
 def _olmo(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -249,6 +300,49 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**_CAPS, "rope_local_base_freq": "rope.freq_base_swa"},
         has_window=True,
         finish=_gemma(62),
+    ),
+    "gemma4": Architecture(
+        model_type="gemma4_text",
+        keys={
+            "final_logit_softcapping": "final_logit_softcapping",
+            "head_dim": "attention.key_length_swa",
+            "local_rope_theta": "rope.freq_base_swa",
+            "values_of_local": "attention.value_length_swa",
+            "turned_of_local": "rope.dimension_count_swa",
+            "num_kv_shared_layers": "attention.shared_kv_layers",
+            "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+            "num_experts": "expert_count",
+            "top_k_experts": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+        },
+        needed={
+            "global_head_dim": "attention.key_length",
+            "head_dim": "attention.key_length_swa",
+            "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+            "rope_theta": "rope.freq_base",
+        },
+        by_layer={
+            "columns_of_layers": "feed_forward_length",
+            "kv_heads_of_layers": "attention.head_count_kv",
+            "is_local": "attention.sliding_window_pattern",
+        },
+        roles={
+            "token_table": "per_layer_token_embd.weight",
+            "token_projection": "per_layer_model_proj.weight",
+            "token_norm": "per_layer_proj_norm.weight",
+            "token_gate": "inp_gate",
+            "token_output": "proj",
+            "token_post_norm": "post_norm.weight",
+            "layer_scale": "layer_output_scale.weight",
+            "router_norm": "ffn_gate_inp.scale",
+            "expert_scales": "ffn_down_exps.scale",
+            "experts_norm": "pre_ffw_norm_2.weight",
+            "shared_post_norm": "post_ffw_norm_1.weight",
+            "experts_post_norm": "post_ffw_norm_2.weight",
+            **{f"shared.{part}": f"ffn_{part}" for part in ("gate", "up", "down")},
+        },
+        has_window=True,
+        finish=_gemma4,
     ),
     "glm4": Architecture(fused=_GATE_UP),
     "glm4moe": Architecture(

@@ -52,7 +52,7 @@ _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_NAMES = frozenset(
     {
         "</s>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>",
-        "<|im_end|>", "<end_of_turn>", "<｜end▁of▁sentence｜>",
+        "<|im_end|>", "<end_of_turn>", "<turn|>", "<｜end▁of▁sentence｜>",
     }
 )  # fmt: skip
 """Control tokens of these names end an answer, too: files name one end, models have several."""
@@ -123,7 +123,7 @@ def describe_gguf_tokenizer(
     kind = metadata.get(_MODEL)
     if kind == "gpt2":
         _pre_tokenizer(metadata, path)
-    elif kind != "llama":
+    elif kind not in ("llama", "gemma4"):
         raise _unknown_kind(path, kind)
     return TokenizerFacts(
         file=path,
@@ -154,8 +154,13 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFi
         pipeline = _byte_level(pre, tokens, _merges(metadata, path))
         adds_bos = pre.adds_bos
     elif kind == "llama":
-        scores = _numbers(metadata, _SCORES, len(tokens), path)
-        pipeline = _sentence_pieces(metadata, tokens, types, scores, path)
+        pipeline = _sentence_pieces(
+            metadata, tokens, _merges_by_score(metadata, tokens, types, path)
+        )
+        adds_bos = True
+    elif kind == "gemma4":
+        spaceless = {"tokenizer.ggml.add_space_prefix": False, **metadata}
+        pipeline = _sentence_pieces(spaceless, tokens, _merges(metadata, path))
         adds_bos = True
     else:
         raise _unknown_kind(path, kind)
@@ -182,7 +187,7 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFi
 
 
 def _unknown_kind(path: Path, kind: object) -> CheckpointError:
-    return _refused(path, f"{_MODEL} {shown(kind)} is not known here; gpt2 and llama are")
+    return _refused(path, f"{_MODEL} {shown(kind)} is not known here; gpt2, llama and gemma4 are")
 
 
 def _named(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, SpecialToken]:
@@ -261,13 +266,9 @@ def _byte_level(
 def _sentence_pieces(
     metadata: Mapping[str, Any],
     tokens: Sequence[str],
-    types: np.ndarray[Any, Any],
-    scores: np.ndarray[Any, Any] | None,
-    path: Path,
+    merges: Sequence[tuple[str, str]],
 ) -> dict[str, object]:
-    """As Llama 2 has it: spaces are ▁, what is in no token is bytes, scores order the merges."""
-    if scores is None:
-        raise _refused(path, f"{_SCORES} is missing, without which no text can be merged")
+    """As Llama 2 has it, and Gemma: spaces are ▁, what is in no token is bytes."""
     has_space_before = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
     unknown = _id(metadata, "unknown_token_id", 0)
     unknown = 0 if unknown is None or unknown >= len(tokens) else unknown
@@ -292,18 +293,21 @@ def _sentence_pieces(
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": {token: place for place, token in enumerate(tokens)},
-            "merges": _merges_by_score(tokens, types, scores, path),
+            "merges": merges,
         },
     }
 
 
 def _merges_by_score(
-    tokens: Sequence[str], types: np.ndarray[Any, Any], scores: np.ndarray[Any, Any], path: Path
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: np.ndarray[Any, Any], path: Path
 ) -> list[tuple[str, str]]:
     """Every pair of pieces that is a piece together, those of the best score first.
 
     SentencePiece joins the neighbours whose whole has the best score; here pairs are ranked so.
     """
+    scores = _numbers(metadata, _SCORES, len(tokens), path)
+    if scores is None:
+        raise _refused(path, f"{_SCORES} is missing, without which no text can be merged")
     pieces = {
         token: token
         for token, kind in zip(tokens, types.tolist(), strict=True)

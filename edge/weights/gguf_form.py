@@ -20,7 +20,7 @@ from edge.models.families import read_family
 from edge.models.gguf import ROPE_FACTORS, GgufModel, describe_gguf, unknown_tensors
 from edge.models.gguf_architectures import EMBEDDING, STACKED_EXPERTS, Architecture
 from edge.models.linear_attention import LinearAttention
-from edge.models.spec import ModelSpec, tensor_shapes
+from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.offload import (
     GgufFile,
     GgufStore,
@@ -104,6 +104,7 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
     shapes = {tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
     parts = _parts(model.architecture, spec, shapes, tensors, source)
     known = {parts[name].tensor if name in parts else name for name in shapes}
+    known |= _unused(spec, tensor_name)
     if unknown := unknown_tensors(tensors, known, spec.num_layers):
         raise CheckpointError(
             f"{source}: tensor {unknown[0]} has no place in a model of family {spec.family}, so "
@@ -121,7 +122,7 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
         # The table is the one thing that peers keep as it is read. Rounding what 8 bits or fewer
         # stand for to float16 changes a value by 2^-12 of itself at most, where a step of 8 bits is
         # 2^-8 of a block's largest; float32 would take twice the memory.
-        as_float16=(EMBEDDING,),
+        as_float16=(EMBEDDING, *map(tensor_name, TABLES & tensor_shapes(spec).keys())),
     )
     tensors_of_roles = with_fused_rows(store, parts)
     return CheckpointForm(
@@ -136,6 +137,13 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
         read_tokenizer=_tokenizer_reader(first.path, metadata),
         own_encoding=_own_encoding(tensors_of_roles, store, spec, shapes, tensor_name, parts),
     )
+
+
+def _unused(spec: ModelSpec, tensor_name: Callable[[str], str]) -> set[str]:
+    """Tensors that are in files for no use: of layers that have the keys of others."""
+    shared = [each for each, mixer in spec.attentions.items() if mixer.keys_of is not None]
+    roles = ("key.weight", "value.weight", "key_norm")
+    return {tensor_name(f"layers.{layer}.{role}") for layer in shared for role in roles}
 
 
 def _parts(

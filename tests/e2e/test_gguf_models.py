@@ -49,6 +49,9 @@ pytestmark = pytest.mark.slow
         ("qwen3_in_blocks", Type.Q8_0, "pipeline_3"),
         ("gemma2_in_blocks", Type.Q4_0, "tensor_3"),
         ("gemma3_in_blocks", Type.Q8_0, "tensor_3"),
+        ("gemma4", Type.F16, "pipeline_2"),
+        ("gemma4_moe", Type.BF16, "mixed_2_then_3"),
+        ("gemma4_in_blocks", Type.Q8_0, "tensor_3"),
         ("glm4", Type.F32, "tensor_3"),
         ("granite", Type.F16, "pipeline_2"),
         ("phi3_in_blocks", Type.Q5_1, "tensor_3"),
@@ -97,6 +100,7 @@ def experts_of_several_types(name: str) -> int:
     ("name", "kind"),
     [
         *(("llama_in_blocks", kind) for kind in QUANTISED),
+        ("gemma4_in_blocks", Type.Q4_0),
         ("phi3_in_blocks", Type.Q4_0),
         ("qwen2_moe_in_blocks", experts_of_several_types),
         ("gpt_oss_in_blocks", Type.MXFP4),

@@ -54,6 +54,18 @@ _TENSORS = {
     "ffn_norm": "ffn_norm",
     "feed_forward.gate": "ffn_gate_inp",
     "feed_forward.expert_bias": "exp_probs_b.bias",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.proj": "ffn_gate_inp",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_a": "ssm_alpha",
@@ -84,7 +96,12 @@ _WHOLE = {
     "model.norm.weight": "output_norm.weight",
     "model.embedding_norm.weight": "token_embd_norm.weight",
     "lm_head.weight": "output.weight",
+    "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
 }
+
+_TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
 
 _FLOATS = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d")
 """Matrices that files never hold as codes."""
@@ -94,6 +111,7 @@ _ARCHITECTURES = {
     "mixtral": "llama",
     "ministral3": "mistral3",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "olmo3": "olmo2",
     "gpt_oss": "gpt-oss",
     "qwen2_moe": "qwen2moe",
@@ -119,6 +137,7 @@ _FURTHER = {
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
     "conv_L_cache": "shortconv.l_cache",
+    "top_k_experts": "expert_used_count",
     "linear_conv_kernel_dim": "ssm.conv_kernel",
     "linear_key_head_dim": "ssm.state_size",
     "linear_num_key_heads": "ssm.group_count",
@@ -133,7 +152,16 @@ _FURTHER = {
 """Keys of some architectures, by fields of a config.json."""
 
 _TURNING = ("llama", "granite", "mistral3", "smollm3")
-_WINDOWED = ("mistral", "mixtral", "gemma2", "gemma3_text", "gpt_oss", "olmo3", "phi3")
+_WINDOWED = (
+    "mistral",
+    "mixtral",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "gpt_oss",
+    "olmo3",
+    "phi3",
+)
 
 _HALVES: Mapping[int, tuple[int, ...]] = {
     Type.Q2_K: (80, 82),
@@ -217,7 +245,9 @@ def write_gguf(
     checkpoint, beside `path`, of the weights that the file stands for, as the package reads them.
     """
     config = json.loads((folder / "config.json").read_text())
-    weights = taken_apart(stacked(load_file(folder / "model.safetensors")), config)
+    weights = load_file(folder / "model.safetensors")
+    if config["model_type"] != "gemma4_text":  # whose experts lie as in files
+        weights = taken_apart(stacked(weights), config)
     name = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     is_gemma = name.startswith("gemma")
     is_delta = name in ("qwen35", "qwen35moe", "qwen3next")
@@ -237,7 +267,7 @@ def write_gguf(
         stored = turned(values, head_size) if turns else values
         if "conv1d" in own or "shortconv.conv" in own or "inp_shexp" in own:
             stored = stored.squeeze()
-        is_offset = (is_gemma or is_delta) and own.endswith("norm.weight")
+        is_offset = (is_gemma or is_delta) and name != "gemma4" and own.endswith("norm.weight")
         is_offset = is_offset and "ssm_norm" not in own
         if is_offset:
             stored = values + np.float32(1)
@@ -258,7 +288,7 @@ def write_gguf(
             assert tuple(shape) == stored.shape
             writer.add_tensor(own, raw, raw_dtype=wanted)
         back = np.asarray(gguf.quants.dequantize(raw, wanted), np.float32).reshape(values.shape)
-        if own == "token_embd.weight" and gguf.GGML_QUANT_SIZES[wanted][0] > 1:
+        if own in _TABLES and gguf.GGML_QUANT_SIZES[wanted][0] > 1:
             back = back.astype(np.float16).astype(np.float32)  # as such tables are read
         if is_offset:
             back = values
@@ -273,6 +303,12 @@ def write_gguf(
             writer.add_tensor(
                 f"rope_factors_{kind_of_context}.weight", np.asarray(factors, np.float32)
             )
+    if name == "gemma4":
+        own = rope["full_attention"]["partial_rotary_factor"]
+        pairs = _of_gemma4(config, rope["sliding_attention"])["attention.key_length"] // 2
+        turned_pairs = round(pairs * own)
+        factors = [1.0] * turned_pairs + [1e30] * (pairs - turned_pairs)
+        writer.add_tensor("rope_freqs.weight", np.asarray(factors, np.float32))
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(rope, head_size))
     writer.write_header_to_file()
@@ -282,7 +318,8 @@ def write_gguf(
     reference = path.with_name(f"{path.stem}-meant")
     reference.mkdir()
     (reference / "config.json").write_text(json.dumps(config))
-    meant = unstacked(meant, in_turn=name == "gpt-oss")
+    if name != "gemma4":
+        meant = unstacked(meant, in_turn=name == "gpt-oss")
     if name == "qwen3next":
         meant = put_together(meant, config)
     save_file(meant, reference / "model.safetensors", metadata={"format": "pt"})
@@ -344,6 +381,14 @@ def add_sentence_pieces(
         _add(writer, f"tokenizer.{key}", value)
 
 
+def add_gemma4(
+    writer: Any, tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any] | None = None
+) -> None:
+    """Byte fallback as converters write it for Gemma 4: with its merges."""
+    add_byte_level(writer, tokenizer, pre=None, settings=settings)
+    _add(writer, "tokenizer.ggml.model", "gemma4")
+
+
 def _merges(serialized: Mapping[str, Any]) -> Sequence[Any]:
     found: Sequence[Any] = serialized["model"]["merges"]
     return found
@@ -394,6 +439,8 @@ def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str,
     if config["model_type"] == "gemma3_text":
         found["rope.freq_base_swa"] = local["rope_theta"]
         found["rope.scaling.type"], found["rope.scaling.factor"] = "linear", rope["factor"]
+    if config["model_type"] == "gemma4_text":
+        found |= _of_gemma4(config, local)
     if rope.get("rope_type") == "yarn":
         found["rope.scaling.type"], found["rope.scaling.factor"] = "yarn", rope["factor"]
         trained = rope["original_max_position_embeddings"]
@@ -414,6 +461,35 @@ def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str,
         values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         found["ssm.inner_size"] = values
     return {f"{name}.{key}": value for key, value in found.items() if value is not None}
+
+
+def _of_gemma4(config: Mapping[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
+    """Heads of layers that see all tokens are others."""
+    count, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    whole = config.get("per_layer_config", {})
+    full = next(
+        (each for each in whole.values() if "head_dim" in each),
+        {"head_dim": config.get("global_head_dim")},
+    )
+    is_local = [each == "sliding_attention" for each in config["layer_types"]]
+    heads, columns = config["num_key_value_heads"], config["intermediate_size"]
+    found = {
+        "attention.key_length": full["head_dim"],
+        "attention.value_length": full["head_dim"],
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "rope.dimension_count": full["head_dim"],
+        "rope.dimension_count_swa": config["head_dim"],
+        "rope.freq_base_swa": local["rope_theta"],
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "attention.sliding_window_pattern": is_local,
+    }
+    if config["use_double_wide_mlp"]:
+        found["feed_forward_length"] = [columns] * (count - shared) + [2 * columns] * shared
+    if (others := full.get("num_key_value_heads")) is not None:
+        found["attention.head_count_kv"] = [heads if each else others for each in is_local]
+    return found
 
 
 def _kv_heads(config: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ import itertools
 import json
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ import gguf
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 
 from edge.errors import CheckpointError
 from edge.offload import GgufFile
 from edge.text import TextStream, Tokenizer
 from edge.text.gguf import gguf_end_ids, gguf_templates, gguf_tokenizer_files, has_tokenizer
 from edge.text.pre_tokenizers import PRE_TOKENIZERS
-from tests.support.gguf_files import add_byte_level, add_sentence_pieces
+from tests.support.gguf_files import add_byte_level, add_gemma4, add_sentence_pieces
 from tests.support.small_tokenizers import CHAT_TEMPLATE, TEXTS, byte_fallback, byte_level
 
 Metadata = dict[str, Any]
@@ -190,6 +191,20 @@ def test_pieces_are_those_of_the_original(tmp_path: Path) -> None:
     assert found.encode(marked) == original.encode(marked).ids
 
 
+def test_pieces_of_gemma4_are_joined_by_the_merges_of_the_file(tmp_path: Path) -> None:
+    """No space is before a text, and every id is that of the original."""
+    original = byte_fallback()
+    original.normalizer = normalizers.Replace(" ", "▁")
+    settings = {"ggml.bos_token_id": 1, "ggml.add_space_prefix": False}
+    for named in (settings, {"ggml.bos_token_id": 1}):
+        add = partial(add_gemma4, tokenizer=original, settings=named)
+        found = opened(metadata_of(tmp_path, add))
+        for text in MORE_TEXTS:
+            ids = original.encode(text).ids
+            assert found.encode(text) == ids, text
+            assert found.decode(ids) == text.replace("<s>", "").replace("</s>", "")
+
+
 def test_what_stands_around_a_text(tmp_path: Path) -> None:
     ids: dict[str, Any] = {"ggml__bos_token_id": 0, "ggml__eos_token_id": 1}
     plain = opened(byte_level_metadata(tmp_path, **ids)).encode("fox")
@@ -252,7 +267,10 @@ def test_files_without_a_tokenizer() -> None:
         ({"pre": None}, r"tokenizer\.ggml\.pre is missing, and text that is cut wrongly"),
         ({"pre": "falcon"}, r"tokenizer\.ggml\.pre 'falcon' is not known here"),
         ({"pre": 7}, "is not known here"),
-        ({"model": "bert"}, r"tokenizer\.ggml\.model 'bert' is not known here; gpt2 and llama"),
+        (
+            {"model": "bert"},
+            r"tokenizer\.ggml\.model 'bert' is not known here; gpt2, llama and gemma4",
+        ),
         ({"tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
         ({"tokens": ()}, r"tokenizer\.ggml\.tokens is missing"),
         ({"tokens": ("a", "a", "b")}, "has a token twice"),
