@@ -250,9 +250,13 @@ def schemes(
     return [
         Scheme(name="int8, a fixed scale for each channel", keys=fixed_8[0], values=fixed_8[1]),
         Scheme(name="int4, a fixed scale for each channel", keys=fixed_4[0], values=fixed_4[1]),
-        Scheme(
-            name="int4, a fixed scale for each channel, but the newest 32 and the first token",
-            keys=fixed_4[0], values=fixed_4[1], newest=32, first=1,
+        *(
+            Scheme(
+                name="int4, a fixed scale for each channel, but "
+                + (f"the newest {newest} and the first token" if newest else "the first token"),
+                keys=fixed_4[0], values=fixed_4[1], newest=newest, first=1,
+            )
+            for newest in (0, 32, 64, 128)
         ),
         Scheme(
             name="int8 keys and int4 values, a fixed scale for each channel",
@@ -292,9 +296,10 @@ def schemes(
 
 
 @click.command()
+@click.option("--only", multiple=True, help="Schemes of these names.  [default: all]")
 @folder_option
 @append_option
-def main(folder: Path, append: bool) -> None:
+def main(only: tuple[str, ...], folder: Path, append: bool) -> None:
     """A line for each scheme: mean KL, 99 % KL, same top."""
     path = widened(sys.executable, "checkpoint", gguf_file(folder), folder / "smollm2-135m-float32")
     windows = np.array(
@@ -320,6 +325,8 @@ def main(folder: Path, append: bool) -> None:
     for scheme in schemes(
         simulation, list(entry.tokens), rotary.inverse_frequencies, windows.tolist()
     ):
+        if only and scheme.name not in only:
+            continue
         found = against(
             reference,
             (simulation.logits(window, scheme) for window in windows.tolist()),
