@@ -65,7 +65,9 @@ class LoadOptions:
         choices=DTYPES,
         help="What weights are held in. auto: as they are in the file or folder, if they are "
         "quantised there, else int4. int4 keeps 8 bits where models are most sensitive (the "
-        "head, keys, values, and down in a part of the layers); int4-pure has 4 everywhere.",
+        "head, keys, values, and down in a part of the layers); int4-pure has 4 everywhere. "
+        "int3 and int2 have 2 in half of the weights, and in most: they lose much, small models "
+        "too much.",
     )
 
     lora: str | Path | None = option(
@@ -79,8 +81,8 @@ class LoadOptions:
     block_size: int | None = option(
         None,
         choices=BLOCK_SIZES,
-        help="Weights that share a scale in int4 and int8: smaller is closer, larger faster.  "
-        "[default: 64 for most of int4, else 32]",
+        help="Weights that share a scale: smaller is closer, larger faster.  "
+        "[default: 64 for most of int4, up to 128 in int3 and int2, else 32]",
     )
 
     accuracy: Accuracy = option(

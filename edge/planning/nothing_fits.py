@@ -12,6 +12,7 @@ from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import FEW_BITS
 
 _MOST_HELD = 8
 """Models of others that are named."""
@@ -59,7 +60,8 @@ def _what_would_fit(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadO
             continue
         size = smaller.block_size
         blocks = "" if size is None else f" in blocks of {size}"
-        return f"With {smaller.dtype}{blocks} it would fit."
+        price = ", which loses much," if smaller.dtype in FEW_BITS else ""
+        return f"With {smaller.dtype}{blocks}{price} it would fit."
     return "No smaller dtype would be enough by itself."
 
 
@@ -123,6 +125,8 @@ def _smaller(checkpoint: Checkpoint, options: LoadOptions) -> Iterator[LoadOptio
         ("int4", options.block_size),
         ("int4", 128),
         ("int4-pure", 128),
+        ("int3", options.block_size),
+        ("int2", options.block_size),
     ):
         smaller = replace(options, dtype=dtype, block_size=block_size)
         if _layer_bytes(checkpoint, smaller) < now_bytes:

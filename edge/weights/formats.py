@@ -22,7 +22,7 @@ from edge.weights.block_matrices import (
 )
 from edge.weights.encoding import Encoding, OpenSource, Rounded
 from edge.weights.float_matrices import Floats, float32
-from edge.weights.integer_formats import int4, int8, pure_int4
+from edge.weights.integer_formats import int2, int3, int4, int8, pure_int4
 from edge.weights.matrix_kind import MatrixKind
 from edge.weights.recipe import MAX_MATRIX_KINDS, Recipe, Rule
 
@@ -31,8 +31,12 @@ ENCODINGS: dict[str, Callable[[ModelSpec, int | None], Encoding]] = {
     "int8": int8,
     "int4": int4,
     "int4-pure": pure_int4,
+    "int3": int3,
+    "int2": int2,
 }
 """By name: what a format makes of a model, with blocks of a size."""
+FEW_BITS = ("int3", "int2")
+"""Those that lose so much that people are told."""
 AS_STORED = "as stored"
 AUTO = "auto"
 """As the checkpoint itself has its weights, where it has them quantised; else the default."""

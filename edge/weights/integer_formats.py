@@ -1,10 +1,11 @@
-"""Weights in 8 or 4 bits, made of a checkpoint's floats without any data. Pure."""
+"""Weights in 8, 4 or 2 bits, made of a checkpoint's floats without any data. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from edge.kernels.matmul_nbits.reference import LEAST_BLOCK
 from edge.models.experts import Experts
 from edge.models.spec import ModelSpec
 from edge.weights.block_matrices import Blocks, ZeroBlocks, mixed
@@ -56,6 +57,36 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
     )
     grades = tuple(int(_is_sensitive(n, spec.num_layers)) for n in range(spec.num_layers))
     return mixed(Recipe(usual, rules), grades)
+
+
+def int3(spec: ModelSpec, block_size: int | None) -> Encoding:
+    """2 bits for gate and up, half of most models, and 4 for all others."""
+    return _coarse(spec, block_size, {"gate.weight", "up.weight"})
+
+
+def int2(spec: ModelSpec, block_size: int | None) -> Encoding:
+    """2 bits for feed-forward blocks and queries, most of any model, and 4 for all others."""
+    return _coarse(spec, block_size, {"gate.weight", "up.weight", "down.weight", "query.weight"})
+
+
+def _coarse(spec: ModelSpec, block_size: int | None, in_2_bits: Collection[str]) -> Encoding:
+    """With zero points. The matrices that int4 has in 8 bits have small blocks here."""
+    fine = min(block_size or DEFAULT_BLOCK_SIZE, DEFAULT_BLOCK_SIZE)
+    wide, cut = (
+        block_size or widest_block(widest, inputs, DEFAULT_BLOCK_SIZE)
+        for widest, inputs in (
+            (_WIDEST_BLOCK, spec.hidden_size),
+            (_WIDEST_CUT_BLOCK, math.gcd(*_block_columns(spec))),
+        )
+    )
+    sizes = dict.fromkeys(("head", *_MIXED_INPUTS, *_MIXED_OUTPUTS), fine)
+    sizes |= {"down.weight": cut, "gate.weight": wide, "up.weight": wide, "query.weight": wide}
+    rules = (
+        Rule(role, ZeroBlocks(bits, max(size, LEAST_BLOCK[bits])))
+        for role, size in sizes.items()
+        for bits in (2 if role in in_2_bits else 4,)
+    )
+    return mixed(Recipe(ZeroBlocks(4, wide), (*rules, *small_floats(spec))))
 
 
 def small_floats(spec: ModelSpec) -> tuple[Rule, ...]:

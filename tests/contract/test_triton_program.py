@@ -64,7 +64,7 @@ def test_logits_are_those_of_transformers(
     assert np.abs(found - checkpoint.logits(tokens)[5:]).max() <= LARGEST_DIFFERENCE
 
 
-@pytest.mark.parametrize("dtype", ["int4", "int4-pure", "int8"])
+@pytest.mark.parametrize("dtype", ["int4", "int4-pure", "int2", "int8"])
 def test_codes_are_computed_with_as_they_stand(
     tiny_checkpoint: Checkpoints, dtype: str, tmp_path: Path
 ) -> None:

@@ -123,6 +123,8 @@ def test_the_reference_equals_transformers_before_rounding(
             for layout, dtype, family in every_pair(OWN_LAYOUTS, DTYPES, FAMILIES)
         ),
         *zip(MORE_FAMILIES, cycle(["tensor_3", "mixed_2_then_3"]), cycle(DTYPES)),
+        ("llama", "tensor_3", "int3"),
+        ("mixtral", "mixed_2_then_3", "int2"),
         ("qwen3_5", "tensor_3", "int4"),  # the default, and blocks of states cut among shards
     ],
 )

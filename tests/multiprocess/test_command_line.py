@@ -343,7 +343,7 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
         ["bash", "-c", script], env=environment, capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["run", "--dtype", "int8 int4 int4-pure"]
+    assert done.stdout.splitlines() == ["run", "--dtype", "int8 int4 int4-pure int3 int2"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

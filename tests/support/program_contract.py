@@ -26,7 +26,7 @@ from edge.offload import DerivedCache, KVTier, MemoryKVTier, StoreFullError
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.transport import SoloCollective
-from edge.weights.formats import KvDtype, WeightFormat
+from edge.weights.formats import KvDtype, WeightFormat, weight_format
 from edge.weights.layout import shard_layout
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
@@ -387,19 +387,20 @@ def rows_are_taken_by_a_program_like_the_one_that_gave_them(kind: Kind) -> None:
 
 
 def layers_that_come_from_disk_change_no_bit(kind: Kind) -> None:
-    """Between any two steps, also of one request."""
-    with kind.program() as program:
-        assert program.weight_bytes > 0
-        answers = []
-        for counts in ((0, 0, 0, 0), (0, 3, 1, 2)):
-            found = []
-            for position, count in enumerate(counts):
-                program.stream(count)
-                found.append(compute(program, chunk("a", (PROMPT[position],), position)))
-            program.release("a")
-            answers.append(np.concatenate(found).tobytes())
-        assert answers[0] == answers[1]
-        assert program.disk_wait_s >= 0.0
+    """Between any two steps, also of one request; in float32, and with 2 and 4 bits in a layer."""
+    for form in (FLOATS, weight_format(SPEC, "int2")):
+        with kind.program(form=form) as program:
+            assert program.weight_bytes > 0
+            answers = []
+            for counts in ((0, 0, 0, 0), (0, 3, 1, 2)):
+                found = []
+                for position, count in enumerate(counts):
+                    program.stream(count)
+                    found.append(compute(program, chunk("a", (PROMPT[position],), position)))
+                program.release("a")
+                answers.append(np.concatenate(found).tobytes())
+            assert answers[0] == answers[1]
+            assert program.disk_wait_s >= 0.0
 
 
 def a_request_longer_than_memory_is_computed_alone(kind: Kind) -> None:

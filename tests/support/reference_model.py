@@ -82,6 +82,8 @@ class ReferenceModel:
         given = self.block_size
         if name.removesuffix(".weight").endswith(_FLOATS):
             return FLOAT_BITS, 1
+        if self.dtype in ("int3", "int2"):
+            return self._held_in_few_bits(name)
         if self.dtype != "int4":
             return {"float32": 32, "int8": 8, "int4-pure": 4}[self.dtype], given or 32
         hidden = self.spec.hidden_size
@@ -102,6 +104,21 @@ class ReferenceModel:
         if inner < 0 or inner % 3 == 2 or layer >= 7 * layers // 8:
             return 8, max(size, 64) if fits else size
         return 4, size
+
+    def _held_in_few_bits(self, name: str) -> tuple[int, int]:
+        in_2_bits: tuple[str, ...] = ("gate_proj", "up_proj")
+        if self.dtype == "int2":
+            in_2_bits = (*in_2_bits, "down_proj", "q_proj")
+        bits = 2 if any(part in name for part in in_2_bits) else 4
+        fine = ("lm_head", "k_proj", "v_proj", "kv_a_proj", "kv_b_proj", "o_proj", "out_proj")
+        if any(part in name for part in fine):
+            return bits, min(self.block_size or 32, 32)
+        largest, columns = 128, self.spec.hidden_size
+        if "down_proj" in name:
+            largest, columns = 64, self.spec.layer(0).feed_forward.columns
+        fitting = [size for size in (64, 128) if size <= largest and columns % size == 0]
+        size = self.block_size or max([32, *fitting])
+        return bits, max(size, 32) if bits == 2 else size
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """[tokens, vocab]: row i is what the model expects after token i."""
@@ -314,7 +331,7 @@ class ReferenceModel:
         bits, block_size = self.held_in(name)
         if bits == 32:
             return weight
-        zero_points = self.dtype == "int4" and bits == 4
+        zero_points = self.dtype in ("int4", "int3", "int2") and bits < 8
         return dequantize(
             quantize(weight, bits=bits, block_size=block_size, zero_points=zero_points)
         )

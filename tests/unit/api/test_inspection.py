@@ -181,6 +181,7 @@ def test_what_fits_depends_on_the_memory(tiny_checkpoint: Make) -> None:
     assert found.usable_bytes == sizes["int8"]
     assert {each.dtype: each.fits for each in found.held} == {
         AUTO: True, "float32": False, "int8": True, "int4": True, "int4-pure": True,
+        "int3": True, "int2": True,
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from edge.memory.model_sizes import model_facts
 from edge.models.spec import ModelSpec, graded, tensor_shapes
-from edge.weights.block_matrices import Blocks
+from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.format_sizes import bytes_per_weight, counted_matrices, in_words
 from edge.weights.formats import WeightFormat, weight_format
@@ -94,6 +94,39 @@ def test_int4_keeps_8_bits_where_models_are_sensitive() -> None:
     assert in_8_bits == {
         "head": 1, "key.weight": 24, "value.weight": 24, "down.weight": len(finer)
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "in_2_bits", "bits"),
+    [
+        ("int3", {"gate.weight", "up.weight"}, (3.3, 3.6)),
+        ("int2", {"gate.weight", "up.weight", "down.weight", "query.weight"}, (2.6, 2.9)),
+    ],
+)
+def test_int3_and_int2_have_2_bits_where_most_weights_are(
+    dtype: str, in_2_bits: set[str], bits: tuple[float, float]
+) -> None:
+    spec = plain_spec(
+        num_layers=32,
+        hidden_size=4096,
+        ffn_columns=14336,
+        vocab_size=32000,
+        num_heads=32,
+        num_kv_heads=8,
+        head_size=128,
+    )
+    chosen = weight_format(spec, dtype)
+    found = {
+        matrix.name.split(".", 2)[-1]: matrix.kind for matrix, _ in counted_matrices(spec, chosen)
+    }
+    assert {role for role, kind in found.items() if kind.bits == 2} == in_2_bits
+    assert {kind.bits for kind in found.values()} == {2, 4}
+    assert found["up.weight"] == ZeroBlocks(2, 128)
+    assert found["down.weight"].column_multiple == 64  # devices share these columns out
+    assert found["head"] == found["value.weight"] == ZeroBlocks(4, 32)
+    assert bits[0] < 8 * bytes_per_weight(spec, chosen) < bits[1]
+    given = weight_format(spec, dtype, 16).recipe.kinds
+    assert set(given) == {ZeroBlocks(4, 16), ZeroBlocks(2, 32)}  # no kernel has smaller ones
 
 
 @pytest.mark.parametrize(
