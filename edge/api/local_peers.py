@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from edge.errors import NetworkError, RequestError
@@ -143,7 +144,8 @@ def _one_each(value: T | Sequence[T] | None, peers: int, name: str) -> Sequence[
 
 
 def _spawn(options: list[str], keys: bytes | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "edge", "peer", "--listen", "127.0.0.1:0", "--supervised"]
+    command = [sys.executable, *_safely(), "-m", "edge"]
+    command += ["peer", "--listen", "127.0.0.1:0", "--supervised"]
     process = subprocess.Popen(
         command + options + ["--handed-keys" if keys else "--insecure"],
         stdin=subprocess.PIPE,
@@ -158,6 +160,15 @@ def _spawn(options: list[str], keys: bytes | None) -> subprocess.Popen[bytes]:
             process.stdin.write(keys + b"\n")
             process.stdin.flush()
     return process
+
+
+def _safely() -> list[str]:
+    """What is called edge in the folder of this moment may be another one, such as a newer clone:
+    then Python is not to look there."""
+    with contextlib.suppress(OSError):  # the folder is gone
+        if Path(__file__).parents[2].samefile(os.curdir):
+            return []
+    return ["-P"]
 
 
 def _await_ready(process: subprocess.Popen[bytes]) -> str:

@@ -94,9 +94,13 @@ def test_the_wheel_runs_there(site: Path, tmp_path: Path) -> None:
     place = {"EDGE_CACHE": str(tmp_path), "PYTHONPATH": str(site)}
     model = str(site / "edge" / "demos" / "model")
     question = ("-p", "Where does the cat live?", "--local", "1")
-    result = run_python("-m", "edge", "run", model, *question, cwd=site, **place)
-    assert result.returncode == 0, result.stderr
-    assert "In the barn." in result.stdout
+    elsewhere = tmp_path / "clone"  # what is called edge here is another one
+    (elsewhere / "edge").mkdir(parents=True)
+    (elsewhere / "edge" / "__init__.py").write_text("raise SystemExit('not this one')")
+    for words, cwd in ((("-m",), site), (("-P", "-m"), elsewhere)):
+        result = run_python(*words, "edge", "run", model, *question, cwd=cwd, **place)
+        assert result.returncode == 0, result.stderr
+        assert "In the barn." in result.stdout
 
 
 @pytest.mark.parametrize("name", edge.__all__)

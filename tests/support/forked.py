@@ -143,6 +143,8 @@ class ForkingPopen(subprocess.Popen[Any]):
         command, env = named["args"], named["env"]
         environment = dict(os.environ if env is None else env)
         words = [] if isinstance(command, str | bytes | os.PathLike) else list(command)
+        if words[1:2] == ["-P"]:  # it has no folder of this moment in its path
+            del words[1]
         original = self.originals[_kind_of(words, environment)]
         if (
             words[:3] != [sys.executable, "-m", "edge"]
