@@ -35,7 +35,6 @@ from numpy.typing import NDArray
 
 from edge.transport.async_socket import drop_bytes
 from edge.transport.errors import PeerLostError, ProtocolError
-from edge.transport.frame import Buffer
 from edge.transport.link import LinkState
 from edge.transport.link_guard import EAGER_BYTES, LinkGuard, check_incoming, check_outgoing
 from edge.transport.records import PLAIN, BrokenRecordError, Part, Records, as_bytes, parts
@@ -230,7 +229,7 @@ class TcpLink:
         if not space.nbytes:
             count = self._waiting(self._socket.recv_into, self._size)
         else:
-            count = self._poll_for((self._size, space))
+            count = self._poll_for(self._socket.recvmsg_into, (self._size, space))[0]
         if count < header:
             self._receive_rest(memoryview(self._size)[count:], is_ended=count == 0)
             count = header
@@ -242,25 +241,25 @@ class TcpLink:
             self._receive_rest(as_bytes(self._records.space(other)), is_ended=False)
             self._records.open(self._size, other)
 
-    def _poll_for(self, buffers: tuple[Buffer, Part]) -> int:
-        """Receive into the buffers, asking again and again for a moment before sleeping.
+    def _poll_for(self, receive: Callable[..., Moved], into: Any) -> Moved:
+        """Receive into a buffer, or several, asking again and again for a moment before sleeping.
 
         To sleep and be woken costs 10 to 50 µs, on a virtual machine more; shards that compute in
-        step mostly wait for less. The processor is offered to others between two questions.
+        step mostly wait for less, and so does who waits for a record that is being sealed. The
+        processor is offered to others between two questions.
         """
-        receive, end_s = self._socket.recvmsg_into, time.perf_counter() + POLL_S
+        end_s = time.perf_counter() + POLL_S
         while True:
             try:
-                return receive(buffers, 0, socket.MSG_DONTWAIT)[0]
+                return receive(into, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 if time.perf_counter() > end_s:
-                    received: tuple[int, Any, Any, Any] = self._waiting(receive, buffers)
-                    return received[0]
+                    return self._waiting(receive, into)
                 os.sched_yield()
 
     def _receive_rest(self, space: memoryview, *, is_ended: bool) -> None:
         while not is_ended and space.nbytes:
-            count = self._waiting(self._socket.recv_into, space)
+            count = self._poll_for(self._socket.recv_into, space)
             space = space[count:]
             is_ended = count == 0
         if is_ended:
@@ -279,16 +278,25 @@ class TcpLink:
         space = next(spaces, None)
         poller = select.poll()
         poller.register(self._socket, select.POLLIN | select.POLLOUT)
+        end_s = time.perf_counter() + POLL_S
         while outgoing and space is not None:
-            self._waiting(self._polled, poller)
+            moves = False
             with contextlib.suppress(BlockingIOError):
                 sent = self._socket.sendmsg(outgoing, (), socket.MSG_DONTWAIT)
                 outgoing = drop_bytes(outgoing, sent) or list(islice(others, 1))
+                moves = True
             with contextlib.suppress(BlockingIOError):
                 count = self._socket.recv_into(space, 0, socket.MSG_DONTWAIT)
                 if count == 0:
                     raise self._ended()
                 space = space[count:] if count < space.nbytes else next(spaces, None)
+                moves = True
+            if moves:
+                end_s = time.perf_counter() + POLL_S
+            elif time.perf_counter() < end_s:
+                os.sched_yield()
+            else:
+                self._waiting(self._polled, poller)
         # One way is left, and it may block.
         while space is not None:
             self._receive_rest(space, is_ended=False)

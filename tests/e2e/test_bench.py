@@ -13,6 +13,8 @@ import pytest
 
 from edge.demos.bench import results
 from edge.demos.bench.results import Metric, Row
+from edge.demos.bench.sealed_messages import WAYS
+from edge.demos.bench.sealed_messages import measure as measure_sealing
 from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.weights.checkpoint import Checkpoint
 from tests.support.processes import PATIENCE_S
@@ -94,3 +96,10 @@ def test_a_run_reports_speed_loading_and_memory(tmp_path: Path) -> None:
         planned += held
     assert 0.5 * planned < medians["bytes sent"] < 2 * planned
     assert not list(tmp_path.glob("shards-*"))
+
+
+def test_what_sealing_costs_is_measured_of_every_way() -> None:
+    found = measure_sealing((1 << 10, 300 << 10), 3).metrics()
+    names = {metric.name for metric in found}
+    assert {f"{size} KiB, {way}" for size in (1, 300) for way in WAYS} < names
+    assert all(value > 0 for metric in found for value in metric.values)

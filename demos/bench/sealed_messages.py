@@ -1,0 +1,156 @@
+"""What sealing costs a message: an exchange between two processes, and AES-GCM alone.
+
+python -m edge.demos.bench.sealed_messages
+
+The ways take turns: plain TCP, sealed records over TCP as between two hosts, and a Unix socket as
+on one host. Both ends are on this machine, each on a core of its own where there are two. The time
+is that of one end, for the median of many exchanges; `seal and open` is what one end does of it in
+AES-256-GCM, on one core with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import time
+from multiprocessing.connection import Connection
+
+import click
+import numpy as np
+
+from edge.demos.bench import results
+from edge.demos.bench.options import append_option
+from edge.demos.bench.results import Figures
+from edge.transport import TcpLink
+from edge.transport.records import (
+    PLAIN,
+    SECRET_BYTES,
+    Records,
+    RecordSecrets,
+    SealedRecords,
+    as_bytes,
+    parts,
+)
+
+WAYS = ("TCP", "TCP, sealed", "Unix socket")
+ROUNDS = 9
+_SIZE = bytes(8)
+
+
+def ends(way: str) -> tuple[TcpLink, TcpLink]:
+    """Two links, for two processes."""
+    if way == "Unix socket":
+        pair = socket.socketpair()
+        for each in pair:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # as `same_host` asks
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            first = socket.create_connection(server.getsockname())
+            pair = first, server.accept()[0]
+    records: tuple[Records, Records] = (PLAIN, PLAIN)
+    if way == "TCP, sealed":
+        known = os.urandom(2 * SECRET_BYTES)
+        secrets = [RecordSecrets.derived(known, b"", listens=each) for each in (False, True)]
+        records = SealedRecords(secrets[0]), SealedRecords(secrets[1])
+    one, other = (TcpLink(end, way, records=how) for end, how in zip(pair, records, strict=True))
+    return one, other
+
+
+def exchanges_us(link: TcpLink, nbytes: int, repeats: int) -> list[float]:
+    """Of each of so many exchanges."""
+    outgoing = np.random.default_rng(0).integers(256, size=nbytes, dtype=np.uint8)
+    incoming = np.empty_like(outgoing)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        link.exchange(outgoing, incoming)
+        times.append(1e6 * (time.perf_counter() - start))
+    return times
+
+
+def answer(links: dict[str, TcpLink], core: int, orders: Connection) -> None:
+    """The other end, in a process of its own; (way, bytes, repeats) until None."""
+    os.sched_setaffinity(0, {core})
+    while (order := orders.recv()) is not None:
+        way, nbytes, repeats = order
+        exchanges_us(links[way], nbytes, repeats)
+
+
+def sealed_us(nbytes: int, repeats: int) -> float:
+    """To seal a message of so many bytes and to open one, records as a link has them."""
+    known = os.urandom(2 * SECRET_BYTES)
+    one, other = (
+        SealedRecords(RecordSecrets.derived(known, b"", listens=each)) for each in (False, True)
+    )
+    content = as_bytes(np.random.default_rng(0).integers(256, size=nbytes, dtype=np.uint8))
+    opened = as_bytes(np.empty(nbytes, np.uint8))
+    times = []
+    for _ in range(repeats):
+        took_s = 0.0
+        for part, into in zip(parts(content, one.limit), parts(opened, one.limit), strict=True):
+            start = time.perf_counter()
+            sealed = one.seal(_SIZE, part)
+            took_s += time.perf_counter() - start
+            other.space(into)[:] = sealed
+            start = time.perf_counter()
+            other.open(_SIZE, into)
+            took_s += time.perf_counter() - start
+        times.append(1e6 * took_s)
+    return float(np.median(times))
+
+
+def measure(sizes: tuple[int, ...], repeats: int) -> Figures:
+    """The median of each round as values."""
+    cores = sorted(os.sched_getaffinity(0))
+    links = {way: ends(way) for way in WAYS}
+    context = multiprocessing.get_context("fork")
+    orders, child = context.Pipe()
+    theirs = {way: pair[1] for way, pair in links.items()}
+    process = context.Process(target=answer, args=(theirs, cores[-1], child))
+    process.start()
+    found = Figures()
+    os.sched_setaffinity(0, {cores[0]})
+    try:
+        for _ in range(ROUNDS):
+            for nbytes in sizes:
+                name, count = f"{nbytes >> 10} KiB", max(10, repeats * 8 // (nbytes >> 10))
+                took = {}
+                for way in WAYS:
+                    orders.send((way, nbytes, count))
+                    took[way] = float(np.median(exchanges_us(links[way][0], nbytes, count)))
+                    found.add(f"{name}, {way}", "µs", took[way])
+                for way in WAYS[1:]:
+                    found.add(f"{name}, {way} / TCP", "ratio", took[way] / took["TCP"])
+                found.add(f"{name}, seal and open", "µs", sealed_us(nbytes, count))
+    finally:
+        os.sched_setaffinity(0, cores)
+        orders.send(None)
+        process.join()
+        for pair in links.values():
+            for link in pair:
+                link.close()
+    return found
+
+
+@click.command()
+@click.option("--kib", "sizes", type=int, multiple=True, default=(8, 1024), show_default=True)
+@click.option(
+    "--repeats", type=int, default=2000, show_default=True, help="Of 8 KiB; less of more."
+)
+@append_option
+def main(sizes: tuple[int, ...], repeats: int, append: bool) -> None:
+    """Microseconds of one exchange, plain, sealed and on one host."""
+    found = measure(tuple(size << 10 for size in sizes), repeats)
+    results.publish(
+        found.metrics(),
+        question="an exchange between two processes",
+        variant="each sends and receives so much",
+        link="loopback",
+        model="none",
+        keep=append,
+    )
+
+
+if __name__ == "__main__":
+    main()
