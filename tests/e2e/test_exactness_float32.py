@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import edge
-from tests.support.checkpoints import FAMILIES, TinyCheckpoint
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.family_sizes import FAMILIES
 from tests.support.pairs import every_pair
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.specs import shape

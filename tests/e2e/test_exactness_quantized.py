@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 import edge
 from edge.weights.formats import BLOCK_SIZES, weight_format
-from tests.support.checkpoints import FAMILIES, LARGER, MORE_FAMILIES, TinyCheckpoint
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.family_sizes import FAMILIES, LARGER, MORE_FAMILIES
 from tests.support.pairs import every_pair
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.reference_model import IntegerReferenceModel, ReferenceModel

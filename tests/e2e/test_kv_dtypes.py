@@ -19,7 +19,8 @@ from edge.protocol.step import StepLimits
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype, kv_bits
 from edge.weights.layout import shard_layout
-from tests.support.checkpoints import FAMILIES, TinyCheckpoint
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.family_sizes import FAMILIES
 from tests.support.formats import uniform_format
 from tests.support.pairs import every_pair
 from tests.support.plans import make_plan

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import edge
-from tests.support.checkpoints import MORE_FAMILIES, WITH_PICTURES, TinyCheckpoint
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.family_sizes import MORE_FAMILIES, WITH_PICTURES
 from tests.support.plans import make_plan
 
 LARGEST_DIFFERENCE = 1e-4

@@ -13,7 +13,8 @@ from edge.partition import Plan
 from edge.planning.load_options import CHUNK_TOKENS, LoadOptions
 from edge.weights.layout import shard_layout, whole_layout
 from edge.weights.observation import RUN_COLUMNS, ObservedRun, observed_runs
-from tests.support.checkpoints import FAMILIES, TinyCheckpoint
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.family_sizes import FAMILIES
 from tests.support.observed_inputs import Array, ObservedInputs
 from tests.support.plans import make_plan, streaming
 

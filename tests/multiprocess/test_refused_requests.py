@@ -17,7 +17,8 @@ import edge
 from edge.partition import Plan
 from edge.partition import PlanError as PartitionPlanError
 from edge.weights.integer_formats import DEFAULT_BLOCK_SIZE
-from tests.support.checkpoints import CONTEXT_TOKENS, TinyCheckpoint
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.family_sizes import CONTEXT_TOKENS
 from tests.support.plans import make_plan
 from tests.support.processes import PATIENCE_S, cluster_of_daemons
 from tests.support.processes import edge as run_edge

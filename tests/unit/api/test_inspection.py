@@ -30,7 +30,8 @@ from edge.weights.format_sizes import bytes_per_weight
 from edge.weights.formats import AUTO, DTYPES, KV_DTYPES
 from edge.weights.header import read_header
 from tests.support import gguf_bytes
-from tests.support.checkpoints import FAMILIES, MORE_FAMILIES, TinyCheckpoint, make_checkpoint
+from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
+from tests.support.family_sizes import FAMILIES, MORE_FAMILIES
 from tests.support.gguf_files import Type, write_gguf
 from tests.support.packed_folders import gptq, write_packed
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level

@@ -15,7 +15,8 @@ from edge.models.gguf import describe_gguf, unknown_tensors
 from edge.models.gguf_architectures import ARCHITECTURES
 from edge.models.spec import ModelSpec, tensor_shapes
 from tests.support import gguf_bytes
-from tests.support.checkpoints import EXPERTS_IN_BLOCKS, FAMILIES, IN_BLOCKS, make_checkpoint
+from tests.support.checkpoints import make_checkpoint
+from tests.support.family_sizes import EXPERTS_IN_BLOCKS, FAMILIES, IN_BLOCKS
 from tests.support.gguf_files import Type, write_gguf
 
 SHAPES = {name: tensor.shape for name, tensor in gguf_bytes.tensors().items()}

@@ -1,0 +1,931 @@
+"""Sizes of small checkpoints of every family: what `config.json` says of them, and nothing else.
+
+The sizes divide by nothing, as published models' sometimes do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CONTEXT_TOKENS = 512
+
+SHARED: dict[str, Any] = {
+    "max_position_embeddings": CONTEXT_TOKENS,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "rms_norm_eps": 1e-5,
+}
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": (
+        "llama",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 128,
+            "rope_parameters": _LLAMA3_ROPE,
+        },
+    ),
+    "llama_with_biases": (
+        "llama",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "mistral": (
+        "mistral",
+        {
+            "hidden_size": 72,
+            "intermediate_size": 101,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "vocab_size": 157,
+            "sliding_window": 8,
+        },
+    ),
+    "qwen2": (
+        "qwen2",
+        {
+            "hidden_size": 80,
+            "intermediate_size": 113,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "vocab_size": 131,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "max_window_layers": 2,
+        },
+    ),
+    "qwen3": (
+        "qwen3",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 64,
+            "vocab_size": 131,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+"""name → (model_type, configuration)."""
+
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+}
+
+_DELTA: dict[str, Any] = {
+    "hidden_size": 66,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 48,
+    "attention_bias": True,
+    "rms_norm_eps": 1e-2,
+    "vocab_size": 131,
+    "linear_num_key_heads": 5,
+    "linear_num_value_heads": 10,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 20,
+    "layer_types": [
+        "linear_attention",
+        "linear_attention",
+        "full_attention",
+        "linear_attention",
+    ],
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+    },
+}
+"""Of models most of whose layers are linear attention."""
+
+_LATENT: dict[str, Any] = {
+    "hidden_size": 60,
+    "intermediate_size": 90,
+    "moe_intermediate_size": 37,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "kv_lora_rank": 22,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 14,
+    "vocab_size": 131,
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+}
+"""Of models with latent attention."""
+
+MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "v_head_dim": 12,
+            "n_shared_experts": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "first_k_dense_replace": 2,
+            "rope_parameters": {**_YARN, "mscale_all_dim": 0.7},
+        },
+    ),
+    "gemma2": (
+        "gemma2",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+            "query_pre_attn_scalar": 50,
+            "sliding_window": 7,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 101,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 157,
+            "query_pre_attn_scalar": 50,
+            "sliding_window": 7,
+            "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 101,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "final_logit_softcapping": 5.0,
+            "hidden_size_per_layer_input": 0,
+            "layer_types": [
+                "sliding_attention",
+                "full_attention",
+                "sliding_attention",
+                "full_attention",
+            ],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "gemma4_small": (
+        "gemma4_text",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 53,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "final_logit_softcapping": 5.0,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": 131,
+            "num_kv_shared_layers": 4,
+            "use_double_wide_mlp": True,
+            "layer_types": [
+                *("sliding_attention", "full_attention", "sliding_attention", "sliding_attention"),
+                *("full_attention", "sliding_attention", "sliding_attention", "full_attention"),
+            ],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "gemma4_moe": (
+        "gemma4_text",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 67,
+            "moe_intermediate_size": 37,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 2,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "final_logit_softcapping": 5.0,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "tie_word_embeddings": False,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "glm4": (
+        "glm4",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "moe_intermediate_size": 37,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "first_k_dense_replace": 2,
+            "n_routed_experts": 9,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {
+            **_LATENT,
+            "q_lora_rank": 34,
+            "v_head_dim": 20,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "gpt2": (
+        "gpt2",
+        {
+            "n_embd": 60,
+            "n_inner": 101,
+            "n_layer": 4,
+            "n_head": 5,
+            "n_positions": CONTEXT_TOKENS,
+            "vocab_size": 131,
+            "layer_norm_epsilon": 1e-2,
+            "scale_attn_by_inverse_layer_idx": True,
+        },
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 37,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "sliding_window": 9,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 0.9,
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "rms_norm_eps": 1e-2,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 0.25,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.4,
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 101,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "norm_eps": 1e-2,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_multiple_of": 7,
+            "block_ffn_dim_multiplier": 1.1,
+            "tie_word_embeddings": False,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 101,
+            "moe_intermediate_size": 37,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "norm_eps": 1e-2,
+            "conv_L_cache": 3,
+            "num_dense_layers": 1,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "routed_scaling_factor": 1.3,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
+    "ministral3": (
+        "ministral3",
+        {
+            "hidden_size": 72,
+            "intermediate_size": 101,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "vocab_size": 157,
+            "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.0},
+        },
+    ),
+    "mixtral": (
+        "mixtral",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 37,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "vocab_size": 131,
+            "sliding_window": 9,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "olmo2": (
+        "olmo2",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+        },
+    ),
+    "olmo3": (
+        "olmo3",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "rope_parameters": {
+                "full_attention": _YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "phi3": (
+        "phi3",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "sliding_window": 21,
+            "original_max_position_embeddings": CONTEXT_TOKENS,
+        },
+    ),
+    "phi3_long": (
+        "phi3",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "vocab_size": 131,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.6,
+                "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
+                "long_factor": [1.0, 2.0, 4.0, 5.0, 9.0, 12.0],
+            },
+        },
+    ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "moe_intermediate_size": 37,
+            "shared_expert_intermediate_size": 53,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "vocab_size": 131,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "mlp_only_layers": [2],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 3,
+        },
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 90,
+            "moe_intermediate_size": 41,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_5": (
+        "qwen3_5_text",
+        {
+            **_DELTA,
+            "intermediate_size": 90,
+            "rope_parameters": {
+                **_DELTA["rope_parameters"],
+                "mrope_section": [2, 2, 2],
+                "mrope_interleaved": True,
+            },
+        },
+    ),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        {
+            **_DELTA,
+            "rms_norm_eps": 3e-2,
+            "moe_intermediate_size": 41,
+            "shared_expert_intermediate_size": 60,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        {
+            **_DELTA,
+            "intermediate_size": 90,
+            "moe_intermediate_size": 41,
+            "shared_expert_intermediate_size": 29,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "smollm3": (
+        "smollm3",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "vocab_size": 131,
+            "no_rope_layers": [1, 0, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": [
+                "full_attention",
+                "full_attention",
+                "sliding_attention",
+                "full_attention",
+            ],
+        },
+    ),
+}
+"""Others than Llama's shape, likewise."""
+
+_SMALL_EYE = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+WITH_PICTURES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "mistral3": (
+        "mistral3",
+        "ministral3",
+        {"vision_config": {"model_type": "pixtral", "head_dim": 8, **_SMALL_EYE}},
+    ),
+    "gemma3_with_pictures": (
+        "gemma3",
+        "gemma3",
+        {
+            "vision_config": {"model_type": "siglip_vision_model", **_SMALL_EYE},
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "qwen3_5_with_pictures": (
+        "qwen3_5",
+        "qwen3_5",
+        {
+            "vision_config": {
+                "model_type": "qwen3_5_vision",
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 66,
+            },
+        },
+    ),
+}
+"""name → (model_type, the name of its text part above, configuration)."""
+
+LARGER: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "larger_llama": (
+        "llama",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 704,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 509,
+        },
+    ),
+}
+"""Wide enough that rounding errors average out as they do in real models."""
+
+WORDY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "many_words": (
+        "llama",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 4099,
+        },
+    ),
+}
+"""With a vocabulary so large that shards do not send each other all its logits."""
+
+IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama_in_blocks": (
+        "llama",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+        },
+    ),
+    "qwen2_in_blocks": (
+        "qwen2",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+        },
+    ),
+    "gemma2_in_blocks": (
+        "gemma2",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 7,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma4_in_blocks": (
+        "gemma4_text",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 7,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "final_logit_softcapping": 5.0,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": 131,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "layer_types": [
+                *("sliding_attention", "full_attention", "sliding_attention", "sliding_attention"),
+                *("full_attention", "sliding_attention", "full_attention"),
+            ],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "gemma3_in_blocks": (
+        "gemma3_text",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 7,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "phi3_in_blocks": (
+        "phi3",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0, 1.5, 2.0, 2.5],
+                "long_factor": [1.0, 2.0, 4.0, 5.0],
+            },
+        },
+    ),
+    "qwen3_in_blocks": (
+        "qwen3",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+"""Whose rows are whole blocks of the types in GGUF files."""
+
+_DELTA_IN_BLOCKS: dict[str, Any] = {
+    **_DELTA,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "attention_bias": False,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "layer_types": 2 * ["linear_attention", "full_attention"],
+}
+_DELTA_EXPERTS: dict[str, Any] = {
+    **_DELTA_IN_BLOCKS,
+    "moe_intermediate_size": 96,
+    "shared_expert_intermediate_size": 64,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+}
+
+EXPERTS_IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "qwen2_moe_in_blocks": (
+        "qwen2_moe",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 512,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "gpt_oss_in_blocks": (
+        "gpt_oss",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 256,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+    ),
+    "lfm2_in_blocks": (
+        "lfm2",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "norm_eps": 1e-2,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
+    "lfm2_moe_in_blocks": (
+        "lfm2_moe",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "moe_intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "norm_eps": 1e-2,
+            "num_dense_layers": 1,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
+    "qwen3_5_in_blocks": ("qwen3_5_text", _DELTA_IN_BLOCKS),
+    "qwen3_5_moe_in_blocks": ("qwen3_5_moe_text", _DELTA_EXPERTS),
+    "qwen3_next_in_blocks": ("qwen3_next", _DELTA_EXPERTS),
+    "qwen3_moe_in_blocks": (
+        "qwen3_moe",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "moe_intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+        },
+    ),
+}
+"""Others, with experts, and with states."""
+
+SIZES = {**FAMILIES, **MORE_FAMILIES, **LARGER, **WORDY, **IN_BLOCKS, **EXPERTS_IN_BLOCKS}
+"""All of them by name, but those with pictures."""
