@@ -277,6 +277,7 @@ class AsyncCluster:
                     vocab_size=checkpoint.spec.vocab_size,
                     hidden_size=checkpoint.spec.hidden_size,
                     context_tokens=bringing.limits.context_tokens,
+                    longest_context_tokens=checkpoint.spec.context_tokens,
                     end_ids=checkpoint.end_ids,
                     sampling=checkpoint.sampling,
                     pooling=checkpoint.pooling,

@@ -79,6 +79,8 @@ class HeldModel:
     vocab_size: int
     hidden_size: int
     context_tokens: int
+    longest_context_tokens: int
+    """That it was made for."""
     end_ids: frozenset[int]
     sampling: SamplingParameters
     pooling: MakersPooling
@@ -121,6 +123,11 @@ class DescribedModel:
     def context_tokens(self) -> int:
         """The longest prompt and answer together."""
         return self._held.context_tokens
+
+    @property
+    def longest_context_tokens(self) -> int:
+        """The longest context that it was made for: what `context_tokens` of a load may be."""
+        return self._held.longest_context_tokens
 
     @property
     def sampling(self) -> SamplingParameters:
@@ -211,7 +218,7 @@ class DescribedModel:
         if room < 1:
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
-                "room for an answer; shorten it, or load the model with more context_tokens"
+                f"room for an answer; {self._shorten}"
             )
         request = options.request(
             tokens,
@@ -327,6 +334,13 @@ class DescribedModel:
         thinking = self.tokenizer.begins_thinking(ids)
         return ids, options, Reading(thinking=thinking, tools=tuple(sorted(tool_names(schemas))))
 
+    @property
+    def _shorten(self) -> str:
+        """What helps where a prompt is too long."""
+        if self.context_tokens == self.longest_context_tokens:
+            return "shorten it: the model was made for no more"
+        return "shorten it, or load the model with more context_tokens"
+
     def __repr__(self) -> str:
         count = len(self.plan.devices)
         said = "over" if self.is_over else f"on {count} device{'s' if count > 1 else ''}"
@@ -353,7 +367,7 @@ class DescribedModel:
         if len(tokens) > self.context_tokens:
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}; "
-                "shorten it, or load the model with more context_tokens"
+                f"{self._shorten}"
             )
         wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
         if wrong:

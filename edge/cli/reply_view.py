@@ -86,9 +86,10 @@ def tell_remarks(
         if count == options.max_new_tokens:
             click.echo(f"[cut at {count} tokens; {longer} for longer ones]", err=True)
         else:
+            is_longest = model.context_tokens == model.longest_context_tokens
+            longer = "the model was made for no more" if is_longest else "--context makes it longer"
             click.echo(
-                f"[the context of {model.context_tokens} tokens is full; {shorter}--context "
-                "makes it longer]",
+                f"[the context of {model.context_tokens} tokens is full; {shorter}{longer}]",
                 err=True,
             )
 

@@ -297,7 +297,9 @@ def test_a_model_with_a_chat_template_is_asked(talker: Path, daemon: Daemon) -> 
     by_hand = run_edge("run", talker, "-p", prompt, "--raw", "-n", 6, "--peer", daemon.address)
     assert by_hand.out == asked.out
     whole = run_edge(*command)
-    assert "[the context of 512 tokens is full; --context makes it longer]" in whole.err
+    assert "[the context of 512 tokens is full; the model was made for no more]" in whole.err
+    less = run_edge(*command, "--context", 40)
+    assert "[the context of 40 tokens is full; --context makes it longer]" in less.err
 
 
 def test_tokens_are_chosen_as_the_models_files_say(
