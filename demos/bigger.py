@@ -23,9 +23,10 @@ from edge.demos.control_groups import ControlGroup, remove_groups_of_the_dead
 from edge.demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.free_memory import format_size
+from edge.weights.formats import Dtype
 
 SHAPE = "small"
-DTYPE = "float32"
+DTYPE: Dtype = "float32"
 """Nothing to round first; and the model is larger than all that the process takes."""
 
 SHARE = 0.4

@@ -20,6 +20,7 @@ __all__ = [
     "CheckpointError",
     "Cluster",
     "Drift",
+    "Dtype",
     "EdgeError",
     "FormatQuality",
     "GenerationOptions",
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
     from edge.progress import Progress
     from edge.protocol.peer_info import PeerInfo
     from edge.text.answer_parts import ToolCall
-    from edge.weights.formats import KvDtype
+    from edge.weights.formats import Dtype, KvDtype
 
 
 _HOMES = {
@@ -91,6 +92,7 @@ _HOMES = {
     "AsyncReplyStream": "edge.api.reply",
     "Cluster": "edge.api.cluster",
     "Drift": "edge.planning.drift",
+    "Dtype": "edge.weights.formats",
     "FormatQuality": "edge.api.quality",
     "GenerationOptions": "edge.api.generation_options",
     "Inspection": "edge.api.inspection",

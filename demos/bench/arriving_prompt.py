@@ -23,6 +23,7 @@ from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint, described
 from edge.partition import Parallel
+from edge.weights.formats import Dtype
 
 _STREAM_PROMPT_TOKENS = 32
 _FIRST_TOKENS = 8
@@ -90,7 +91,7 @@ async def measured(
     peers: int,
     threads: int,
     plan: Parallel,
-    dtype: str,
+    dtype: Dtype,
     streams: int,
     prompt_tokens: int,
     alone_s: float,
@@ -157,7 +158,7 @@ def main(
     peers: int,
     threads: int,
     plan: Parallel,
-    dtype: str,
+    dtype: Dtype,
     streams: int,
     prompt_tokens: int,
     alone_s: float,

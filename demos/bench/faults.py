@@ -43,6 +43,7 @@ from edge.demos.fleet import Fleet
 from edge.demos.relay import Relay
 from edge.partition import Plan
 from edge.planning.load_options import Standby
+from edge.weights.formats import Dtype
 
 Place = Literal["memory", "disk"]
 """Where layers, and keys and values, are."""
@@ -58,7 +59,7 @@ _DISK_OPTIONS = ("--kv-memory", "3MiB", "--kv-disk")
 class Record:
     """What one fault did; a line of the file of --record."""
 
-    dtype: str
+    dtype: Dtype
     kind: Kind
     place: Place
     requests: int
@@ -164,7 +165,7 @@ class Injector:
             options=options,
         )
 
-    async def rounds(self, dtype: str, requests: int, faults: int) -> None:
+    async def rounds(self, dtype: Dtype, requests: int, faults: int) -> None:
         """One load, and so many faults while it runs."""
         plan = await self.plan(self.dice.choice([2, 2, 3, 4]), "pipeline")
         if len(plan.devices) > 1 and self.dice.random() < 0.5:
@@ -204,7 +205,7 @@ class Injector:
         self.left += left
 
     async def one(
-        self, dtype: str, model: edge.AsyncModel, asked: Asked, undisturbed: list[Made]
+        self, dtype: Dtype, model: edge.AsyncModel, asked: Asked, undisturbed: list[Made]
     ) -> None:
         by_address = {relay.address: name for name, relay in self.relays.items()}
         names = {id: by_address[peer.address] for id, peer in model.peers.items()}
@@ -332,7 +333,7 @@ def bed(
 
 async def run(
     injector: Injector,
-    dtypes: Sequence[str],
+    dtypes: Sequence[Dtype],
     requests: Sequence[int],
     faults: int,
     each: int,
@@ -370,7 +371,7 @@ async def run(
 def main(
     faults: int,
     each: int,
-    dtypes: Sequence[str],
+    dtypes: Sequence[Dtype],
     kinds: Sequence[Kind],
     requests: Sequence[int],
     peers: int,

@@ -25,11 +25,11 @@ from edge.demos.bench.results import Figures
 from edge.memory.step_memory import cache_token_bytes
 from edge.planning.load_options import LoadOptions
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import KV_DTYPES
+from edge.weights.formats import KV_DTYPES, Dtype
 from edge.weights.layout import whole_layout
 
 QUESTION = "what a format of keys and values costs"
-WEIGHTS = ("int4", "float32")
+WEIGHTS: tuple[Dtype, ...] = ("int4", "float32")
 _PROMPT_TOKENS, _NEW_TOKENS = 320, 64
 
 

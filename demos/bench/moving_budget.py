@@ -25,6 +25,7 @@ from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint, described
 from edge.demos.limited_peer import LimitedPeer, limited_peer
 from edge.host.cache_paths import CACHE_VARIABLE
+from edge.weights.formats import Dtype
 
 MIB = float(1 << 20)
 
@@ -156,7 +157,7 @@ def run(
     path: Path,
     *,
     cache: Path,
-    dtype: str,
+    dtype: Dtype,
     block_size: int,
     threads: int,
     at_once: int,

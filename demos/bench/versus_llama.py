@@ -21,6 +21,7 @@ from edge.demos.bench.limited.sides import gguf_of
 from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint, described
+from edge.weights.formats import Dtype
 
 
 def figures_of(measured: Comparison, form: str) -> Figures:
@@ -60,7 +61,7 @@ def main(
     shape: str,
     form: str,
     same_file: bool,
-    dtype: str,
+    dtype: Dtype,
     block_size: int | None,
     threads: int,
     folder: Path,

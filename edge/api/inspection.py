@@ -28,7 +28,7 @@ from edge.partition import ModelFacts
 from edge.planning.load_options import LoadOptions
 from edge.text.description import TokenizerFacts
 from edge.weights.format_sizes import bytes_per_weight, in_words
-from edge.weights.formats import DTYPES, KV_DTYPES, KvDtype, weight_format
+from edge.weights.formats import DTYPES, KV_DTYPES, Dtype, KvDtype, weight_format
 from edge.weights.header import Form, Header, StoredTensor, read_header
 
 MAX_STORED_TYPES = 64
@@ -84,7 +84,7 @@ class StoredType:
 class HeldAs:
     """What Edge makes of the weights with one --dtype, all on one device."""
 
-    dtype: str
+    dtype: Dtype
     """What is asked for."""
     format: str
     """What that comes to here: "auto" is one of the others, or "as stored"."""

@@ -21,6 +21,7 @@ from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import gather_all
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import Dtype
 from edge.weights.input_statistics import (
     FILE,
     has_statistics,
@@ -34,7 +35,7 @@ from edge.weights.writer_lock import only_writer
 
 _VERSION = 1
 """Raise it when the same text makes other sums."""
-_DTYPE = "int8"
+_DTYPE: Dtype = "int8"
 """What the model is held in meanwhile: as good as floats for it, in a quarter of the memory."""
 _AT_ONCE = 24
 

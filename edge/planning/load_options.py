@@ -19,7 +19,7 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import (
     AUTO,
     BLOCK_SIZES,
-    DTYPES,
+    Dtype,
     KvDtype,
     WeightFormat,
     check_format,
@@ -60,9 +60,8 @@ class LoadOptions:
     peer), or a `partition.Plan` whose devices are peers' ids or names. Several peers are measured
     before their first plan for a model; that is kept for the next time."""
 
-    dtype: str = option(
+    dtype: Dtype = option(
         AUTO,
-        choices=DTYPES,
         help="What weights are held in. auto: as they are in the file or folder, if they are "
         "quantised there, else int4. int4 keeps 8 bits where models are most sensitive (the "
         "head, keys, values, and down in a part of the layers); int4-pure has 4 everywhere. "
@@ -315,7 +314,7 @@ class LoadOverrides(TypedDict, total=False):
     """The fields of LoadOptions that a caller sets by name, for who checks types."""
 
     plan: Parallel | Plan
-    dtype: str
+    dtype: Dtype
     lora: str | Path | None
     block_size: int | None
     accuracy: Accuracy

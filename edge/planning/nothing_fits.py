@@ -12,7 +12,7 @@ from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import FEW_BITS
+from edge.weights.formats import FEW_BITS, Dtype
 
 _MOST_HELD = 8
 """Models of others that are named."""
@@ -120,14 +120,15 @@ def _even_streamed(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOp
 def _smaller(checkpoint: Checkpoint, options: LoadOptions) -> Iterator[LoadOptions]:
     """The same in formats of fewer bytes, largest first."""
     now_bytes = _layer_bytes(checkpoint, options)
-    for dtype, block_size in (
+    smaller_ones: tuple[tuple[Dtype, int | None], ...] = (
         ("int8", options.block_size),
         ("int4", options.block_size),
         ("int4", 128),
         ("int4-pure", 128),
         ("int3", options.block_size),
         ("int2", options.block_size),
-    ):
+    )
+    for dtype, block_size in smaller_ones:
         smaller = replace(options, dtype=dtype, block_size=block_size)
         if _layer_bytes(checkpoint, smaller) < now_bytes:
             yield smaller

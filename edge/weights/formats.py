@@ -35,14 +35,15 @@ ENCODINGS: dict[str, Callable[[ModelSpec, int | None], Encoding]] = {
     "int2": int2,
 }
 """By name: what a format makes of a model, with blocks of a size."""
-FEW_BITS = ("int3", "int2")
-"""Those that lose so much that people are told."""
 AS_STORED = "as stored"
 AUTO = "auto"
 """As the checkpoint itself has its weights, where it has them quantised; else the default."""
 DEFAULT_FORMAT = "int4"
-DTYPES = (AUTO, *ENCODINGS)
-"""Number formats of weights."""
+Dtype = Literal["auto", "float32", "int8", "int4", "int4-pure", "int3", "int2"]
+"""Number formats of weights: AUTO and those of the table."""
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+FEW_BITS: tuple[Dtype, ...] = ("int3", "int2")
+"""Those that lose so much that people are told."""
 BLOCK_SIZES = (16, 32, 64, 128)
 ACCURACIES: tuple[Accuracy, ...] = get_args(Accuracy)
 KvDtype = Literal["float32", "int8", "int4"]

@@ -25,7 +25,7 @@ import pytest
 from numpy.typing import NDArray
 
 import edge
-from edge.weights.formats import BLOCK_SIZES, weight_format
+from edge.weights.formats import BLOCK_SIZES, Dtype, weight_format
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import FAMILIES, LARGER, MORE_FAMILIES
 from tests.support.pairs import every_pair
@@ -68,7 +68,7 @@ def assert_as_promised(
     cluster: edge.Cluster,
     checkpoint: TinyCheckpoint,
     layout: str,
-    dtype: str,
+    dtype: Dtype,
     *,
     block_size: int | None = None,
 ) -> None:
@@ -130,7 +130,7 @@ def test_the_reference_equals_transformers_before_rounding(
     ],
 )
 def test_logits_are_those_of_the_rounded_weights(
-    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str, dtype: str
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str, dtype: Dtype
 ) -> None:
     assert_as_promised(five_peers, tiny_checkpoint(family), layout, dtype)
 
@@ -139,7 +139,7 @@ def test_logits_are_those_of_the_rounded_weights(
     ("layout", "dtype"), [("solo", "int4"), ("tensor_5", "int8"), ("tensor_5", "int4")]
 )
 def test_a_larger_model(
-    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, layout: str, dtype: str
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, layout: str, dtype: Dtype
 ) -> None:
     assert_as_promised(five_peers, tiny_checkpoint("larger_llama"), layout, dtype)
 
@@ -149,7 +149,7 @@ def test_a_larger_model(
     [*product(OTHER_BLOCK_SIZES, ["int4"]), *zip(OTHER_BLOCK_SIZES, cycle(["int8", "int4-pure"]))],
 )
 def test_every_block_size(
-    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, block_size: int, dtype: str
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, block_size: int, dtype: Dtype
 ) -> None:
     """Blocks larger than the ffn columns too, which one shard then holds alone."""
     checkpoint = tiny_checkpoint("mistral")
@@ -158,7 +158,7 @@ def test_every_block_size(
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_a_stored_type_of_16_bits(
-    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, dtype: str
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, dtype: Dtype
 ) -> None:
     checkpoint = tiny_checkpoint("qwen3", stored_type="bfloat16", file_size="200KB")
     assert_as_promised(five_peers, checkpoint, "tensor_2", dtype)

@@ -23,12 +23,12 @@ from edge.progress import Progress
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight
-from edge.weights.formats import weight_format
+from edge.weights.formats import Dtype, weight_format
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
 from tests.support.processes import edge as run_edge
 
-FORMATS = ("float32", "int8", "int4", "int4-pure")
+FORMATS: tuple[Dtype, ...] = ("float32", "int8", "int4", "int4-pure")
 
 
 @pytest.fixture(scope="module")

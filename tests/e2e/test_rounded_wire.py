@@ -16,6 +16,7 @@ from edge.planning.proposal import propose
 from edge.protocol.wire_rules import Wire, WireRules
 from edge.transport import WireRule
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import DEVICES, bundled_plan, make_plan
 
@@ -29,7 +30,7 @@ SOME_QUESTIONS = [question for question, _answer in QUESTIONS[:6]]
 Answers = tuple[np.ndarray, list[tuple[int, ...]]]
 
 
-def answers(cluster: edge.Cluster, layout: str, dtype: str, wire: Wire) -> Answers:
+def answers(cluster: edge.Cluster, layout: str, dtype: Dtype, wire: Wire) -> Answers:
     """The logits of all prompts, and the greedy tokens after each."""
     with cluster.load(MODEL, dtype=dtype, plan=bundled_plan(layout), wire=wire) as model:
         prompts = [

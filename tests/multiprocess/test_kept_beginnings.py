@@ -8,6 +8,7 @@ import pytest
 
 import edge
 from edge.partition import Parallel
+from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.replies import EndlessReplies
 
@@ -40,7 +41,7 @@ def answer(model: edge.Model, prompt: tuple[int, ...], *, goes_on: bool) -> tupl
     ("plan", "dtype"), [("pipeline", "int4"), ("tensor", "int4"), ("tensor", "float32")]
 )
 def test_a_conversation_is_as_if_each_turn_were_computed_anew(
-    checkpoint: TinyCheckpoint, plan: Parallel, dtype: str
+    checkpoint: TinyCheckpoint, plan: Parallel, dtype: Dtype
 ) -> None:
     """Turns that go on from the last, one that goes back, and one of another conversation."""
     said = [tuple(checkpoint.prompt(count)) for count in (40, 5, 30, 17)]

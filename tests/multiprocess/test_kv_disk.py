@@ -13,7 +13,7 @@ import pytest
 
 import edge
 from edge.partition import Plan, Shard, Stage
-from edge.weights.formats import KvDtype
+from edge.weights.formats import Dtype, KvDtype
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
@@ -174,7 +174,7 @@ def test_what_is_refused(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     ("kv_dtype", "dtype", "streamed"), [("int8", "int4", 0), ("int4", "int8", 3)]
 )
 def test_codes_and_streamed_layers_move_as_well(
-    checkpoint: TinyCheckpoint, tmp_path: Path, kv_dtype: KvDtype, dtype: str, streamed: int
+    checkpoint: TinyCheckpoint, tmp_path: Path, kv_dtype: KvDtype, dtype: Dtype, streamed: int
 ) -> None:
     """The tokens are those of a peer with memory for all: one by one, so in the same steps."""
     prompts = [checkpoint.prompt(length) for length in (330, 180)]

@@ -15,6 +15,7 @@ import edge
 from demos.bundled import MODEL
 from edge.partition import Plan
 from edge.planning.load_options import Standby
+from edge.weights.formats import Dtype
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import bundled_plan, make_plan
@@ -195,7 +196,7 @@ def test_stopped_while_generating(
 )
 def test_what_takes_a_lost_seat_has_the_same_bits(
     layout: str,
-    dtype: str,
+    dtype: Dtype,
     count: int,
     standby: Standby,
     is_spare: bool,

@@ -22,6 +22,7 @@ from edge.planning.profile_cache import FactsCache
 from edge.planning.propose import forget_measured
 from edge.progress import Progress
 from edge.protocol.measurements import LinkTimes, PeerProfile
+from edge.weights.formats import Dtype
 from tests.property.measured_situations import scaled
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
@@ -29,7 +30,7 @@ from tests.support.plans import make_plan
 from tests.support.processes import Daemon, start_together
 from tests.support.processes import edge as run_edge
 
-DTYPE = "int8"
+DTYPE: Dtype = "int8"
 """Not what other files load, so that what they measured is not known here."""
 
 FASTER = 10_000

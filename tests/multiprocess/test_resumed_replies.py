@@ -21,6 +21,7 @@ from edge.api.kept_reply import kept_replies
 from edge.coordinator.journal import Kept
 from edge.demos.bundled import MODEL
 from edge.host.state_paths import STATE_VARIABLE
+from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import bundled_plan, make_plan
 from tests.support.processes import (
@@ -123,7 +124,7 @@ def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 @pytest.mark.parametrize(
     ("layout", "dtype"), [("pipeline_2", "float32"), ("tensor_2", "auto"), ("pipeline_2", "auto")]
 )
-def test_the_tokens_of_an_undisturbed_reply(layout: str, dtype: str, two: list[Daemon]) -> None:
+def test_the_tokens_of_an_undisturbed_reply(layout: str, dtype: Dtype, two: list[Daemon]) -> None:
     """Drawn, with penalties, and with likelihoods to the last bit: by the plan that it had."""
     plan = bundled_plan(layout, devices=[daemon.name for daemon in two])
     with edge.Cluster.connect(addresses(two)) as cluster:

@@ -16,6 +16,7 @@ import edge
 from demos.relay import Fault, Relay
 from edge.coordinator.shipping import PIECES_IN_FLIGHT
 from edge.kernels.matmul_nbits.reference import Accuracy
+from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.plans import streaming
 from tests.support.processes import Daemon
@@ -56,7 +57,7 @@ def shard_bytes(checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFac
 def load_once(
     address: str,
     checkpoint: TinyCheckpoint,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     accuracy: Accuracy = "fast",
     *,
     insecure: bool = False,

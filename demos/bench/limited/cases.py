@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Literal
 
 from edge.demos.bench.shapes import SHAPES
+from edge.weights.formats import Dtype
 
 STORED_BITS = {"int4-pure": 4.5, "float32": 32.0}
 """Of a weight: in Q4_0, in int4-pure with blocks of 128 as it is packed, and as it is."""
@@ -24,7 +25,7 @@ class Case:
     new_tokens: int
     """Of each reply; as many as take a few seconds."""
     kind: Kind = "alone"
-    dtype: str = "int4-pure"
+    dtype: Dtype = "int4-pure"
 
     @property
     def stored_bytes(self) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
+import edge
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
 from edge.partition import Workload
@@ -15,6 +16,7 @@ from edge.planning.load_options import (
     MAX_REQUESTS_AT_ONCE,
     LoadOptions,
 )
+from edge.weights.formats import AUTO, DTYPES, ENCODINGS, Dtype
 from tests.support.specs import plain_spec
 
 
@@ -81,3 +83,9 @@ def test_a_workload_that_does_not_fit_the_context() -> None:
 def test_options_that_can_never_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         LoadOptions(**options)
+
+
+def test_the_names_of_formats_are_those_of_the_table() -> None:
+    """For who checks types, and for who adds one."""
+    assert (AUTO, *ENCODINGS) == DTYPES
+    assert get_type_hints(LoadOptions)["dtype"] == Dtype == edge.Dtype

@@ -13,6 +13,7 @@ from edge.planning.choosing import choose_plan
 from edge.planning.load_options import LoadOptions
 from edge.planning.nothing_fits import nothing_fits
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import Dtype
 
 DEMO = Path(__file__).parents[3] / "demos" / "model"
 OPTIONS = LoadOptions(dtype="int8", stream="off", context_tokens=16, plan="pipeline")
@@ -30,7 +31,7 @@ def said(checkpoint: Checkpoint, memory_bytes: int) -> str:
     return nothing_fits(raised.value, checkpoint, cluster, OPTIONS)
 
 
-def least_bytes(checkpoint: Checkpoint, dtype: str) -> int:
+def least_bytes(checkpoint: Checkpoint, dtype: Dtype) -> int:
     """Of memory with which there is a plan."""
     low, high = 0, 1 << 30
     while high - low > 1:
