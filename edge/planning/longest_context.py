@@ -18,7 +18,7 @@ from edge.models.spec import ModelSpec
 from edge.partition import ClusterSpec
 from edge.planning.kv_limits import kv_limits, with_kv_memory
 from edge.planning.load_options import LoadOptions
-from edge.planning.losses import losses
+from edge.planning.losses import loss_of
 from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
 
@@ -36,11 +36,11 @@ def with_longest_context(
         return found
     most_bytes = _most_bytes(found)
     options = replace(options, stream="off")
-    losable = _losable(found, options)
+    losable = [id for id in found.plan.devices if _can_lose(id, found, options)]
     for context_tokens in (first, *contexts):
         longer = _with_context(found, context_tokens, spec, options, peers)
-        if _has_room(longer, most_bytes, spec, options, peers) and losable <= _losable(
-            longer, options
+        if _has_room(longer, most_bytes, spec, options, peers) and all(
+            _can_lose(id, longer, options) for id in losable
         ):
             return longer
     return found
@@ -121,9 +121,7 @@ def _has_room(
     return kept.cached_tokens == limits.cached_tokens
 
 
-def _losable(proposal: Proposal, options: LoadOptions) -> frozenset[str]:
-    """Devices without which the others have the model in memory."""
-    if len(proposal.cluster.devices) == 1:
-        return frozenset()
-    found = losses(proposal, options)
-    return frozenset(each.device.id for each in found if each.repair is not None)
+def _can_lose(device: str, proposal: Proposal, options: LoadOptions) -> bool:
+    """Without it the others have the model in memory."""
+    others = len(proposal.cluster.devices) - 1
+    return others > 0 and loss_of(device, proposal, options).repair is not None

@@ -23,10 +23,12 @@ class Loss:
 def losses(proposal: Proposal, options: LoadOptions) -> list[Loss]:
     """In plan order; `options` are those of the proposal. Nothing is known of what devices have
     cached."""
-    return [_loss(proposal, options, proposal.cluster.device(id)) for id in proposal.plan.devices]
+    return [loss_of(id, proposal, options) for id in proposal.plan.devices]
 
 
-def _loss(proposal: Proposal, options: LoadOptions, device: DeviceSpec) -> Loss:
+def loss_of(device_id: str, proposal: Proposal, options: LoadOptions) -> Loss:
+    """The same of one device."""
+    device = proposal.cluster.device(device_id)
     refused: PartitionError | None = None
     for stream in {"off": (False,), "auto": (False, True), "on": (True,)}[options.stream]:
         try:
