@@ -137,10 +137,12 @@ def compare(
             f"the GGUF file has a vocabulary of {llama.vocab_size} tokens and {model.name} one of "
             f"{model.vocab_size}: give a file of the same model"
         )
-    prompt = np.random.default_rng(1).integers(model.vocab_size, size=prompt_tokens).tolist()
+    generator = np.random.default_rng(1)
 
     def measured() -> dict[str, tuple[float, float]]:
         """(Edge, llama.cpp) in tokens per second."""
+        # Another one each time: the keys and values of one that was there before are found again.
+        prompt = generator.integers(model.vocab_size, size=prompt_tokens).tolist()
         ours = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
         theirs = llama.run(prompt_tokens, new_tokens)
         found = {

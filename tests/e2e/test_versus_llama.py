@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,21 @@ for line in sys.stdin:
         sys.exit(3)
     print(json.dumps({{"prefill_s": prompt / 100, "decode_s": (new - 1) / 50}}), flush=True)
 """
+
+
+class Recorded:
+    """A model whose prompts are kept."""
+
+    def __init__(self, model: edge.Model) -> None:
+        self._model = model
+        self.prompts: list[list[int]] = []
+
+    def generate(self, prompt: list[int], **options: Any) -> Any:
+        self.prompts.append(prompt)
+        return self._model.generate(prompt, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 @pytest.fixture
@@ -63,8 +79,10 @@ def test_ratios_are_taken_within_a_round(other: Callable[..., str], vocab_size: 
             requests=2,
         ) as llama,
     ):
-        found = compare(model, llama, prompt_tokens=8, new_tokens=8, requests=2, rounds=2)
+        recorded: Any = Recorded(model)
+        found = compare(recorded, llama, prompt_tokens=8, new_tokens=8, requests=2, rounds=2)
     assert found.version == "9"
+    assert len({tuple(prompt) for prompt in recorded.prompts}) == 3, "none is known from before"
     assert [len(pairs) for pairs in (found.prefill, found.decode, found.batch)] == [2, 2, 2]
     assert all(theirs == pytest.approx(100) for _ours, theirs in found.prefill)
     assert all(theirs == pytest.approx(50) for _ours, theirs in found.decode)
