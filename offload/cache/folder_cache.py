@@ -106,9 +106,11 @@ class FolderCache:
 
     def folders(self) -> list[str]:
         """The names of all folders, the least recently used first."""
+        return sorted(self._names(), key=lambda name: (_last_use_ns(self.root / name), name))
+
+    def _names(self) -> list[str]:
         with os.scandir(self.root) as entries:
-            names = [each.name for each in entries if each.name[0] != "." and each.is_dir()]
-        return sorted(names, key=lambda name: (_last_use_ns(self.root / name), name))
+            return [each.name for each in entries if each.name[0] != "." and each.is_dir()]
 
     def use(self, name: str) -> FolderUse:
         """Keeps the folder from eviction; makes it if it is not there."""
@@ -210,14 +212,14 @@ class FolderCache:
     def _in_the_way(
         self, name: str, total_bytes: int, on_disk_bytes: int, keep: Container[str]
     ) -> list[str]:
-        sizes = {other: _size_bytes(self.root / other) for other in self.folders()}
-        sizes.pop(name, None)
+        sizes = {other: _size_bytes(self.root / other) for other in self._names() if other != name}
         over_limit = sum(sizes.values()) + total_bytes - self.limit_bytes
         over_disk = total_bytes - on_disk_bytes - shutil.disk_usage(self.root).free
         lacking = max(over_limit, over_disk)
         if lacking <= 0:
-            return []  # nobody has to be asked whether it uses what
-        candidates = sorted(sizes, key=lambda other: other in keep)  # stable: by age within
+            return []  # who uses what, and since when, does not matter
+        by_age = [other for other in self.folders() if other in sizes]
+        candidates = sorted(by_age, key=lambda other: other in keep)  # stable: by age within
         evictable = [other for other in candidates if not self.is_used(other)]
         still_lacking = lacking - sum(sizes[other] for other in evictable)
         if still_lacking > 0:
