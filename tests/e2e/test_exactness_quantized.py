@@ -89,14 +89,15 @@ def assert_as_promised(
         with load(accuracy="high") as model:
             high_logits = [model.logits(prompt), model.logits(prompt[:1])]
             assert not any(model.sent_bytes.values())
-    integers = IntegerReferenceModel(checkpoint, plan, dtype=dtype, block_size=block_size)
+    reference = ReferenceModel(checkpoint, dtype=dtype, block_size=block_size)
+    integers = IntegerReferenceModel(reference, plan)
     differences = [
         float(np.abs(actual - integers.logits(short)).max())
         for short, actual in zip(short_prompts, short_logits, strict=True)
     ]
     assert np.median(differences) <= LARGEST_FLOAT_DIFFERENCE, differences
 
-    exact = ReferenceModel(checkpoint, dtype=dtype, block_size=block_size).logits(prompt)
+    exact = reference.logits(prompt)
     for found in high_logits:
         assert relative_error(found, exact[: len(found)]) <= LARGEST_ERROR_WITH_HIGH_ACCURACY
     cost = relative_error(integers.logits(prompt), exact)

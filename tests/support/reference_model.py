@@ -358,12 +358,12 @@ class IntegerReferenceModel(ReferenceModel):
     A split matters here: what a shard holds of a block of inputs is rounded by its own peak.
     """
 
-    def __init__(
-        self, checkpoint: TinyCheckpoint, plan: Plan, *, dtype: str, block_size: int | None = None
-    ) -> None:
-        super().__init__(checkpoint, dtype=dtype, block_size=block_size)
+    def __init__(self, exact: ReferenceModel, plan: Plan) -> None:
+        """With the rounded weights of `exact`."""
+        self.spec, self.dtype, self.block_size = exact.spec, exact.dtype, exact.block_size
+        self._table, self._weights = exact._table, exact._weights
         self._cuts: dict[str, tuple[int, ...]] = {}
-        kinds = weight_format(self.spec, dtype, block_size).graded(self.spec).layers
+        kinds = weight_format(self.spec, self.dtype, self.block_size).graded(self.spec).layers
         for stage in plan.stages:
             for layer in stage.layers:
                 slices = [shard.slice(kinds[layer]) for shard in stage.slices]
