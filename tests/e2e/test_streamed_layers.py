@@ -41,7 +41,7 @@ def answers(
     every_pair(
         # qwen2: a window in half of its layers; qwen2_moe: experts, some of them shared
         ["llama", "qwen2", "qwen3", "qwen2_moe"],
-        ["solo", "pipeline_2", "mixed_2_then_3"],
+        ["solo", "pipeline_2", "tensor_3", "mixed_2_then_3"],
         ["float32", "int4"],
     ),
 )
