@@ -74,8 +74,8 @@ def made(cluster: edge.Cluster, tmp_path_factory: pytest.TempPathFactory) -> edg
 def test_less_is_lost_than_by_rounding_alone(
     one: edge.Cluster, made: edge.Quantized, known_text: str
 ) -> None:
-    plain = one.quality(MODEL, dtype="int4", text=known_text, windows=3, progress=False)
-    found = one.quality(made.path, against=MODEL, text=known_text, windows=3, progress=False)
+    plain = one.quality(MODEL, dtype="int4", text=known_text, progress=False)
+    found = one.quality(made.path, against=MODEL, text=known_text, progress=False)
     assert found.measured.format == f"{AS_STORED}, fast"
     assert found.measured.bytes_per_weight == plain.measured.bytes_per_weight
     assert found.measured.bytes_per_weight == made.bytes_per_weight
@@ -114,7 +114,7 @@ def test_bits_go_where_they_pay(one: edge.Cluster, known_text: str, tmp_path: Pa
             window_tokens=WINDOW_TOKENS,
         )
         assert 0.9 * bits < 8 * made.bytes_per_weight <= bits
-        found = one.quality(out, against=MODEL, text=known_text, windows=2, progress=False)
+        found = one.quality(out, against=MODEL, text=known_text, progress=False)
         losses.append(found.measured.mean_kl)
     assert losses[1] < losses[0]
     # What the text told is known the second time.
