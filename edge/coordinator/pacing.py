@@ -92,7 +92,7 @@ class Pacing:
 
     def _adapt(self, size: int, limit_s: float, most: int) -> None:
         chunk_s, smaller, larger = self._chunks_s[size], _smaller(size), _larger(size)
-        bearable_s = _SOMEWHAT_LONGER * max(limit_s, min(self._chunks_s.values()))
+        bearable_s = max(limit_s, _SOMEWHAT_LONGER * min(self._chunks_s.values()))
         hardly_s = _HARDLY_LONGER * self._chunks_s.get(smaller, 0.0)
         if chunk_s > max(limit_s, min(hardly_s, bearable_s)):
             fitting = _rounded(size * limit_s / chunk_s)
