@@ -113,7 +113,7 @@ class OrtBackend:
             streamed: StreamedLayers | None = None
             embedding: EmbeddingRows | None = None
             mapped: WatchedFile | None = None
-            if is_loose:
+            if any(each.streamed is not None for each in segments):  # not where it has no weights
                 streamed = StreamedLayers(
                     segments, weights, streamed=streamed_layers, options=_session_options
                 )

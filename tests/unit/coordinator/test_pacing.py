@@ -29,6 +29,7 @@ def chunks(
         pytest.param(lambda n: 0.6 + 0.235 * n, 4.4, 1.0, 16, id="memory, 16 answers"),
         pytest.param(lambda n: 0.6 + 0.235 * n, 1.5, 12.0, 64, id="many wait for a first token"),
         pytest.param(lambda n: 10 + 0.235 * n, 10.9, 1.0, 12, id="network: hardly longer"),
+        pytest.param(lambda n: 270 + n, 350.0, 1.0, 64, id="hardly longer, but than a token"),
         pytest.param(lambda n: 0.1 * n, 100.0, 1.0, 256, id="as long as can be"),
         pytest.param(lambda n: 9.0 * n, 1.0, 1.0, 4, id="as short as can be"),
     ],
