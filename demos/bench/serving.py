@@ -4,11 +4,11 @@ python -m edge.demos.bench.serving --shape M --clients 64 --minutes 3
 python -m edge.demos.bench.serving --shape M --clients 8 --greedy 50 --concurrency 1
 python -m edge.demos.bench.serving --file model.gguf --clients 64 --llama-server llama-server
 
-Each client has a key of its own and asks over HTTP, one answer after the other, streamed. With
---greedy the first of them asks for so many at once. Before them one client asks alone, in the same
-minute. Then as many as there is room for ask the same plan from Python, without a server: what the
-program alone reaches. With --llama-server the same clients ask that program next, with the same
-file, as many threads, and room for as much.
+First as many as there is room for ask from Python, without a server: what the program alone
+reaches. Then the same plan is served. Each client has a key of its own and asks over HTTP, one
+answer after the other, streamed. With --greedy the first of them asks for so many at once. Before
+them one client asks alone, in the same minute. With --llama-server the same clients ask that
+program next, with the same file, as many threads, and room for as much.
 """
 
 from __future__ import annotations
@@ -245,8 +245,9 @@ async def _without_server(
     prompt_words: int,
     new_tokens: int,
     seconds: float,
-) -> float:
-    """Tokens of whole answers per second, of as many askers as there is room for."""
+) -> tuple[float, str]:
+    """Tokens per second, of as many askers as there is room for; and the plan as JSON, with the
+    names that other peers have, too."""
     random, done = np.random.default_rng(0), 0
     async with (
         await edge.AsyncCluster.local(peers, threads=threads) as cluster,
@@ -267,7 +268,10 @@ async def _without_server(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return reached
+        chosen = json.dumps(model.plan.to_json())
+        for id, peer in model.peers.items():
+            chosen = chosen.replace(id, peer.name)
+    return reached, chosen
 
 
 @click.command()
@@ -306,7 +310,7 @@ def main(
     append: bool,
 ) -> None:
     """What many clients see, beside one alone. It fails where one of them saw an error."""
-    arguments = ["--local", str(peers), "--threads", str(threads), "--parallel", plan]
+    arguments = ["--local", str(peers), "--threads", str(threads)]
     arguments += ["--dtype", dtype] if file is None else []
     arguments += ["--context", str(context), "--concurrency", str(concurrency)]
     keys = [f"key-of-the-client-number-{number:04}" for number in range(clients)]
@@ -322,8 +326,6 @@ def main(
         )
         return _rounds(asking, clients, minutes, greedy=greedy, look=look)
 
-    with served(path, keys, arguments) as url:
-        ours = measure(url, look=True)
     load_options = edge.LoadOptions(
         plan=plan,  # type: ignore[arg-type]  # checked by it
         context_tokens=context,
@@ -331,7 +333,7 @@ def main(
     )
     if file is None:
         load_options = replace(load_options, dtype=dtype)
-    without_server = asyncio.run(
+    without_server, chosen = asyncio.run(
         _without_server(
             path,
             load_options,
@@ -342,6 +344,11 @@ def main(
             seconds=min(60 * minutes, _MOST_WITHOUT_SERVER_S),
         )
     )
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as plan_file:
+        plan_file.write(chosen)
+        plan_file.flush()
+        with served(path, keys, [*arguments, "--plan", plan_file.name]) as url:
+            ours = measure(url, look=True)
     theirs = None
     if llama_server is not None:
         every = str(peers * threads)
