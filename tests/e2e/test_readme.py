@@ -10,8 +10,9 @@ A comment above a block says how it is run:
 Blocks of a page run in its order and in one empty folder, in which only `demos` is found. Daemons
 are those of the page, or of the README where a page starts none. So that a test neither finds
 strangers' peers nor is found by them, the `edge` on its PATH adds a cluster name of its own and the
-loopback interface to commands that look for peers. How fast peers are is known beforehand, but for
-the README's commands: measuring them shows nothing more elsewhere.
+loopback interface to commands that look for peers. The README's commands are begun anew, and have
+their peers measured: that shows nothing more on other pages, where commands are forked and how fast
+peers are is known beforehand.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import pytest
 
 from tests.support import known_rates
 from tests.support.processes import PATIENCE_S
+from tests.support.relayed import Relay
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
@@ -77,13 +79,12 @@ NEED_A_GPU = [block for block in BLOCKS if block.how == "needs a GPU"]
 class Page:
     """An empty folder to run a page's blocks in, and the daemons that the page starts."""
 
-    def __init__(self, page: Path, folder: Path) -> None:
+    def __init__(self, page: Path, folder: Path, relay: Relay) -> None:
         self.daemons = [block for block in DAEMONS if block.page == page]
         self.folder = folder
         (folder / "demos").symlink_to(REPOSITORY / "demos")
         bin_folder = folder / "bin"
         bin_folder.mkdir()
-        python = shlex.quote(sys.executable)
         edge = bin_folder / "edge"
         edge.write_text(
             "#!/bin/sh\n"
@@ -93,7 +94,8 @@ class Page:
             "  cluster\\ *|inspect\\ *|peer\\ install*) here= ;;\n"
             '  peer\\ *) here="$here --listen 127.0.0.1:0" ;;\n'
             "esac\n"
-            f'exec {python} -m "${{EDGE_MODULE:-edge}}" "$@" $here\n'
+            f'[ -z "$EDGE_MODULE" ] || exec {relay.command} -m "$EDGE_MODULE" "$@" $here\n'
+            f'exec {shlex.quote(sys.executable)} -m edge "$@" $here\n'
         )
         edge.chmod(0o755)
         path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
@@ -152,14 +154,15 @@ class Page:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Page]]:
     """The pages with daemons of their own, which run until the last test."""
     started: dict[Path, Page] = {}
-    try:
-        for path in dict.fromkeys(block.page for block in DAEMONS):
-            started[path] = Page(path, tmp_path_factory.mktemp(path.stem))
-            started[path].start()
-        yield started
-    finally:
-        for page in started.values():
-            page.close()
+    with Relay(tmp_path_factory.mktemp("relay")) as relay:
+        try:
+            for path in dict.fromkeys(block.page for block in DAEMONS):
+                started[path] = Page(path, tmp_path_factory.mktemp(path.stem), relay)
+                started[path].start()
+            yield started
+        finally:
+            for page in started.values():
+                page.close()
 
 
 def test_every_block_is_tested_somewhere() -> None:

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from edge.demos.bundled import MODEL
 from edge.demos.fleet import Fleet
+from tests.support import known_rates
 from tests.support.browser import open_browser
 from tests.support.processes import PATIENCE_S, edge_process
 
@@ -47,6 +48,7 @@ def url(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
             "--json",
         ),
         *("--api-key-file", keys),
+        program=known_rates.__name__,
     ) as process:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["url"]

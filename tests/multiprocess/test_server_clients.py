@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from edge.demos.bundled import MODEL
+from tests.support import known_rates
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
 from tests.support.processes import edge as run_edge
 
@@ -41,7 +42,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     keys.write_text(f"another-key-of-somebody\n{KEY}\n")
     arguments = ("--local", "2", "--parallel", "tensor", "--dtype", "float32", "--port", "0")
     with edge_process(
-        "serve", MODEL, *arguments, "--json", "--api-key-file", keys, "--max-answers", "6"
+        *("serve", MODEL, *arguments, "--json", "--api-key-file", keys, "--max-answers", "6"),
+        program=known_rates.__name__,
     ) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())

@@ -6,7 +6,8 @@ starts `python -m edge` through :mod:`subprocess` gets a copy of it: with an id,
 an environment and a parent as any other process has, and with the same `edge.__main__` to run.
 
 What a start itself does is put to the test elsewhere, by processes that are begun anew: those of
-the README, of the demos, and wherever a test has the fixture `begun_anew`.
+the README, and wherever a test has the fixture `begun_anew`. A program of `known_rates` starts
+daemons of its own: those are forked from a copy of it as it was when it began.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ _INTERPRETED = "TRITON_INTERPRET"
 
 _PR_SET_CHILD_SUBREAPER = 36
 
+_RATES = "tests.support.known_rates"
+"""`edge` itself, whose peers know their speed."""
+
+_PROGRAMS = ("edge", _RATES)
+
 _PEER = (
     # As much as it will have when it measures its own memory: of ONNX Runtime it has threads.
     "edge.cli.commands.peer",
@@ -56,10 +62,13 @@ _PEER = (
     "onnx",
 )
 
+_COMMANDS = (*(f"edge.cli.commands.{name}" for name in COMMANDS), "rich._emoji_codes")
+
 IMPORTED: Mapping[str, Sequence[str]] = {
     "peer": _PEER,
     "GPU peer": (*_PEER, "edge.backends.triton.loading", "edge.backends.triton.nccl"),
-    "another command": (*(f"edge.cli.commands.{name}" for name in COMMANDS), "rich._emoji_codes"),
+    "another command": _COMMANDS,
+    "command with peers": (*_PEER, *_COMMANDS, "edge.planning.cluster_profile"),
 }
 """By what is started; a GPU peer is one whose kernels are interpreted."""
 
@@ -89,20 +98,26 @@ class Original:
         self._kind, self._on_start = kind, on_start
         # A daemon that has not got these begins itself again, as it does everywhere.
         self._environment = (
-            with_huge_pages(os.environ) if kind in ("peer", "GPU peer") else dict(os.environ)
+            dict(os.environ) if kind == "another command" else with_huge_pages(os.environ)
         )
         self._cores = os.sched_getaffinity(0)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
+    @classmethod
+    def begun(cls, kind: str, control: socket.socket, environment: Mapping[str, str]) -> Original:
+        """One that runs already, and was begun with that environment."""
+        original = cls(kind, on_start=lambda _id: None)
+        original._control, original._environment = control, dict(environment)
+        return original
+
     def is_like(self, environment: Mapping[str, str]) -> bool:
         """Whether a process with that environment, begun anew, would have been the same."""
-        return os.sched_getaffinity(0) == self._cores and all(
-            environment.get(name) == self._environment.get(name)
-            for name in {*environment, *self._environment}
-            if name.startswith(_READ_AT_THE_START)
-        )
+        if self._kind == "command with peers":  # itself it is none the worse for those of its peers
+            environment = with_huge_pages(environment)
+        own, wanted = map(_read_at_the_start, (self._environment, environment))
+        return os.sched_getaffinity(0) == self._cores and own == wanted
 
     def fork(self, asked: Mapping[str, Any], streams: Sequence[int]) -> int:
         """The id of a child of this process which is what was asked for."""
@@ -145,9 +160,11 @@ class ForkingPopen(subprocess.Popen[Any]):
         words = [] if isinstance(command, str | bytes | os.PathLike) else list(command)
         if words[1:2] == ["-P"]:  # it has no folder of this moment in its path
             del words[1]
-        original = self.originals[_kind_of(words, environment)]
+        original = self.originals.get(_kind_of(words, environment))
         if (
-            words[:3] != [sys.executable, "-m", "edge"]
+            original is None
+            or words[:2] != [sys.executable, "-m"]
+            or words[2:3] not in [[program] for program in _PROGRAMS]
             or any(named.get(name, value) != value for name, value in _ORDINARY.items())
             or not original.is_like(environment)
         ):
@@ -170,11 +187,23 @@ class ForkingPopen(subprocess.Popen[Any]):
 
 def _kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """One of `IMPORTED`."""
+    if words[2:3] == [_RATES]:
+        return "command with peers"
     if words[3:4] != ["peer"]:
         return "another command"
     options = itertools.pairwise(words)
     is_gpu = ("--backend", "triton") in options and environment.get(_INTERPRETED) == "1"
     return "GPU peer" if is_gpu else "peer"
+
+
+def _read_at_the_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Where our modules are makes no difference: they are imported already."""
+    found = {
+        name: value for name, value in environment.items() if name.startswith(_READ_AT_THE_START)
+    }
+    folders = found.pop("PYTHONPATH", "").split(os.pathsep)
+    others = [folder for folder in folders if folder not in ("", str(ROOT))]
+    return {**found, "PYTHONPATH": os.pathsep.join(others)}
 
 
 @contextlib.contextmanager
@@ -189,12 +218,12 @@ def _orphans_are_ours() -> Iterator[None]:
         prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _serve(control: socket.socket) -> bool:
-    """Fork whenever asked; True in a process that was forked, False once nobody asks any more."""
+def _serve(control: socket.socket) -> dict[str, Any] | None:
+    """Fork whenever asked: in a process that was forked what it is, None once nobody asks."""
     while True:
         message, streams, _flags, _address = socket.recv_fds(control, _MOST_BYTES, 3)
         if not message:
-            return False
+            return None
         from_child, to_parent = os.pipe()
         between = os.fork()
         if not between:
@@ -204,8 +233,9 @@ def _serve(control: socket.socket) -> bool:
                 os._exit(0)
             for each in (control.detach(), from_child, to_parent):
                 os.close(each)
-            _become(json.loads(message), streams)
-            return True
+            asked: dict[str, Any] = json.loads(message)
+            _become(asked, streams)
+            return asked
         os.close(to_parent)
         child_id = os.read(from_child, 32)
         for each in (from_child, *streams):
@@ -243,14 +273,45 @@ def _become(asked: Mapping[str, Any], streams: Sequence[int]) -> None:
     )
 
 
+def _nothing_checked(*_: object, **__: object) -> None:
+    """In place of the self check of kernels."""
+
+
+def _copied(asked: dict[str, Any], environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """Leave a copy of this process, of which daemons are forked that it starts. What the caller
+    is: this process, a daemon, or None once the copy is not needed any more."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        ForkingPopen.originals = {"peer": Original.begun("peer", ours, environment)}
+        subprocess.Popen = ForkingPopen  # type: ignore[misc]
+        return asked
+    ours.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+    return _serve(theirs)
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
-    if sys.argv[1] == "GPU peer":
+    is_gpu = sys.argv[1] == "GPU peer"
+    if is_gpu:
         os.environ[_INTERPRETED] = "1"
         quick_interpreter.install()
     for module in IMPORTED[sys.argv[1]]:
         importlib.import_module(module)
+    if is_gpu:  # as `without_self_check` of `triton_shards` says: what they compute is compared
+        from edge.backends.triton import loading
+
+        loading.check_agreement = _nothing_checked  # type: ignore[attr-defined]
     gc.freeze()
-    if _serve(socket.socket(fileno=int(sys.argv[2]))):
-        runpy.run_module("edge", run_name="__main__", alter_sys=True)
+    environment = dict(os.environ)
+    asked = _serve(socket.socket(fileno=int(sys.argv[2])))
+    if asked is not None and asked["command"][2] == _RATES:
+        asked = _copied(asked, environment)
+    if asked is not None:
+        runpy.run_module(asked["command"][2], run_name="__main__", alter_sys=True)

@@ -30,6 +30,7 @@ EDGE = (sys.executable, "-m", "edge")
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
 """Only what hangs takes as long: it fails a test instead of holding it up."""
+_LOOK_EVERY_S = 0.002
 
 
 def run_module(name: str, *arguments: object) -> None:
@@ -177,11 +178,17 @@ def edge(*arguments: object, stdin: str | None = None) -> Outcome:
 
 @contextlib.contextmanager
 def edge_process(
-    *arguments: object, environment: Mapping[str, str] | None = None, **options: Any
+    *arguments: object,
+    environment: Mapping[str, str] | None = None,
+    program: str = "edge",
+    **options: Any,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A command line in a process of its own, killed at the end if it still runs."""
+    """A command line in a process of its own, killed at the end if it still runs.
+
+    program: or `tests.support.known_rates`, whose peers are not measured.
+    """
     process = subprocess.Popen(
-        [*EDGE, *map(str, arguments)],
+        [sys.executable, "-m", program, *map(str, arguments)],
         env={**os.environ, **(environment or {})},
         text=True,
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
@@ -202,5 +209,5 @@ def poll_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> A
     deadline_s = time.monotonic() + timeout_s
     while not (result := condition()):
         assert time.monotonic() < deadline_s, "waited in vain"
-        os.sched_yield()
+        time.sleep(_LOOK_EVERY_S)  # who is waited for needs the core
     return result
