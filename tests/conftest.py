@@ -201,9 +201,14 @@ def _children() -> set[int]:
 
 def _children_by_thread() -> dict[str, frozenset[int]]:
     found: dict[str, frozenset[int]] = {}
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            found[thread.name] = frozenset(map(int, (thread / "children").read_text().split()))
+    with os.scandir("/proc/self/task") as threads:
+        for thread in threads:
+            with contextlib.suppress(OSError):  # it has ended
+                file = os.open(f"{thread.path}/children", os.O_RDONLY)
+                try:
+                    found[thread.name] = frozenset(map(int, os.read(file, 1 << 16).split()))
+                finally:
+                    os.close(file)
     return found
 
 

@@ -17,31 +17,41 @@ LEAST_RIGHT = 0.9
 MOST_TOKENS = 40
 """The longest expected answer has 30."""
 
+AT_ONCE = 8
+"""A step of eight answers takes hardly longer than one of one."""
+
 
 def wrong_answers(
     model: edge.Model, questions: Sequence[tuple[str, str]], *, as_chat: bool
 ) -> list[str]:
     """ "question -> answer" of each that does not start as expected."""
-    wrong: list[str] = []
-    for question, expected in questions:
-        prompt: str | list[int] = question
-        if as_chat:
-            prompt = model.tokenizer.encode_chat([{"role": "user", "content": question}])
-        answer = model.generate(prompt, max_new_tokens=MOST_TOKENS).text
-        if not is_right(answer, expected):
-            wrong.append(f"{question} -> {answer}")
-    return wrong
+    prompts: list[str] | list[list[int]] = [question for question, _expected in questions]
+    if as_chat:
+        prompts = [
+            model.tokenizer.encode_chat([{"role": "user", "content": question}])
+            for question, _expected in questions
+        ]
+    replies = model.generate(prompts, max_new_tokens=MOST_TOKENS)
+    return [
+        f"{question} -> {reply.text}"
+        for (question, expected), reply in zip(questions, replies, strict=True)
+        if not is_right(reply.text, expected)
+    ]
 
 
 @pytest.mark.parametrize("layout", ["solo", "tensor_3"])
 def test_questions_as_chat_turns(five_peers: edge.Cluster, layout: str) -> None:
-    with five_peers.load(MODEL, dtype="int4", plan=bundled_plan(layout)) as model:
+    with five_peers.load(
+        MODEL, dtype="int4", plan=bundled_plan(layout), concurrency=AT_ONCE
+    ) as model:
         wrong = wrong_answers(model, QUESTIONS, as_chat=True)
     assert len(wrong) <= (1 - LEAST_RIGHT) * len(QUESTIONS), wrong
 
 
 @pytest.mark.parametrize("questions", [QUESTIONS, COMPLETIONS], ids=["questions", "completions"])
 def test_plain_text(five_peers: edge.Cluster, questions: Sequence[tuple[str, str]]) -> None:
-    with five_peers.load(MODEL, dtype="int4", plan=bundled_plan("pipeline_3")) as model:
+    with five_peers.load(
+        MODEL, dtype="int4", plan=bundled_plan("pipeline_3"), concurrency=AT_ONCE
+    ) as model:
         wrong = wrong_answers(model, questions, as_chat=False)
     assert len(wrong) <= (1 - LEAST_RIGHT) * len(questions), wrong

@@ -25,7 +25,7 @@ BUNDLED_LOSS: dict[Wire, float] = {"float16": 1e-3, "int8": 2e-2}
 
 RANDOM_LOSS: dict[Wire, float] = {"float16": 3e-3, "int8": 6e-2}
 
-SOME_QUESTIONS = [question for question, _answer in QUESTIONS[:6]]
+SOME_QUESTIONS = [question for question, _answer in QUESTIONS[:3]]
 
 Answers = tuple[np.ndarray, list[tuple[int, ...]]]
 

@@ -180,7 +180,7 @@ def test_a_lost_device_is_never_used(situation: Situation, data: st.DataObject) 
     assert lost not in choice.plan.devices
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(measured_situations(), st.data())
 def test_more_of_anything_is_never_slower(situation: Situation, data: st.DataObject) -> None:
     model, cluster, workload = situation

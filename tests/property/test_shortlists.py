@@ -90,7 +90,7 @@ def choose_in_parts(
 
 
 @given(all_logits, all_parameters, st.sampled_from([1, 2, 7, 1000]), st.data())
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_shortlists_choose_the_token_of_all_logits_or_do_not_tell(
     logits: np.ndarray, parameters: SamplingParameters, tokens: int, data: st.DataObject
 ) -> None:
