@@ -3,12 +3,12 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench clean
+.PHONY: help demo test test-all bench clean
 
 BENCH ?= --shape tiny --peers 2 --threads 1 --dtype int4 --plan tensor
 
 help: ## Show these lines
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
 demo: .venv/installed ## One small model over three peers on this machine, in under a minute
 	@.venv/bin/edge demo split
@@ -16,6 +16,9 @@ demo: .venv/installed ## One small model over three peers on this machine, in un
 test: .venv-test/installed ## Every check: format, lint, types, imports, then the tests
 	@scripts/lint
 	@scripts/test
+
+test-all: test ## The same, then cases that show once more what others show
+	@scripts/test slow
 
 bench: .venv/installed ## Measure decoding: make bench BENCH="--shape W --peers 2 --plan tensor"
 	@.venv/bin/python -m edge.demos.bench.bench_decode $(BENCH)

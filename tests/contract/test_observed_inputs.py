@@ -23,7 +23,6 @@ Checkpoints = Callable[..., TinyCheckpoint]
 LARGEST_DIFFERENCE = 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "layout", "streamed"),
     [("qwen3", "pipeline_2", 0), ("llama_with_biases", "tensor_3", 0), ("mistral", "solo", 1)],

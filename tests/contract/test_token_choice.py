@@ -23,6 +23,7 @@ from edge.protocol.error_codec import Failed
 from edge.protocol.step import SamplingTerms, Step, StepEntry
 from tests.support.linked_shards import RUN, shards
 from tests.support.made_up_shards import SPEC, VOCAB, logits_after
+from tests.support.pairs import repeats_are_slow
 from tests.support.transport_pairs import LINK_KINDS
 
 PARTS = {
@@ -64,9 +65,10 @@ def expected_tokens(prompt: list[int], parameters: SamplingParameters) -> list[i
     return history[len(prompt) :]
 
 
-@pytest.mark.parametrize("shortlist_tokens", [SHORTLIST_TOKENS, 2])
-@pytest.mark.parametrize("kind", LINK_KINDS)
-@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize(
+    ("parts", "kind", "shortlist_tokens"),
+    repeats_are_slow(itertools.product(PARTS, LINK_KINDS, [SHORTLIST_TOKENS, 2])),
+)
 def test_every_split_chooses_the_same_tokens_one_request_at_a_time(
     parts: str, kind: str, shortlist_tokens: int
 ) -> None:
@@ -116,12 +118,14 @@ def test_what_a_gpu_ranks_gives_the_same_tokens(
 
 @pytest.mark.parametrize(
     ("parts", "shortlist_tokens", "ranks"),
-    [
-        *itertools.product(PARTS, [SHORTLIST_TOKENS, 2], [False]),
-        ("one", 2, True),
-        ("two", 2, True),
-        ("three", SHORTLIST_TOKENS, True),
-    ],
+    repeats_are_slow(
+        [
+            *itertools.product(PARTS, [SHORTLIST_TOKENS, 2], [False]),
+            ("one", 2, True),
+            ("two", 2, True),
+            ("three", SHORTLIST_TOKENS, True),
+        ]
+    ),
 )
 def test_how_likely_tokens_were_is_told_where_it_is_asked_for(
     parts: str, shortlist_tokens: int, ranks: bool

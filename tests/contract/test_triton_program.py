@@ -33,7 +33,6 @@ TOKENS = 10
 """More than the sliding windows."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "layout", "variant"),
     [

@@ -16,8 +16,6 @@ from tests.support.plans import make_plan
 
 LARGEST_DIFFERENCE = 1e-4
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize(
     ("mode", "layout"), [("lasttoken", "tensor_2"), ("mean_tokens", "mixed_2x2")]

@@ -12,7 +12,7 @@ import pytest
 import edge
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import FAMILIES
-from tests.support.pairs import every_pair
+from tests.support.pairs import every_pair, repeats_are_slow
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.specs import shape
 
@@ -31,8 +31,6 @@ OF_OTHERS = ("solo", "pipeline_3", "tensor_3")
 """Each of which one or two more families meet."""
 
 Checkpoints = Callable[..., TinyCheckpoint]
-
-pytestmark = pytest.mark.slow
 
 
 def assert_exact(
@@ -76,11 +74,13 @@ def test_the_checkpoints_put_something_to_the_test(
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [
-        *(("llama", layout) for layout in LAYOUTS if layout not in OF_EVERY_FAMILY),
-        *product(FAMILIES, OF_EVERY_FAMILY),
-        *zip([*FAMILIES][1:], cycle(OF_OTHERS)),
-    ],
+    repeats_are_slow(
+        [
+            *(("llama", layout) for layout in LAYOUTS if layout not in OF_EVERY_FAMILY),
+            *product(FAMILIES, OF_EVERY_FAMILY),
+            *zip([*FAMILIES][1:], cycle(OF_OTHERS)),
+        ]
+    ),
 )
 def test_logits_and_greedy_tokens_equal_transformers(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str
@@ -90,8 +90,10 @@ def test_logits_and_greedy_tokens_equal_transformers(
     assert_exact(five_peers, checkpoint, layout, prompt=prompt, new_tokens=NEW_TOKENS)
 
 
-@pytest.mark.parametrize("layout", ["pipeline_3", "tensor_3"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    repeats_are_slow(product(["llama", "mistral", "qwen2"], ["pipeline_3", "tensor_3"])),
+)
 def test_a_prompt_of_several_chunks_is_exact(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str
 ) -> None:
@@ -102,10 +104,12 @@ def test_a_prompt_of_several_chunks_is_exact(
 
 @pytest.mark.parametrize(
     ("variant", "family", "layout"),
-    every_pair(
-        [{"stored_type": "bfloat16"}, {"stored_type": "float16"}, {"file_size": "200KB"}],
-        ["llama_with_biases", "qwen3"],
-        ["pipeline_2", "tensor_3"],
+    repeats_are_slow(
+        every_pair(
+            [{"stored_type": "bfloat16"}, {"stored_type": "float16"}, {"file_size": "200KB"}],
+            ["llama_with_biases", "qwen3"],
+            ["pipeline_2", "tensor_3"],
+        )
     ),
 )
 def test_stored_types_and_several_files_are_exact(

@@ -28,7 +28,7 @@ import edge
 from edge.weights.formats import BLOCK_SIZES, Dtype, weight_format
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import FAMILIES, LARGER, MORE_FAMILIES
-from tests.support.pairs import every_pair
+from tests.support.pairs import every_pair, repeats_are_slow
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.reference_model import IntegerReferenceModel, ReferenceModel
 
@@ -56,8 +56,6 @@ SHORT_PROMPT_TOKENS = 2
 
 Array = NDArray[np.float32]
 Checkpoints = Callable[..., TinyCheckpoint]
-
-pytestmark = pytest.mark.slow
 
 
 def relative_error(actual: Array, expected: Array) -> float:
@@ -119,14 +117,19 @@ def test_the_reference_equals_transformers_before_rounding(
 @pytest.mark.parametrize(
     ("family", "layout", "dtype"),
     [
-        # A family's layouts are compared in float32; here every dtype meets each of both.
-        *(
-            (family, layout, dtype)
-            for layout, dtype, family in every_pair(OWN_LAYOUTS, DTYPES, FAMILIES)
+        *repeats_are_slow(
+            [
+                # A family's layouts are compared in float32; here every dtype meets each of both.
+                *(
+                    (family, layout, dtype)
+                    for layout, dtype, family in every_pair(OWN_LAYOUTS, DTYPES, FAMILIES)
+                ),
+                *zip(MORE_FAMILIES, cycle(["tensor_3", "mixed_2_then_3"]), cycle(DTYPES)),
+                ("llama", "tensor_3", "int3"),
+                ("mixtral", "mixed_2_then_3", "int2"),
+            ],
+            of=(1, 2),
         ),
-        *zip(MORE_FAMILIES, cycle(["tensor_3", "mixed_2_then_3"]), cycle(DTYPES)),
-        ("llama", "tensor_3", "int3"),
-        ("mixtral", "mixed_2_then_3", "int2"),
         ("qwen3_5", "tensor_3", "int4"),  # the default, and blocks of states cut among shards
     ],
 )
@@ -137,7 +140,8 @@ def test_logits_are_those_of_the_rounded_weights(
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype"), [("solo", "int4"), ("tensor_5", "int8"), ("tensor_5", "int4")]
+    ("layout", "dtype"),
+    repeats_are_slow([("solo", "int4"), ("tensor_5", "int8"), ("tensor_5", "int4")]),
 )
 def test_a_larger_model(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, layout: str, dtype: Dtype
@@ -147,7 +151,12 @@ def test_a_larger_model(
 
 @pytest.mark.parametrize(
     ("block_size", "dtype"),
-    [*product(OTHER_BLOCK_SIZES, ["int4"]), *zip(OTHER_BLOCK_SIZES, cycle(["int8", "int4-pure"]))],
+    repeats_are_slow(
+        [
+            *product(OTHER_BLOCK_SIZES, ["int4"]),
+            *zip(OTHER_BLOCK_SIZES, cycle(["int8", "int4-pure"])),
+        ],
+    ),
 )
 def test_every_block_size(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, block_size: int, dtype: Dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from edge.weights.layout import shard_layout
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import FAMILIES
 from tests.support.formats import uniform_format
-from tests.support.pairs import every_pair
+from tests.support.pairs import every_pair, repeats_are_slow
 from tests.support.plans import make_plan
 
 BUNDLED = Path(__file__).parents[2] / "demos" / "model"
@@ -42,8 +43,6 @@ LARGEST_DIFFERENCE_OF_PLANS = 0.01
 
 Array = NDArray[np.float32]
 Checkpoints = Callable[..., TinyCheckpoint]
-
-pytestmark = pytest.mark.slow
 
 
 def relative_error(actual: Array, expected: Array) -> float:
@@ -78,8 +77,10 @@ def rounded_logits(five_peers: edge.Cluster, tiny_checkpoint: Checkpoints) -> Lo
     return compute
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
-@pytest.mark.parametrize("family", [*FAMILIES, "gemma2", "glm4", "smollm3"])
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    repeats_are_slow(product([*FAMILIES, "gemma2", "glm4", "smollm3"], ["int8", "int4"])),
+)
 def test_rounded_caches_err_within_their_bounds(
     rounded_logits: Logits, tiny_checkpoint: Checkpoints, family: str, kv_dtype: KvDtype
 ) -> None:
@@ -91,7 +92,9 @@ def test_rounded_caches_err_within_their_bounds(
 
 @pytest.mark.parametrize(
     ("family", "layout", "kv_dtype"),
-    every_pair(FAMILIES, ["tensor_2", "pipeline_2", "mixed_2_then_3"], ["int8", "int4"]),
+    repeats_are_slow(
+        every_pair(FAMILIES, ["tensor_2", "pipeline_2", "mixed_2_then_3"], ["int8", "int4"])
+    ),
 )
 def test_plans_agree_on_rounded_caches(
     rounded_logits: Logits, family: str, layout: str, kv_dtype: KvDtype

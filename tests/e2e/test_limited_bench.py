@@ -35,7 +35,6 @@ def medians(printed: str) -> dict[str, float]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("allowed")
 def test_a_limited_model_says_the_same_and_reads_what_is_streamed(tmp_path: Path) -> None:
     command = [*BENCH, "--only", "quick", "--rounds", "1", "--folder", str(tmp_path)]

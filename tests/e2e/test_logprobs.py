@@ -15,8 +15,6 @@ from tests.support.plans import make_plan
 LARGEST_DIFFERENCE = 1e-4
 NEW_TOKENS = 6
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize("layout", ["solo", "pipeline_2", "tensor_3", "mixed_2_then_3"])
 def test_they_are_the_log_softmax_of_transformers(

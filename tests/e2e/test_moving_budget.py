@@ -13,7 +13,6 @@ from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint
 
 
-@pytest.mark.slow
 def test_a_peer_keeps_every_promise_and_its_tokens(tmp_path: Path) -> None:
     figures = run(
         checkpoint("small", tmp_path),

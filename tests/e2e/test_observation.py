@@ -16,6 +16,7 @@ from edge.weights.observation import RUN_COLUMNS, ObservedRun, observed_runs
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import FAMILIES
 from tests.support.observed_inputs import Array, ObservedInputs
+from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan, streaming
 
 LARGEST_DIFFERENCE = 1e-4
@@ -25,16 +26,21 @@ LONG = (CHUNK_TOKENS + 44, 5)
 Checkpoints = Callable[..., TinyCheckpoint]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout", "streamed", "lengths"),
-    [
-        ("larger_llama", "solo", 0, (9, 21)),
-        ("larger_llama", "mixed_2_then_3", 0, (9, 21)),
-        ("larger_llama", "pipeline_2", 2, (9, 21)),
-        *((family, "tensor_3", 0, (9, 21)) for family in FAMILIES),
-        *(("larger_llama", layout, 0, LONG) for layout in ("solo", "tensor_2", "mixed_2_then_3")),
-    ],
+    repeats_are_slow(
+        [
+            ("larger_llama", "solo", 0, (9, 21)),
+            ("larger_llama", "mixed_2_then_3", 0, (9, 21)),
+            ("larger_llama", "pipeline_2", 2, (9, 21)),
+            *((family, "tensor_3", 0, (9, 21)) for family in FAMILIES),
+            *(
+                ("larger_llama", layout, 0, LONG)
+                for layout in ("solo", "tensor_2", "mixed_2_then_3")
+            ),
+        ],
+        of=(1, 2, 3),
+    ),
 )
 def test_inputs_are_summed_up_by_every_plan(
     five_peers: edge.Cluster,

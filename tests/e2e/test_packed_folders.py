@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 import edge
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
-from tests.support.checkpoints import make_checkpoint
+from edge.partition import Plan
+from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.packed_folders import (
     Layout,
     awq,
@@ -21,13 +23,12 @@ from tests.support.packed_folders import (
     write_mxfp4,
     write_packed,
 )
+from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan, streaming
 
 LARGEST_ERROR_OF_CODES = 1e-3
 LARGEST_ERROR_OF_FLOATS = 1e-4
 PROMPT_TOKENS = 24
-
-pytestmark = pytest.mark.slow
 
 
 def in_8_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -37,88 +38,99 @@ def in_8_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
     return dequantize(quantize(weight, bits=8, block_size=size))
 
 
-@pytest.mark.parametrize(
-    ("name", "layout", "words"),
-    [
-        ("llama_in_blocks", gptq(group=64), "4 bits in blocks of 64"),
-        (
-            "qwen2_in_blocks",
-            gptq(bits=8, symmetric=False),
-            "8 bits in blocks of 32 with offsets",
-        ),
-        ("qwen3_in_blocks", awq(16), "4 bits in blocks of 16 with zero points"),
-        ("llama_in_blocks", compressed(4, None), "4 bits in blocks of 128"),
-        ("qwen3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
-        ("phi3_in_blocks", gptq(), "4 bits in blocks of 32"),
-        ("qwen2_moe_in_blocks", gptq(), "4 bits in blocks of 32"),
-        ("gpt_oss_in_blocks", None, "8 bits in blocks of 32"),
-        ("phi3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
-        ("qwen3_5_in_blocks", gptq(), "4 bits in blocks of 32"),
-        ("lfm2_moe_in_blocks", compressed(4, None), "4 bits in blocks of 128"),
-        (
-            "llama_in_blocks",
-            compressed(2, 64, symmetric=False),
-            "2 bits in blocks of 64 with zero points",
-        ),
-    ],
-    ids=[
-        *("gptq", "gptq of 8 bits", "awq", "compressed", "mlx"),
-        *("fused gptq", "experts of gptq", "mxfp4", "fused mlx"),
-        *("linear attention of gptq", "convolutions and experts of compressed", "2 bits"),
-    ],
-)
+Case = tuple[str, Layout | None, str]
+
+IN_ORDER: dict[str, Case] = {
+    "gptq": ("llama_in_blocks", gptq(group=64), "4 bits in blocks of 64"),
+    "gptq of 8 bits": (
+        "qwen2_in_blocks",
+        gptq(bits=8, symmetric=False),
+        "8 bits in blocks of 32 with offsets",
+    ),
+    "awq": ("qwen3_in_blocks", awq(16), "4 bits in blocks of 16 with zero points"),
+    "compressed": ("llama_in_blocks", compressed(4, None), "4 bits in blocks of 128"),
+    "mlx": ("qwen3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
+    "fused gptq": ("phi3_in_blocks", gptq(), "4 bits in blocks of 32"),
+    "experts of gptq": ("qwen2_moe_in_blocks", gptq(), "4 bits in blocks of 32"),
+    "mxfp4": ("gpt_oss_in_blocks", None, "8 bits in blocks of 32"),
+    "fused mlx": ("phi3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
+    "linear attention of gptq": ("qwen3_5_in_blocks", gptq(), "4 bits in blocks of 32"),
+    "convolutions and experts of compressed": (
+        "lfm2_moe_in_blocks",
+        compressed(4, None),
+        "4 bits in blocks of 128",
+    ),
+    "2 bits": (
+        "llama_in_blocks",
+        compressed(2, 64, symmetric=False),
+        "2 bits in blocks of 64 with zero points",
+    ),
+}
+
+IN_ACT_ORDER: dict[str, Case] = {
+    "one order for each size": (
+        "llama_in_blocks",
+        gptq(act_order=True, symmetric=False),
+        "with offsets in act-order",
+    ),
+    "an order for each matrix": (
+        "llama_in_blocks",
+        gptq(act_order=True, of_its_own=True),
+        "of 32 in act-order",
+    ),
+    "fused": ("phi3_in_blocks", gptq(act_order=True, group=16), "of 16 in act-order"),
+    "experts": ("qwen2_moe_in_blocks", gptq(act_order=True), "of 32 in act-order"),
+}
+
+PLANS = ("tensor_3", "pipeline_2")
+
+
+def check(cluster: edge.Cluster, path: Path, meant: TinyCheckpoint, plan: Plan, words: str) -> None:
+    prompt = meant.prompt(PROMPT_TOKENS)
+    with cluster.load(path, plan=plan, accuracy="high") as model:
+        assert model.proposal.dtype == "as stored"
+        assert words in model.proposal.weights
+        logits = model.logits(prompt)
+    assert relative_error(logits, meant.logits(prompt)) <= LARGEST_ERROR_OF_CODES
+
+
+def cut(meant: TinyCheckpoint, name: str, column_multiple: int) -> Plan:
+    """In stages, with layers read from disk."""
+    if name == "tensor_3":
+        return make_plan(meant.spec, name, model="model", column_multiple=column_multiple)
+    return streaming(make_plan(meant.spec, name, model="model"), 2)
+
+
+@pytest.mark.parametrize(("case", "plan"), repeats_are_slow(product(IN_ORDER, PLANS)))
 def test_codes_are_computed_with_as_the_folder_has_them(
-    five_peers: edge.Cluster, tmp_path: Path, name: str, layout: Layout | None, words: str
+    five_peers: edge.Cluster, tmp_path: Path, case: str, plan: str
 ) -> None:
-    """However it is cut, also with layers read from disk."""
+    name, layout, words = IN_ORDER[case]
     made = make_checkpoint(tmp_path / "made", name)
     path = tmp_path / "model"
     if layout is None:
         meant = write_mxfp4(path, made.path, in_8_bits)
     else:
         meant = write_packed(path, made.path, layout, head=in_8_bits)
-    prompt = meant.prompt(PROMPT_TOKENS)
-    expected = meant.logits(prompt)
-    tensor = make_plan(meant.spec, "tensor_3", model="model", column_multiple=128)
-    pipeline = streaming(make_plan(meant.spec, "pipeline_2", model="model"), 2)
-    for plan in (tensor, pipeline):
-        with five_peers.load(path, plan=plan, accuracy="high") as model:
-            assert model.proposal.dtype == "as stored"
-            assert words in model.proposal.weights
-            assert relative_error(model.logits(prompt), expected) <= LARGEST_ERROR_OF_CODES
+    check(five_peers, path, meant, cut(meant, plan, 128), words)
 
 
-@pytest.mark.parametrize(
-    ("name", "layout", "words"),
-    [
-        ("llama_in_blocks", gptq(act_order=True, symmetric=False), "with offsets in act-order"),
-        ("llama_in_blocks", gptq(act_order=True, of_its_own=True), "of 32 in act-order"),
-        ("phi3_in_blocks", gptq(act_order=True, group=16), "of 16 in act-order"),
-        ("qwen2_moe_in_blocks", gptq(act_order=True), "of 32 in act-order"),
-    ],
-    ids=["one order for each size", "an order for each matrix", "fused", "experts"],
-)
+@pytest.mark.parametrize(("case", "plan"), repeats_are_slow(product(IN_ACT_ORDER, PLANS)))
 def test_codes_in_act_order_are_computed_with_in_their_order(
-    five_peers: edge.Cluster, tmp_path: Path, name: str, layout: Layout, words: str
+    five_peers: edge.Cluster, tmp_path: Path, case: str, plan: str
 ) -> None:
-    """Likewise; but what devices share by columns is in 8 bits."""
+    """What devices share by columns is in 8 bits."""
+    name, layout, words = IN_ACT_ORDER[case]
+    assert layout is not None
     made = make_checkpoint(tmp_path / "made", name)
     path = tmp_path / "model"
+    size = 32 if name == "phi3_in_blocks" else 64
 
-    def cut(weight: NDArray[np.float32]) -> NDArray[np.float32]:
-        return dequantize(quantize(weight, bits=8, block_size=block_size))
+    def shared(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        return dequantize(quantize(weight, bits=8, block_size=size))
 
-    block_size = 32 if name == "phi3_in_blocks" else 64
-    meant = write_packed(path, made.path, layout, head=in_8_bits, cut=cut)
-    prompt = meant.prompt(PROMPT_TOKENS)
-    expected = meant.logits(prompt)
-    tensor = make_plan(meant.spec, "tensor_3", model="model", column_multiple=64)
-    pipeline = streaming(make_plan(meant.spec, "pipeline_2", model="model"), 2)
-    for plan in (tensor, pipeline):
-        with five_peers.load(path, plan=plan, accuracy="high") as model:
-            assert model.proposal.dtype == "as stored"
-            assert words in model.proposal.weights
-            assert relative_error(model.logits(prompt), expected) <= LARGEST_ERROR_OF_CODES
+    meant = write_packed(path, made.path, layout, head=in_8_bits, cut=shared)
+    check(five_peers, path, meant, cut(meant, plan, 64), words)
 
 
 @pytest.mark.parametrize(

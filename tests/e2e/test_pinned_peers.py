@@ -17,8 +17,6 @@ from edge.demos.bundled import MODEL
 from edge.demos.control_groups import ROOT
 from tests.support.plans import bundled_plan
 
-pytestmark = pytest.mark.slow
-
 QUESTION = "Where does the cat live?"
 
 

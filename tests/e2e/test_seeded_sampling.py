@@ -12,6 +12,7 @@ import edge
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.reference import sample
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan
 
 NEW_TOKENS = 24
@@ -40,8 +41,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 Checkpoints = Callable[..., TinyCheckpoint]
 
-pytestmark = pytest.mark.slow
-
 
 def expected_tokens(
     checkpoint: TinyCheckpoint, prompt: list[int], settings: dict[str, Any], seed: int
@@ -64,12 +63,14 @@ def expected_tokens(
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [
-        *itertools.product(
-            ["llama", "qwen3"], ["solo", "pipeline_3", "tensor_5", "mixed_2_then_3"]
-        ),
-        *itertools.product(["many_words"], ["solo", "tensor_2", "tensor_3", "mixed_2_then_3"]),
-    ],
+    repeats_are_slow(
+        [
+            *itertools.product(
+                ["llama", "qwen3"], ["solo", "pipeline_3", "tensor_5", "mixed_2_then_3"]
+            ),
+            *itertools.product(["many_words"], ["solo", "tensor_2", "tensor_3", "mixed_2_then_3"]),
+        ]
+    ),
 )
 def test_a_seed_gives_the_same_tokens_on_every_plan(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str

@@ -16,15 +16,13 @@ from edge.partition import Plan
 from edge.planning.load_options import Streaming
 from edge.weights.formats import weight_format
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.pairs import every_pair
+from tests.support.pairs import every_pair, repeats_are_slow
 from tests.support.plans import bundled_plan, make_plan, streaming
 
 Checkpoints = Callable[..., TinyCheckpoint]
 
 PROMPT_TOKENS = 24
 NEW_TOKENS = 8
-
-pytestmark = pytest.mark.slow
 
 
 def answers(
@@ -39,11 +37,13 @@ def answers(
 @pytest.mark.parametrize(
     ("family", "layout", "dtype"),
     [
-        *every_pair(
-            # qwen2: a window in half of its layers; qwen2_moe: experts, some of them shared
-            ["llama", "qwen2", "qwen3", "qwen2_moe"],
-            ["solo", "pipeline_2", "tensor_3", "mixed_2_then_3"],
-            ["float32", "int4"],
+        *repeats_are_slow(
+            every_pair(
+                # qwen2: a window in half of its layers; qwen2_moe: experts, some of them shared
+                ["llama", "qwen2", "qwen3", "qwen2_moe"],
+                ["solo", "pipeline_2", "tensor_3", "mixed_2_then_3"],
+                ["float32", "int4"],
+            )
         ),
         ("qwen2_moe", "mixed_2_then_3", "int4"),  # a shard has a part of no layer there
     ],

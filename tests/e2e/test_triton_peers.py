@@ -15,6 +15,7 @@ import torch
 import edge
 from edge.partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan, streaming
 from tests.support.processes import Daemon, cluster_of_daemons
 from tests.support.processes import edge as run_edge
@@ -31,8 +32,6 @@ HEADS = (4, 2)
 DEVICES = {"triton": "local-1", "ort": "local-2"}
 LARGEST_DIFFERENCE = 1e-4
 LARGEST_ERROR_OF_CODES = 1e-3
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -84,12 +83,15 @@ def test_a_model_without_kernels_on_gpus_is_computed_by_the_others(
 
 @pytest.mark.parametrize(
     ("family", "layout", "first"),
-    [
-        ("llama", "pipeline_2", "triton"),
-        ("llama", "tensor_2", "triton"),
-        ("gemma2", "tensor_2", "triton"),
-        ("glm4", "tensor_2", "ort"),
-    ],
+    repeats_are_slow(
+        [
+            ("llama", "pipeline_2", "triton"),
+            ("llama", "tensor_2", "triton"),
+            ("gemma2", "tensor_2", "triton"),
+            ("glm4", "tensor_2", "ort"),
+        ],
+        of=(1, 2),
+    ),
 )
 def test_greedy_tokens_are_those_of_transformers(
     cluster: edge.Cluster,

@@ -20,13 +20,10 @@ from edge.host.cache_paths import CACHE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE
 from tests.support.processes import PATIENCE_S
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        os.getuid() != 0 or shutil.which("ip") is None,
-        reason="networks of their own need root, and iproute2",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("ip") is None,
+    reason="networks of their own need root, and iproute2",
+)
 
 
 class Device:

@@ -14,8 +14,6 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.processes import Daemon
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Daemon]]:

@@ -44,7 +44,6 @@ def discover(cluster: str, timeout_s: float = PATIENCE_S, at_least: int = 1) -> 
     )
 
 
-@pytest.mark.slow
 def test_found_and_used_and_gone(
     cluster_name: str, tmp_path: Path, tiny_checkpoint: Callable[..., TinyCheckpoint]
 ) -> None:

@@ -10,6 +10,7 @@ import edge
 from edge.partition import Parallel
 from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.pairs import repeats_are_slow
 from tests.support.replies import EndlessReplies
 
 CONTEXT = 400
@@ -38,7 +39,8 @@ def answer(model: edge.Model, prompt: tuple[int, ...], *, goes_on: bool) -> tupl
 
 
 @pytest.mark.parametrize(
-    ("plan", "dtype"), [("pipeline", "int4"), ("tensor", "int4"), ("tensor", "float32")]
+    ("plan", "dtype"),
+    repeats_are_slow([("pipeline", "int4"), ("tensor", "int4"), ("tensor", "float32")]),
 )
 def test_a_conversation_is_as_if_each_turn_were_computed_anew(
     checkpoint: TinyCheckpoint, plan: Parallel, dtype: Dtype

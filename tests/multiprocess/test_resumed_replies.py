@@ -23,6 +23,7 @@ from edge.demos.bundled import MODEL
 from edge.host.state_paths import STATE_VARIABLE
 from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.pairs import repeats_are_slow
 from tests.support.plans import bundled_plan, make_plan
 from tests.support.processes import (
     PATIENCE_S,
@@ -122,7 +123,8 @@ def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype"), [("pipeline_2", "float32"), ("tensor_2", "auto"), ("pipeline_2", "auto")]
+    ("layout", "dtype"),
+    repeats_are_slow([("pipeline_2", "float32"), ("tensor_2", "auto"), ("pipeline_2", "auto")]),
 )
 def test_the_tokens_of_an_undisturbed_reply(layout: str, dtype: Dtype, two: list[Daemon]) -> None:
     """Drawn, with penalties, and with likelihoods to the last bit: by the plan that it had."""

@@ -1,9 +1,11 @@
-"""Fewer cases where two kinds of variants do not know of each other."""
+"""Fewer cases where two kinds of variants do not know of each other, or one shows it again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import pytest
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -20,4 +22,27 @@ def every_pair(first: Iterable[A], second: Iterable[B], third: Iterable[C]) -> l
         (a, b, thirds[(i + j) % len(thirds)])
         for i, a in enumerate(first)
         for j, b in enumerate(second)
+    ]
+
+
+def repeats_are_slow(
+    cases: Iterable[Sequence[Any]], *, of: Sequence[int] | None = None
+) -> list[Sequence[Any]]:
+    """The cases in their order; marked as slow are those that show no value for the first time.
+
+    So each value of each parameter is in some case without the mark. `of`: the parameters that
+    count, by their places; the values of others are put to the test elsewhere.
+    """
+    listed = [tuple(case) for case in cases]
+    places = range(len(listed[0])) if of is None else of
+    values = [{(place, repr(case[place])) for place in places} for case in listed]
+    kept: set[int] = set()
+    missing = set().union(*values)
+    while missing:
+        best = max(range(len(listed)), key=lambda number: len(values[number] & missing))
+        kept.add(best)
+        missing -= values[best]
+    return [
+        case if number in kept else pytest.param(*case, marks=pytest.mark.slow)
+        for number, case in enumerate(listed)
     ]

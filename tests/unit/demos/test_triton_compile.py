@@ -50,7 +50,6 @@ def printed(
         }
 
 
-@pytest.mark.slow
 def test_every_kernel_compiles_for_gpus(printed: dict[str, Future[str]]) -> None:
     compiled = json.loads(printed["compiler"].result())
     found: dict[str, set[str]] = {}
@@ -85,7 +84,6 @@ def test_the_benches_say_that_there_is_no_gpu(command: str) -> None:
     assert run(*command.split(), CUDA_VISIBLE_DEVICES="").strip() == NO_GPU
 
 
-@pytest.mark.slow
 def test_the_bench_of_decoding_runs_dry_where_there_is_no_gpu(
     printed: dict[str, Future[str]],
 ) -> None:

@@ -16,7 +16,12 @@ from edge.models.gguf_architectures import ARCHITECTURES
 from edge.models.spec import MAX_KINDS, tensor_shapes
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.encoding import Encoding
+from edge.weights.formats import weight_format
+from edge.weights.layout import whole_layout
 from tests.support import gguf_bytes
+from tests.support.checkpoints import make_checkpoint
+from tests.support.family_sizes import EXPERTS_IN_BLOCKS, FAMILIES, IN_BLOCKS
+from tests.support.gguf_files import Type, write_gguf
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_fallback, write_checkpoint
 from tests.unit.offload.test_gguf_store import write_parts
 
@@ -300,3 +305,35 @@ def unlike_layers(count: int) -> bytes:
 
 
 MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(*FAMILIES, *IN_BLOCKS, *EXPERTS_IN_BLOCKS, "gemma4", "gemma4_moe", "glm4", "glm4_moe"),
+        *("granite", "ministral3", "mixtral", "olmo2", "olmo3"),
+    ],
+)
+def test_the_weights_of_every_family_are_those_of_its_own_file(name: str, tmp_path: Path) -> None:
+    """Turned, stacked, in another order or less by 1 there: in float16, to the bit."""
+    made = make_checkpoint(tmp_path / "made", name, layers=2)
+    meant = write_gguf(tmp_path / "it.gguf", made.path, kind=Type.F16)
+    with Checkpoint.open(tmp_path / "it.gguf") as file, Checkpoint.open(meant.path) as folder:
+        layout = whole_layout(meant.spec)
+        found, expected = (
+            each.source(
+                weight_format(meant.spec, "float32"),
+                cache_root=tmp_path,
+                on_progress=lambda _event: None,
+            )
+            for each in (file, folder)
+        )
+        for matrix in layout.matrices:
+            (one,), (other,) = (each.matrix(matrix).values() for each in (found, expected))
+            np.testing.assert_array_equal(one, other, err_msg=matrix.name)
+        for vector in layout.vectors:
+            np.testing.assert_array_equal(
+                found.vector(vector), expected.vector(vector), err_msg=vector.name
+            )
+        found.close()
+        expected.close()
