@@ -42,10 +42,11 @@ class Authority:
     certificate: x509.Certificate
 
     @classmethod
-    def made(cls, generation: int = 0) -> Authority:
-        """`generation`: how many keys the cluster has had before."""
+    def made(cls, maker: str | None, generation: int = 0) -> Authority:
+        """`maker`: the id of the device that makes it; None: an earlier version did not say.
+        `generation`: how many keys the cluster has had before."""
         key = new_key()
-        name = _name(key_id(key.public_key()))
+        name = _name(key_id(key.public_key()), maker=maker)
         extensions = (
             (x509.BasicConstraints(ca=True, path_length=0), True),
             (_usage(certificates=True), True),
@@ -101,6 +102,12 @@ def counted(certificate: x509.Certificate) -> int:
     return _count(certificate.not_valid_before_utc)
 
 
+def maker_of(cluster: x509.Certificate) -> str | None:
+    """The id of the device that made a cluster's key; None: an earlier version did."""
+    named = cluster.subject.get_attributes_for_oid(NameOID.SERIAL_NUMBER)
+    return str(named[0].value) if named else None
+
+
 def superseded(entry: x509.RevokedCertificate) -> int | None:
     """The least edition that counts of a device in a list; None: it is expelled."""
     try:
@@ -118,11 +125,13 @@ def _count(moment: datetime.datetime) -> int:
     return max(0, round((moment - _BEGIN).total_seconds()))
 
 
-def _name(name: str, roles: Iterable[str] = ()) -> x509.Name:
+def _name(name: str, roles: Iterable[str] = (), maker: str | None = None) -> x509.Name:
+    made_by = () if maker is None else (x509.NameAttribute(NameOID.SERIAL_NUMBER, maker),)
     return x509.Name(
         [
             x509.NameAttribute(NameOID.COMMON_NAME, _shortened(name)),
             *(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role) for role in roles),
+            *made_by,
         ]
     )
 

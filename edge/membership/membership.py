@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from edge.errors import RequestError
-from edge.membership.authority import MALFORMED, Authority, counted, superseded
+from edge.membership.authority import MALFORMED, Authority, counted, maker_of, superseded
 from edge.membership.identity import Identity, PublicKey, key_id, key_pem
 from edge.membership.lengths import joined, parted
 from edge.membership.roles import ROLES
@@ -40,7 +40,11 @@ class SignedList:
 
     @classmethod
     def read(cls, signed: bytes, authority: x509.Certificate) -> SignedList:
-        """Raises RequestError for what the cluster's key has not signed."""
+        """Raises RequestError for what the cluster's key has not signed.
+
+        Nothing that is said in it of the device that made the key counts: whoever has got hold of a
+        token could else keep the members from the next key, which that device alone can make.
+        """
         try:
             known = x509.load_der_x509_crl(signed)
             key = authority.public_key()
@@ -51,6 +55,7 @@ class SignedList:
             told = {f"{entry.serial_number:032x}": superseded(entry) for entry in known}
         except MALFORMED as error:
             raise RequestError(f"a list of expelled devices cannot be read: {error}") from error
+        told.pop(maker_of(authority) or "", None)
         ids = frozenset(id for id, edition in told.items() if edition is None)
         editions = {id: edition for id, edition in told.items() if edition is not None}
         return cls(epoch=epoch, ids=ids, editions=editions, signed=signed)
@@ -160,11 +165,15 @@ class Membership:
     """The certificates, by id, of those that it has taken in."""
     past: tuple[PastKey, ...] = ()
     """The oldest first."""
+    by_token: bool = False
+    """It knows of no certificates that other devices have given, but for what lists say."""
 
     @classmethod
     def founded(cls, name: str, identity: Identity | None = None) -> Membership:
         """The first device of a new cluster."""
-        return cls.enrolled(Authority.made(), os.urandom(TAG_KEY_BYTES), name, identity)
+        identity = identity or Identity.made()
+        authority = Authority.made(identity.id)
+        return cls.enrolled(authority, os.urandom(TAG_KEY_BYTES), name, identity)
 
     @classmethod
     def enrolled(
@@ -186,6 +195,12 @@ class Membership:
         key = self.cluster.public_key()
         assert isinstance(key, PublicKey)
         return key_id(key)
+
+    @property
+    def maker(self) -> str | None:
+        """The id of the device that made the cluster's key, as all members know it; None: an
+        earlier version did."""
+        return maker_of(self.cluster)
 
     @property
     def generation(self) -> int:
@@ -220,7 +235,7 @@ class Membership:
 
     def next_edition(self, id: str) -> int:
         """Of the certificate of a device that is taken in now, perhaps again."""
-        given = []
+        given = [0] if self.by_token else []
         if id in self.others:  # of which a version before this kept no certificate
             given.append(counted(self.taken_in[id]) if id in self.taken_in else 0)
         if id in self.expelled.editions:  # perhaps by another device that has the cluster's key
@@ -245,7 +260,14 @@ class Membership:
         return known._listing(self.expelled.ids, {**self.expelled.editions, id: edition})
 
     def expelling(self, id: str) -> Membership:
-        """With one more expelled. Raises RequestError where the cluster's key is not here."""
+        """With one more expelled. Raises RequestError where the cluster's key is not here, and for
+        the device that made it."""
+        if id == self.maker:
+            raise RequestError(
+                "this device made the cluster, and nobody can expel it; if it is in wrong hands, "
+                "make another cluster on a device of yours, `edge cluster create --leave`, and "
+                "pair the others with that"
+            )
         return self._listing(self.expelled.ids | {id}, self.expelled.editions)
 
     def _listing(self, ids: frozenset[str], editions: Mapping[str, int]) -> Membership:
@@ -254,7 +276,8 @@ class Membership:
             raise RequestError(
                 "this device has not the cluster's key; expel it on a device that takes others in"
             )
-        editions = {id: edition for id, edition in editions.items() if id not in ids}
+        spared = {*ids, self.maker}
+        editions = {id: edition for id, edition in editions.items() if id not in spared}
         if len(ids) + len(editions) > MOST_EXPELLED:
             raise RequestError(f"more than {MOST_EXPELLED} expelled: `edge cluster rotate` is due")
         epoch = self.expelled.epoch + 1
@@ -262,10 +285,11 @@ class Membership:
         now = SignedList(epoch=epoch, ids=ids, editions=editions, signed=signed)
         return replace(self, expelled=Expelled.of([now]))
 
-    def rotated(self, name: str) -> Membership:
+    def rotated(self, name: str, forgiven: Collection[str] = ()) -> Membership:
         """The cluster under a new key, with all whom this device has taken in and nobody has
         expelled or taken in since; `name` is its own. Of others it has no certificate that counts:
-        they stay behind.
+        they stay behind. `forgiven`: ids of those that it has taken in and that go along whatever
+        lists say, which whoever has a token may have signed.
 
         Raises RequestError where the cluster's key is not here, and for too many devices.
         """
@@ -278,14 +302,14 @@ class Membership:
         carried = {
             id: each
             for id, each in self.taken_in.items()
-            if id not in expelled and counted(each) >= editions.get(id, 0)
+            if id in forgiven or (id not in expelled and counted(each) >= editions.get(id, 0))
         }
         if len(carried) > MOST_CARRIED:
             raise RequestError(
                 f"{len(carried)} devices are too many to be taken along, which {MOST_CARRIED} can "
                 "be; expel those that are gone, or add --leave and pair those again that you want"
             )
-        authority = Authority.made(self.generation + 1)
+        authority = Authority.made(self.identity.id, self.generation + 1)
         new = Membership.enrolled(authority, os.urandom(TAG_KEY_BYTES), name, self.identity)
         certificates = {
             id: authority.member(_key_of(each), name_in(each), roles_in(each))
@@ -321,10 +345,10 @@ class Membership:
                 "key was made: `edge cluster token`"
             )
         rotation.check(self.cluster)
-        if rotation.maker not in self.others or rotation.maker in self.expelled.ids:
+        if not self._may_lead(rotation.maker):
             raise RequestError(
-                "a new key of the cluster was not made by a device that this one was paired with; "
-                "if it should have been, pair them again: `edge pair`"
+                "a new key of the cluster was not made by the device that made the one before; if "
+                "it should have been, pair this one again: `edge pair`"
             )
         told = rotation.opened(self.identity)
         if told is None:
@@ -343,6 +367,13 @@ class Membership:
         if now.generation != self.generation + 1:
             raise RequestError("what was told as the cluster's new key is not the next one")
         return replace(now, others=self.others, past=self._past_with(rotation))
+
+    def _may_lead(self, device: str) -> bool:
+        """To the next key: whoever made this one. Where no certificate says who did, a device that
+        this one was paired with."""
+        if self.maker is not None:
+            return device == self.maker
+        return device in self.others and device not in self.expelled.ids
 
     def _past_with(self, rotation: Rotation) -> tuple[PastKey, ...]:
         last = PastKey(before=self.cluster_id, tag_key=self.tag_key, rotation=rotation.signed)

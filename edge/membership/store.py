@@ -253,7 +253,7 @@ def enrolled_by_token(text: bytes, whose: str, name: str, identity: Identity) ->
     if len(values["tag_key"]) != TAG_KEY_BYTES:
         raise RequestError(f"{whose} is damaged: it has no key for tags")
     member = Membership.enrolled(authority, values["tag_key"], name, identity)
-    return member.hearing(values["expelled"])
+    return replace(member, by_token=True).hearing(values["expelled"])
 
 
 def read_token(path: Path) -> bytes:

@@ -250,7 +250,8 @@ def test_a_new_key_takes_members_along(
         rotated = attic.edge("cluster", "rotate", *ON_LOOPBACK)
         assert rotated.code == 0, rotated.err
         assert "Of kitchen, cellar, 0 have followed" in rotated.out
-        assert "Pair" not in rotated.out
+        assert "Pair these" not in rotated.out
+        assert "Expelled, and left behind: gone." in rotated.out
         assert answer(attic, daemon, checkpoint).code == 0
         shown = attic.json("cluster", "show")
         assert shown["generation"] == 1
@@ -323,6 +324,36 @@ def test_who_a_script_with_a_token_expels_stays_expelled(
     with attic.peer() as daemon:
         assert script.edge("peers", "--peer", daemon.address).code == 0
     assert attic.json("cluster", "show")["expelled"] == ["a" * 32]
+
+
+def test_whoever_has_stolen_a_token_does_not_keep_members_from_the_next_key(
+    device: Callable[[str], Device], tmp_path: Path
+) -> None:
+    """Not by expelling the device that makes it; and who is named goes along all the same."""
+    attic, kitchen, cellar, thief = map(device, ("attic", "kitchen", "cellar", "thief"))
+    pair(attic, kitchen)
+    pair(attic, cellar)
+    assert attic.edge("cluster", "token", tmp_path / "token").code == 0
+    thief.environment[TOKEN_VARIABLE] = str(tmp_path / "token")
+    ids = {each: each.json("cluster", "show")["own"] for each in (attic, kitchen, cellar)}
+    refused = thief.edge("cluster", "expel", ids[attic], *ON_LOOPBACK).sentence()
+    assert "nobody can expel it" in refused
+    for each in (kitchen, cellar):
+        assert thief.edge("cluster", "expel", ids[each], *ON_LOOPBACK).code == 0
+    with attic.peer() as daemon:
+        assert thief.edge("peers", "--peer", daemon.address).code == 0
+        assert kitchen.edge("peers", "--peer", daemon.address).code == 1
+        for options, said in ((("--leave",), "takes nobody along"), ((), "names no device")):
+            refused = attic.edge("cluster", "rotate", "--with", "nobody", *options).sentence()
+            assert said in refused
+        rotated = attic.edge("cluster", "rotate", "--with", "kitchen", *ON_LOOPBACK)
+        assert rotated.code == 0, rotated.err
+        assert "Of kitchen, 0 have followed" in rotated.out
+        assert "Expelled, and left behind: cellar." in rotated.out
+    with attic.peer() as daemon:
+        assert kitchen.edge("peers", "--peer", daemon.address).code == 0
+        assert "was not taken along" in cellar.edge("peers", "--peer", daemon.address).sentence()
+    assert kitchen.json("cluster", "show")["expelled"] == []
 
 
 @pytest.mark.parametrize("name", ["create", "rotate"])

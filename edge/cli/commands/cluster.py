@@ -105,7 +105,8 @@ def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
     """Expel a device, by name or the beginning of its id, for good.
 
     Members that are there are told at once; others when the first member that knows it talks to
-    them. The device can come back with a new key only: remove its folder of keys, and pair it.
+    them. The device can come back with a new key only: remove its folder of keys, and pair it. The
+    device that made the cluster cannot be expelled.
     """
     own = OwnMembership(socket.gethostname())
     id = _meant(own.current(), device)
@@ -127,9 +128,18 @@ def _exchanged(own: OwnMembership, cluster: str, interfaces: tuple[str, ...]) ->
 
 @command.command()
 @click.option("--leave", is_flag=True, help="Take no other device along: pair them again.")
+@click.option(
+    "--with",
+    "forgiven",
+    multiple=True,
+    metavar="DEVICE",
+    help="Take this one along though it was expelled: whoever had a token could do that.",
+)
 @_interfaces
 @_announced
-def rotate(leave: bool, interfaces: tuple[str, ...], cluster: str) -> None:
+def rotate(
+    leave: bool, forgiven: tuple[str, ...], interfaces: tuple[str, ...], cluster: str
+) -> None:
     """A new key for the cluster, where the old one, or a token, may be in wrong hands.
 
     The devices that this one has taken in go along, but for those that were expelled: those that
@@ -137,21 +147,30 @@ def rotate(leave: bool, interfaces: tuple[str, ...], cluster: str) -> None:
     """
     _check_no_token()
     own, name = OwnMembership(socket.gethostname()), socket.gethostname()
+    if leave and forgiven:
+        raise RequestError("--leave takes nobody along; leave it out, or --with")
     if leave:
         before = own.current()
         made = own.change(lambda newest: _renewed(newest, leave=True))
     else:
+        ids = {_meant(own.current(), each) for each in forgiven}
         _exchanged(own, cluster, interfaces)  # who was expelled elsewhere does not go along
         before = own.current()
-        made = own.change(lambda newest: newest.rotated(name))
+        made = own.change(lambda newest: newest.rotated(name, ids))
     click.echo(f"The cluster is {fingerprint(made.cluster_id)} now.")
     if made.taken_in:
         told = asyncio.run(_carried(own.credentials(), cluster, interfaces or None))
         names = ", ".join(made.others.values())
         click.echo(f"Of {names}, {told} have followed; others will when they meet a member.")
-    gone = before.expelled.ids | made.others.keys()
+    expelled = before.expelled.ids - made.others.keys()
+    gone = expelled | made.others.keys()
     if left := [name for id, name in before.others.items() if id not in gone]:
         click.echo(f"Pair these again: {', '.join(left)}.")
+    if behind := [name for id, name in before.others.items() if id in expelled]:
+        click.echo(
+            f"Expelled, and left behind: {', '.join(behind)}. Whoever had a token may have done "
+            "that, too: pair again whom you have not expelled."
+        )
 
 
 async def _carried(

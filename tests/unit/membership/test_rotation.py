@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from edge.errors import RequestError
+from edge.membership.authority import Authority
 from edge.membership.identity import Identity
 from edge.membership.lengths import joined, parted
-from edge.membership.membership import Membership, name_in, roles_in
+from edge.membership.membership import TAG_KEY_BYTES, Membership, name_in, roles_in
 from edge.membership.roles import LEND, USE
 from edge.membership.rotation import MOST_CARRIED, MOST_ROTATIONS, Rotation
 from edge.membership.store import MembershipStore, enrolled_by_token, token
@@ -81,18 +83,67 @@ def test_whoever_has_the_clusters_key_alone_moves_nobody() -> None:
     kitchen = attic.taking_in("kitchen")
     thief = Kept(enrolled_by_token(token(attic.membership), "it", "thief", Identity.made()))
     thief.change(lambda newest: replace(newest, taken_in=attic.membership.taken_in))
-    with pytest.raises(RequestError, match="not made by a device that this one was paired with"):
+    with pytest.raises(RequestError, match="not made by the device that made the one before"):
         kitchen.membership.following(thief.rotate())
     kitchen.membership.following(attic.rotate())
 
 
-def test_an_expelled_device_moves_nobody() -> None:
+def test_a_device_that_a_token_has_taken_in_follows_none_of_its_keys() -> None:
+    attic = Kept.founded()
+    script = Kept(enrolled_by_token(token(attic.membership), "it", "script", Identity.made()))
+    phone = script.taking_in("phone")
+    with pytest.raises(RequestError, match="not made by the device that made the one before"):
+        phone.membership.following(script.rotate())
+
+
+def test_a_stolen_token_keeps_nobody_from_the_next_key() -> None:
+    """Whatever it signs of the device that made the key: nobody believes it."""
     attic = Kept.founded()
     kitchen = attic.taking_in("kitchen")
+    own, other = attic.membership.identity.id, kitchen.membership.identity.id
+    thief = Kept(enrolled_by_token(token(attic.membership), "it", "thief", Identity.made()))
+    with pytest.raises(RequestError, match="nobody can expel it"):
+        thief.membership.expelling(own)
+    authority = thief.membership.authority
+    assert authority is not None
+    for ids, editions in (([own], {}), ([], {own: 5}), ([own, other, "f" * 32], {})):
+        signed = authority.expelled(ids, 9, editions).public_bytes(Encoding.DER)
+        kitchen.membership = kitchen.membership.hearing(joined([signed]))
+    assert kitchen.membership.expelled.ids == {other, "f" * 32}
+    assert kitchen.credentials().is_admitted(own, 0)
+    kitchen.membership = kitchen.membership.following(attic.rotate())
+    assert kitchen.membership.expelled.ids == set()
+
+
+def test_who_was_expelled_by_a_stolen_token_goes_along_if_it_is_named() -> None:
+    attic = Kept.founded()
+    kitchen, cellar = attic.taking_in("kitchen"), attic.taking_in("cellar")
+    thief = Kept(enrolled_by_token(token(attic.membership), "it", "thief", Identity.made()))
+    for kept in (kitchen, cellar):
+        thief.membership = thief.membership.expelling(kept.membership.identity.id)
+    for kept in (attic, kitchen, cellar):
+        kept.change(lambda newest: newest.hearing(thief.membership.expelled.signed))
+    forgiven = [kitchen.membership.identity.id]
+    attic.change(lambda newest: newest.rotated("attic", forgiven))
+    told = attic.membership.past[-1].rotation
+    kitchen.membership = kitchen.membership.following(told)
+    assert kitchen.membership.cluster_id == attic.membership.cluster_id
+    assert kitchen.credentials().is_admitted(forgiven[0], 0)
+    with pytest.raises(RequestError, match="was not taken along"):
+        cellar.membership.following(told)
+
+
+def test_in_a_cluster_of_an_earlier_version_an_expelled_device_moves_nobody() -> None:
+    """Its certificate does not say who made it; whoever was paired with a device follows that."""
+    attic = Kept(Membership.enrolled(Authority.made(None), bytes(TAG_KEY_BYTES), "attic"))
+    kitchen = attic.taking_in("kitchen")
+    assert kitchen.membership.maker is None
+    before = kitchen.membership
     expelled = attic.membership.expelling(attic.membership.identity.id).expelled
-    kitchen.change(lambda newest: newest.hearing(expelled.signed))
-    with pytest.raises(RequestError, match="not made by a device"):
-        kitchen.membership.following(attic.rotate())
+    told = attic.rotate()
+    assert before.following(told).maker == attic.membership.identity.id
+    with pytest.raises(RequestError, match="not made by the device"):
+        before.hearing(expelled.signed).following(told)
 
 
 def test_what_was_changed_on_the_way_is_refused() -> None:
@@ -202,6 +253,23 @@ def test_a_certificate_of_another_holder_of_the_key_replaces_one_too() -> None:
     attic.change(lambda newest: newest.hearing(script.membership.expelled.signed))
     with pytest.raises(RequestError, match="was not taken along"):
         phone.membership.following(attic.rotate())
+
+
+def test_a_token_replaces_what_it_does_not_know_of() -> None:
+    """Nothing was listed before: each device has had one certificate."""
+    attic = Kept.founded()
+    phone = attic.taking_in("phone", [LEND, USE])
+    id = phone.membership.identity.id
+    script = Kept(enrolled_by_token(token(attic.membership), "it", "script", Identity.made()))
+    again = script.taking_in("phone", [LEND], phone.membership.identity)
+    attic.change(lambda newest: newest.hearing(script.membership.expelled.signed))
+    for kept in (attic, script):
+        admitted = kept.credentials().is_admitted
+        assert [admitted(id, edition) for edition in range(2)] == [False, True]
+    assert again.membership.roles == {LEND}
+    third = attic.taking_in("phone", [USE], phone.membership.identity)
+    assert not attic.credentials().is_admitted(id, 1)
+    assert third.membership.roles == {USE}
 
 
 def test_what_an_earlier_version_gave_is_replaced() -> None:
