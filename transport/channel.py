@@ -9,7 +9,17 @@ from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 from edge.transport.errors import ChannelClosedError, PeerLostError
-from edge.transport.frame import Admit, Frame, LimitsOf, admit_all, decode, encode, no_other_limits
+from edge.transport.frame import (
+    PREFIX_BYTES,
+    Admit,
+    Frame,
+    LimitsOf,
+    admit_all,
+    decode,
+    encode,
+    no_other_limits,
+    value_bytes,
+)
 
 MEMORY_QUEUE_FRAMES = 64
 """Frames that wait in one direction of a memory channel before ``send`` does, as on a socket."""
@@ -60,8 +70,8 @@ class Channel(Protocol):
         """The next frame. One task at a time. A cancelled receive loses nothing.
 
         ``limits_of`` is asked how large a frame of a kind may be before its payload is read, and
-        ``admit`` is waited for before memory is set aside for a header or a payload. A receive that
-        goes on where a cancelled one stopped may ask for the same part again.
+        ``admit`` is waited for before memory is set aside for a header, for its values or for a
+        payload. A receive that goes on where a cancelled one stopped may ask for the same again.
 
         Raises:
             ChannelClosedError: this side closed the channel, also while this call waited.
@@ -159,6 +169,8 @@ class MemoryChannel:
         finally:
             self._is_receiving = False
         await admit(len(data))
+        header_bytes = int.from_bytes(data[:4])
+        await admit(value_bytes(data[PREFIX_BYTES : PREFIX_BYTES + header_bytes]))
         return decode(data, limits_of)
 
     async def aclose(self) -> None:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from edge.transport.errors import ProtocolError
 
-PROTOCOL_VERSION = 26
+PROTOCOL_VERSION = 27
 """Raised by one whenever bytes on the wire change their meaning."""
 
 MAX_HEADER_BYTES = 1 << 20
@@ -35,6 +35,14 @@ MAX_PAYLOAD_BYTES = 64 << 20
 MAX_HEADER_CONTAINERS = 1 << 15
 """Most lists and objects in a header: a MiB of empty lists would become 22 MiB in a tenth of a
 second."""
+
+MOST_VALUES_BYTES = 8 << 20
+"""Of one header's values that are asked for: an odd one may take twice as much, and whoever waits
+for more room than there is waits for ever."""
+
+_VALUE_BYTES, _ENTRY_BYTES, _CONTAINER_BYTES = 88, 110, 240
+"""The most that CPython takes for a short value with its place in a list, for the place of a key in
+an object, and for a list or an object: see `value_bytes`."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -70,7 +78,7 @@ payload."""
 
 Admit = Callable[[int], Awaitable[None]]
 """Returns once so many bytes may be set aside: for a part of a frame, and for the record in which
-it comes."""
+it comes; or for what a header becomes when it is read."""
 
 
 async def admit_all(_num_bytes: int) -> None:
@@ -132,11 +140,23 @@ def decode(data: Buffer, limits_of: LimitsOf = no_other_limits) -> Frame:
     raise ProtocolError(f"the frame is cut short: it ends after {memoryview(data).nbytes} bytes")
 
 
+def value_bytes(document: bytes | bytearray) -> int:
+    """No more than that is taken by the values of a header once it is read, as long as it is less
+    than MOST_VALUES_BYTES."""
+    containers = document.count(b"[") + document.count(b"{")
+    entries = document.count(b":")
+    values = 1 + document.count(b",") + entries + containers
+    texts = 4 * len(document)  # where one letter is beyond U+FFFF, each takes so much
+    taken = _VALUE_BYTES * values + _ENTRY_BYTES * entries + _CONTAINER_BYTES * containers + texts
+    return min(taken, MOST_VALUES_BYTES)
+
+
 class FrameAssembler:
     """Makes frames out of pieces of any size; touches no socket.
 
     Ask :meth:`wanted` for the space where the next bytes go, put some there, and say how many to
-    :meth:`advance`. The space never reaches past the end of the current frame, so nothing that
+    :meth:`advance`; or to :meth:`put`, and then :meth:`read`, for who wants to know before how much
+    a header takes. The space never reaches past the end of the current frame, so nothing that
     follows a frame is taken from the socket. What has arrived is kept between calls, so a reader
     that is cancelled halfway can go on later. After a ``ProtocolError`` the assembler is spent.
     """
@@ -154,6 +174,8 @@ class FrameAssembler:
 
     def _start(self) -> None:
         self._document: bytearray | None = None
+        self._is_read = False
+        """The header: its values are there, not only its bytes."""
         self._payload: bytearray | None = None
         self._space = memoryview(self._prefix)
         self._due_bytes = 0
@@ -175,16 +197,25 @@ class FrameAssembler:
             self._space = memoryview(part)
         return self._space
 
+    @property
+    def unread_bytes(self) -> int:
+        """What the next :meth:`read` takes for the values of a header; 0 if it takes nothing."""
+        if self._document is None or self._space.nbytes or self._due_bytes or self._is_read:
+            return 0
+        return value_bytes(self._document)
+
     def advance(self, count: int, limits_of: LimitsOf = no_other_limits) -> Frame | None:
+        """`put`, then `read`."""
+        self.put(count)
+        return self.read(limits_of)
+
+    def put(self, count: int) -> None:
         """Note that ``count`` bytes were put at the start of :meth:`wanted`.
 
-        Returns the frame when it is complete. Raises ``ProtocolError`` for anything malformed or
-        over its limits.
+        Raises ``ProtocolError`` for sizes that no frame has.
         """
         self._space = self._space[count:]
-        if self._space.nbytes:
-            return None
-        if self._document is None:
+        if not self._space.nbytes and self._document is None:
             header_bytes, payload_bytes = _SIZES.unpack(self._prefix)
             _check_sizes(
                 header_bytes,
@@ -195,10 +226,16 @@ class FrameAssembler:
             )
             self._due_bytes = header_bytes
             self._payload_bytes = payload_bytes
+
+    def read(self, limits_of: LimitsOf = no_other_limits) -> Frame | None:
+        """The frame when it is complete. Raises ``ProtocolError`` for anything malformed or over
+        its limits."""
+        if self._due_bytes or self._space.nbytes or self._document is None:
             return None
-        if self._payload is None:
+        if not self._is_read:
             # The header is read before the payload is set aside: garbage costs no 64 MiB.
             self._kind, self._header = _decode_document(self._document)
+            self._is_read = True
             limits = limits_of(self._kind)
             _check_sizes(
                 len(self._document),
@@ -211,6 +248,7 @@ class FrameAssembler:
                 self._due_bytes = self._payload_bytes
                 return None
             self._payload = bytearray()
+        assert self._payload is not None
         frame = Frame(self._kind, self._header, self._payload)
         self._start()
         return frame

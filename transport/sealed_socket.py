@@ -36,7 +36,7 @@ CHANNEL_RECORD_BYTES = 512 << 10
 _RECORDS_PER_KEY = RECORDS_PER_KEY * RECORD_BYTES // CHANNEL_RECORD_BYTES
 """As many bytes as a link's."""
 
-SMALL_BYTES = 32 << 10
+SMALL_BYTES = 8 << 10
 """Frames up to this are one record, and any record may have so much."""
 
 _SPARE_BYTES = 4096

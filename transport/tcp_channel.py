@@ -67,8 +67,13 @@ class TcpChannel:
             while frame is None:
                 if due_bytes := self._assembler.due_bytes:
                     await admit(due_bytes + min(due_bytes, self._connection.record_bytes))
-                count = await self._connection.receive_into(self._assembler.wanted())
-                frame = self._assembler.advance(count, limits_of)
+                if not (unread_bytes := self._assembler.unread_bytes):
+                    count = await self._connection.receive_into(self._assembler.wanted())
+                    self._assembler.put(count)
+                    unread_bytes = self._assembler.unread_bytes
+                if unread_bytes:
+                    await admit(unread_bytes)
+                frame = self._assembler.read(limits_of)
             return frame
         except ProtocolError as error:
             self._failure = ProtocolError(f"{self.peer}: {error}")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from edge.peer.hosted_shard import HostedShard
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.quota import Held
 from edge.peer.resources import PeerResources
+from edge.peer.unsent import Unsent
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import MAX_SESSIONS, PeerDescription
@@ -67,13 +68,33 @@ MAX_WAITING_CALLS = 2
 LARGE_BYTES = 256 << 10
 """A frame that may be larger is read in a thread, next to the loop."""
 
-COUNTED_BYTES = 32 << 10
-"""A part of a frame that may be larger has its place in the ledger, with the record in which it
-comes; the others of all connections together are a part of what the process takes."""
+SMALL_PART_BYTES = 32 << 10
+"""A part of a frame that is larger has its place in the ledger, with the record in which it comes.
+Smaller ones have a room of their own, which is a part of what the process takes."""
+
+LARGE_ANSWERS = frozenset((Keep.kind, messages.Offer.kind, messages.Observed.kind))
+"""Calls whose answers are as large as what was asked about."""
+
+MAX_UNSENT_REPORTS = 64
+"""Then no frame is read until some are sent: whoever does not read what it is told is not heard."""
 
 MAX_WAITING_POSTS = 8 * MAX_REQUESTS
 """For a session: each request that is under way may be swapped out, reserved, matched, stepped and
 finished."""
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Bytes of the two rooms for frames."""
+
+    large: int = 0
+    small: int = 0
+
+    def add(self, num_bytes: int, *, is_large: bool) -> None:
+        if is_large:
+            self.large += num_bytes
+        else:
+            self.small += num_bytes
 
 
 class Connection:
@@ -95,12 +116,14 @@ class Connection:
         self._manifest_entries = Held(resources.manifest_entries, self._owner)
         self._shards = Held(resources.shards, self._owner)
         self._hearing = Hearing(channel, silent_after_s=silent_after_s)
-        self._calls_read: asyncio.Queue[tuple[Frame, int]] = asyncio.Queue(MAX_WAITING_CALLS)
-        """And what each has taken of the room for frames."""
-        self._frame_bytes = 0
-        """That the frame which is being read has taken, and all that wait:"""
-        self._all_frames_bytes = 0
-        self._reports: asyncio.Queue[Event] = asyncio.Queue()
+        self._calls_read: asyncio.Queue[tuple[Frame, _Taken]] = asyncio.Queue(MAX_WAITING_CALLS)
+        """And what each has taken of the rooms for frames."""
+        self._frame = _Taken()
+        """By the frame which is being read, and by all that wait, too:"""
+        self._frames = _Taken()
+        self._reports: asyncio.Queue[tuple[Event, Callable[[], None]]] = asyncio.Queue()
+        """And what to call once each is sent."""
+        self._report_sent = asyncio.Event()
         self._copy_room = CopyRoom()
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
@@ -173,7 +196,7 @@ class Connection:
         async with AsyncExitStack() as stack:  # each of these whatever became of those before
             stack.callback(self._manifest_entries.give_back_all)
             stack.callback(self._offers.give_back_all)
-            stack.callback(self._let_go, self._all_frames_bytes)
+            stack.callback(self._let_go, replace(self._frames))
             stack.push_async_callback(run_blocking, self._kept.close)
             for writer in self._writers.values():
                 stack.push_async_callback(run_blocking, writer.close)
@@ -201,10 +224,11 @@ class Connection:
         answered, so that a coordinator that goes away is noticed while a shard loads.
         """
         while True:
+            await self._until_told()
             self._hearing.listening()
             frame = await self._channel.receive(self._limits_of, self._admit)
             self._hearing.not_listening()  # what follows takes as long as we do
-            taken, self._frame_bytes = self._frame_bytes, 0
+            taken, self._frame = self._frame, _Taken()
             if frame.kind == ALIVE.kind:
                 self._let_go(taken)
                 continue
@@ -230,17 +254,30 @@ class Connection:
 
     async def _admit(self, num_bytes: int) -> None:
         """What many coordinators send at once does not take more than was promised."""
-        if num_bytes > COUNTED_BYTES:
-            self._hearing.not_listening()
-            await self._peer.frames.take(self._owner, num_bytes)
-            self._hearing.listening()
-            self._frame_bytes += num_bytes
-            self._all_frames_bytes += num_bytes
+        is_large = num_bytes > SMALL_PART_BYTES
+        room = self._peer.frames if is_large else self._peer.small_frames
+        self._hearing.not_listening()
+        await room.take(self._owner, num_bytes)
+        self._hearing.listening()
+        for taken in (self._frame, self._frames):
+            taken.add(num_bytes, is_large=is_large)
 
-    def _let_go(self, num_bytes: int) -> None:
-        if num_bytes:
-            self._all_frames_bytes -= num_bytes
-            self._peer.frames.give_back(self._owner, num_bytes)
+    def _let_go(self, taken: _Taken) -> None:
+        self._frames.large -= taken.large
+        self._frames.small -= taken.small
+        if taken.large:
+            self._peer.frames.give_back(self._owner, taken.large)
+        if taken.small:
+            self._peer.small_frames.give_back(self._owner, taken.small)
+
+    async def _until_told(self) -> None:
+        """What it was told has been sent, but for a little."""
+        while self._reports.qsize() >= MAX_UNSENT_REPORTS:
+            self._report_sent.clear()
+            await self._report_sent.wait()
+
+    def _report(self, event: Event, sent: Callable[[], None] = lambda: None) -> None:
+        self._reports.put_nowait((event, sent))
 
     @property
     def _may_use(self) -> bool:
@@ -272,15 +309,30 @@ class Connection:
     async def _answer_calls(self) -> None:
         while True:
             frame, taken = await self._calls_read.get()
-            answering = self._answer(frame)
-            del frame  # which may be large; it is not kept while its answer is sent
-            await self._channel.send(await answering)
+            async with self._large_answer(frame.kind):
+                answering = self._answer(frame)
+                del frame  # which may be large; it is not kept while its answer is sent
+                await self._channel.send(await answering)
             self._let_go(taken)
+
+    @contextlib.asynccontextmanager
+    async def _large_answer(self, kind: str) -> AsyncIterator[None]:
+        """While the answer to a call of this kind is made and sent."""
+        if kind not in LARGE_ANSWERS:
+            yield
+            return
+        await self._peer.large_answers.take(self._owner, 1)
+        try:
+            yield
+        finally:
+            self._peer.large_answers.give_back(self._owner, 1)
 
     async def _send_reports(self) -> None:
         while True:
-            report = await self._reports.get()
+            report, sent = await self._reports.get()
+            self._report_sent.set()
             await self._channel.send(to_frame(report.kind, report))
+            sent()
             if isinstance(report, messages.KvRows):
                 self._copy_room.give_back(len(report.rows))
 
@@ -289,10 +341,11 @@ class Connection:
         told by both ends can."""
         while True:
             await asyncio.sleep(LOOK_AT_LINKS_EVERY_S)
+            await self._until_told()
             for hosted in self._mine.values():
                 found = hosted.shard.links.silent(at_least_s=LINK_SILENT_AFTER_S)
                 for (stage, rank), state in found.items():
-                    self._reports.put_nowait(
+                    self._report(
                         messages.Waits(
                             stage=stage,
                             rank=rank,
@@ -303,7 +356,7 @@ class Connection:
 
     async def _tell_leaving(self) -> None:
         await self._peer.leaving.wait()
-        self._reports.put_nowait(messages.Leaving())
+        self._report(messages.Leaving())
 
     async def _answer(self, frame: Frame) -> Frame:
         call_id = frame.header.get("call")
@@ -459,11 +512,12 @@ class Connection:
         parked = await self._reserve_for(call, use)
         host_free_bytes = self._peer.host_free_bytes
         host_bytes = self._host_share(assignment, manifest) or 0  # others may have come
-        loop = asyncio.get_running_loop()
+        loop, unsent = asyncio.get_running_loop(), Unsent()
 
         def report(event: Event) -> None:
+            sent = unsent.take(event)
             with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
-                loop.call_soon_threadsafe(self._reports.put_nowait, event)
+                loop.call_soon_threadsafe(self._report, event, sent)
 
         try:
             hosted = HostedShard(
@@ -475,6 +529,7 @@ class Connection:
                 kv_host_bytes=None if host_free_bytes is None else host_free_bytes - host_bytes,
                 copy_room=self._copy_room,
                 expected=call.expected,
+                end_reports=unsent.end,
             )
         except BaseException:
             self._peer.leases.give_back(assignment.key)
@@ -648,9 +703,7 @@ class Connection:
 
     def _ask_link(self, post: messages.AskLink) -> None:
         state = self._session(post.session).shard.links.state((post.stage, post.rank))
-        self._reports.put_nowait(
-            messages.LinkSent(stage=post.stage, rank=post.rank, sent=state.sent)
-        )
+        self._report(messages.LinkSent(stage=post.stage, rank=post.rank, sent=state.sent))
 
     def _waiting_session(self, session: str) -> HostedShard:
         """One that has not been sent more than any coordinator waits for."""
@@ -670,7 +723,7 @@ class Connection:
         self._replaced[session] = replaced
         while len(self._replaced) > MAX_SESSIONS:
             del self._replaced[next(iter(self._replaced))]
-        self._reports.put_nowait(Failed.of(replaced))
+        self._report(Failed.of(replaced))
         await uninterrupted(self._end_session(session, parks=True, is_asked=False))
 
     async def _end_session(

@@ -42,10 +42,12 @@ class HostedShard:
         kv_host_bytes: int | None = None,
         copy_room: CopyRoom | None = None,
         expected: ExpectedStep | None = None,
+        end_reports: Callable[[], None] = lambda: None,
     ) -> None:
         """host_bytes: kept for its weights in the memory of a device's host, where that is another.
         kv_host_bytes: the most that is free there for its keys and values; None: it is no other.
-        expected: what its steps should take.
+        expected: what its steps should take. end_reports: called when its waits end, whose thread
+        may be in `report`.
 
         Raises CapacityError where `kv_room` has not what the assignment promises.
         """
@@ -57,6 +59,7 @@ class HostedShard:
         self.manifest = manifest
         self.kv = kv_room.share(assignment, assignment.layout, host_bytes=kv_host_bytes)
         self._kv_room = kv_room
+        self._end_reports = end_reports
         try:
             self.shard = ShardEngine(assignment, report, copy_room=copy_room, expected=expected)
         except BaseException:
@@ -177,6 +180,7 @@ class HostedShard:
     def end_waits(self) -> None:
         """Whoever waits for a neighbour, in a step or to link up, hears that it is over."""
         self._is_closed = True
+        self._end_reports()
         if self._connecting is not None and not self._connecting.expired():
             self._connecting.reschedule(asyncio.get_running_loop().time())
         for link in self._arrived.values():

@@ -68,9 +68,14 @@ class Room:
 
     def __init__(self, *, of_one: int, of_all: int) -> None:
         self._of_one = of_one
-        self._of_all = of_all
+        self._of_all = self._free = of_all
         self._held: Counter[object] = Counter()
         self._freed = asyncio.Event()
+
+    @property
+    def held(self) -> int:
+        """By all together."""
+        return self._of_all - self._free
 
     async def take(self, owner: object, count: int) -> None:
         """Wait until there are so many. One owner never waits for what it holds itself alone, if
@@ -79,15 +84,16 @@ class Room:
             self._freed.clear()
             await self._freed.wait()
         self._held[owner] += count
+        self._free -= count
 
     def give_back(self, owner: object, count: int) -> None:
         """Others may have it."""
         self._held[owner] -= count
+        self._free += count
         if not self._held[owner]:
             del self._held[owner]
         self._freed.set()
 
     def _fits(self, owner: object, count: int) -> bool:
         held = self._held[owner]
-        free = self._of_all - self._held.total()
-        return count <= free and (not held or held + count <= self._of_one)
+        return count <= self._free and (not held or held + count <= self._of_one)

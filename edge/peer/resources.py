@@ -43,6 +43,7 @@ from edge.protocol.description import MAX_SESSIONS, HostedModel, PeerDescription
 from edge.protocol.fields import printable
 from edge.protocol.kept_files import AllKept
 from edge.transport import Credentials, Member
+from edge.transport.listener import MAX_CONNECTIONS
 from edge.version import __version__
 
 MAX_SHARDS = 16
@@ -50,6 +51,11 @@ MAX_SHARDS = 16
 
 MAX_MANIFEST_ENTRIES = 1 << 18
 """Of all offers together: 400 bytes of memory each, and a TiB of weights has as many pieces."""
+
+SMALL_FRAMES_BYTES = 4 << 20
+"""Of small frames that are read or wait to be answered, those of all coordinators together."""
+
+MAX_LARGE_ANSWERS = 4
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +109,10 @@ class PeerResources:
         """Whose sessions are open, and who was replaced."""
         self.frames = Room(of_one=LARGE_FRAMES_BYTES * 4 // 5, of_all=LARGE_FRAMES_BYTES)
         """For large ones, from their first byte until they are answered; by device."""
+        self.small_frames = Room(of_one=SMALL_FRAMES_BYTES // 4, of_all=SMALL_FRAMES_BYTES)
+        """Likewise for small ones: a step does not wait for weights of others."""
+        self.large_answers = Room(of_one=MAX_LARGE_ANSWERS, of_all=MAX_CONNECTIONS)
+        """How many are made and sent at once to one device, which may not read them."""
         self.shards = Quota("shards", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
         self.offers = Quota("shards on offer", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
         self.manifest_entries = Quota(

@@ -19,6 +19,7 @@ from edge.transport.frame import (
     FrameLimits,
     decode,
     encode,
+    value_bytes,
 )
 from edge.transport.sealed_socket import CHANNEL_RECORD_BYTES
 from tests.support.transport_pairs import channel_pair
@@ -67,6 +68,38 @@ def test_a_header_of_nothing_but_lists_is_not_read() -> None:
         decode(announced(b'{"kind":"k","header":{"a":[' + lists + b"]}}", 0))
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        b"[" + b",".join([b"[]"] * 5000) + b"]",
+        b"[" + b",".join([b"[0]"] * 5000) + b"]",
+        b"[" + b",".join([b"{}"] * 5000) + b"]",
+        b"[" + b",".join([b'{"a":0}'] * 5000) + b"]",
+        b"[" + b",".join([b'{"":""}'] * 5000) + b"]",
+        b"[" + b",".join([b'{"a":{"b":{"c":[{}]}}}'] * 2000) + b"]",
+        b"[" + b",".join([b'"ab"'] * 9000) + b"]",
+        b"[" + b",".join(['"ā"'.encode()] * 9000) + b"]",
+        b"[" + b",".join([b"1e5"] * 9000) + b"]",
+        b"[" + b",".join([b"999"] * 9000) + b"]",
+        b"[" + b",".join([b"1" * 400] * 90) + b"]",
+        b"{" + b",".join(b'"%d":%d' % (each, each) for each in range(7000)) + b"}",
+        b"{" + b",".join(b'"%x":[]' % each for each in range(1400)) + b"}",
+        ('"' + "x" * 30_000 + "\U0001f600" + '"').encode(),
+    ],
+    ids=lambda values: values[:12].decode(errors="replace"),
+)
+def test_a_header_becomes_no_more_than_is_asked_for(values: bytes) -> None:
+    data = announced(b'{"kind":"k","header":{"a":' + values + b"}}", 0)
+    tracemalloc.start()
+    try:
+        frame = decode(data)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert frame.kind == "k"
+    assert taken < value_bytes(data)
+
+
 def test_large_parts_wait_until_they_are_admitted() -> None:
     """Nothing is set aside meanwhile, and a receive that is given up goes on later."""
     asked: list[int] = []
@@ -74,7 +107,7 @@ def test_large_parts_wait_until_they_are_admitted() -> None:
 
     async def admit(num_bytes: int) -> None:
         asked.append(num_bytes)
-        if num_bytes > 1000:
+        if num_bytes > 10_000:
             await may_go_on.wait()
 
     async def main() -> None:
@@ -83,7 +116,7 @@ def test_large_parts_wait_until_they_are_admitted() -> None:
             tracemalloc.start()
             try:
                 receiving = asyncio.create_task(theirs.receive(admit=admit))
-                while len(asked) < 2:  # noqa: ASYNC110 - nobody tells
+                while len(asked) < 3:  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0)
                 receiving.cancel()
                 await asyncio.gather(receiving, return_exceptions=True)
@@ -98,8 +131,9 @@ def test_large_parts_wait_until_they_are_admitted() -> None:
             await theirs.receive(admit=admit)
 
     asyncio.run(main())
-    header = len(b'{"kind":"k","header":{}}')
-    assert asked == [header, 32 << 20, 32 << 20, header]
+    header = b'{"kind":"k","header":{}}'
+    read = [len(header), value_bytes(header)]
+    assert asked == [*read, 32 << 20, 32 << 20, *read]
 
 
 def test_a_part_is_admitted_with_the_record_in_which_it_comes() -> None:
@@ -116,7 +150,7 @@ def test_a_part_is_admitted_with_the_record_in_which_it_comes() -> None:
                 await sending
 
     asyncio.run(main())
-    assert asked[1::2] == [2, 200_000, (2 << 20) + CHANNEL_RECORD_BYTES]
+    assert asked[2::3] == [2, 200_000, (2 << 20) + CHANNEL_RECORD_BYTES]
 
 
 def test_half_a_frame_is_not_kept_for_as_long_as_its_channel() -> None:

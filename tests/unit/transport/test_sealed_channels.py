@@ -220,7 +220,7 @@ def test_a_channel_that_waits_holds_no_record(size: int) -> None:
                 assert len((await theirs.receive()).payload) == size
                 await sending
                 del sending
-                assert tracemalloc.get_traced_memory()[0] < SMALL_BYTES // 2
+                assert tracemalloc.get_traced_memory()[0] < SMALL_BYTES
             finally:
                 tracemalloc.stop()
 
