@@ -5,7 +5,7 @@ Knows ONNX and nothing of models: values are names, weights are places in one ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,7 @@ class OnnxGraph:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._initializers: dict[str, TensorProto] = {}
         self._input_names: list[str] = []
+        self._shared: dict[str, tuple[str, ...]] = {}
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -133,6 +134,12 @@ class OnnxGraph:
             )
         )
         return names
+
+    def once(self, key: str, make: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+        """Values that several nodes read: made when they are first asked for."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
 
     def branch(self, name: str) -> OnnxGraph:
         """One whose nodes may run or not. It sees the values here, and its weights lie here, where

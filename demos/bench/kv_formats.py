@@ -22,7 +22,7 @@ from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option
 from edge.demos.bench.quality import MODEL, WANTED, Logits, against, gguf_file
 from edge.demos.bench.results import Figures
-from edge.memory.step_memory import cache_token_bytes
+from edge.memory.step_memory import cache_token_bytes, state_bytes
 from edge.planning.load_options import LoadOptions
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KV_DTYPES, Dtype
@@ -71,6 +71,8 @@ def main(threads: int, rounds: int, folder: Path, append: bool) -> None:
                 figures[kv_dtype].add("same top", "%", 100 * found.same_top)
                 token_bytes = cache_token_bytes(whole_layout(spec), kv_dtype)
                 figures[kv_dtype].add("keys and values of a token", "B", token_bytes)
+                beside = state_bytes(whole_layout(spec), kv_dtype)
+                figures[kv_dtype].add("beside them, of a request", "B", beside)
             for number in range(rounds + 1):
                 speeds = {
                     kv_dtype: model.generate(

@@ -18,18 +18,28 @@ from edge.weights.layout import ShardLayout
 class HostCache:
     """The pool of a shard's KV caches: float32, or codes of `bits`."""
 
-    def __init__(self, layout: ShardLayout, limits: StepLimits, *, bits: int | None) -> None:
+    def __init__(
+        self,
+        layout: ShardLayout,
+        limits: StepLimits,
+        *,
+        bits: int | None,
+        beside: Sequence[tuple[int, ...]] = (),
+    ) -> None:
+        """beside: shapes of what each request has besides, float32, whatever its length."""
         caches, states = layout.caches, layout.states
         rows = [cache_row(each.head_size, bits) for each in caches.values()]
         heads = [each.num_kv_heads for each in caches.values()]
         dtype = cache_row(1, bits)[0]
+        shapes = [shape for each in states.values() for shape in each.state_shapes]
+        shapes += beside
         self.pool = KVPool(
             layers=[(count, elements) for count, (_, elements) in zip(heads, rows, strict=True)],
             # A state takes its memory at once: it is counted for so many, and nobody's is kept.
-            slots=limits.requests if states else limits.caches,
+            slots=limits.requests if shapes else limits.caches,
             context_tokens=limits.context_tokens,
             dtype=dtype,
-            states=[shape for each in states.values() for shape in each.state_shapes],
+            states=shapes,
         )
         self.shape = KVShape(
             layers=tuple(

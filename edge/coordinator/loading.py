@@ -16,7 +16,7 @@ from edge.coordinator.requests import OnEnd
 from edge.coordinator.scheduler import Scheduler
 from edge.errors import CapacityError, RequestError
 from edge.memory.model_sizes import model_facts
-from edge.memory.step_memory import LOGIT_CHUNK_BYTES, held_tokens
+from edge.memory.step_memory import LOGIT_CHUNK_BYTES, has_states, held_tokens
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
 from edge.planning.kv_limits import longest_tokens
@@ -76,7 +76,7 @@ async def load_model(
 
 
 def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtype) -> Scheduler:
-    chunk = limits.chunk_tokens
+    chunk, is_whole = limits.chunk_tokens, has_states(spec, kv_dtype)
 
     def rows_at_once(width: int) -> int:
         return max(1, min(chunk, LOGIT_CHUNK_BYTES // (4 * width)))
@@ -102,11 +102,11 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
         ),
         stages=len(plan.stages),
         # What is found again is not computed, so nothing of it would be observed.
-        # And states are of all tokens of a request, so no part of it begins another.
-        matches_on_disk=bool(limits.disk_tokens) and not (limits.observes or spec.has_states),
+        # And states, and remainders, are of all tokens of a request: no part of it begins another.
+        matches_on_disk=bool(limits.disk_tokens) and not (limits.observes or is_whole),
         beginnings=(
             None
-            if limits.observes or spec.has_states or chunk < SHORTEST_STEP
+            if limits.observes or is_whole or chunk < SHORTEST_STEP
             else Beginnings(chunk_tokens=chunk)
         ),
     )

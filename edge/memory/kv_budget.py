@@ -83,7 +83,7 @@ class KvRoom:
         """
         token_bytes = cache_token_bytes(layout, assignment.kv_dtype)
         limits = assignment.limits
-        states_bytes = limits.requests * state_bytes(layout)
+        states_bytes = limits.requests * state_bytes(layout, assignment.kv_dtype)
         memory_bytes = limits.cached_tokens * token_bytes + states_bytes
         disk_bytes = 0
         if limits.disk_tokens:

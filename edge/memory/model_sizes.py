@@ -59,7 +59,7 @@ def model_facts(
             ffn_column_bytes=nbytes(feed_forward.unit, layer.grade),
             layer_bytes=nbytes(mixer.fixed, layer.grade) + nbytes(feed_forward.fixed, layer.grade),
             kv_bytes_per_token=layer_token_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
-            state_bytes=layer_state_bytes(layer.mixer) // layer.mixer.num_groups,
+            state_bytes=layer_state_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
             num_experts=block.num_experts if isinstance(block, Experts) else 0,
             top_k=block.top_k if isinstance(block, Experts) else 0,
             expert_column_bytes=of_one_expert(block, layer.grade),

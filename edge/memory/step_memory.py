@@ -6,11 +6,17 @@ bounded by the largest step.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from edge.kernels.kv_cache.cache_size import cache_row
+from edge.kernels.kv_cache.cache_size import (
+    cache_row,
+    keeps_remainders,
+    remainder_row_values,
+    remainder_shape,
+)
 from edge.models.attention import Attention
 from edge.models.experts import Experts
 from edge.models.spec import FeedForward, Mixer, ModelSpec
@@ -69,7 +75,9 @@ class Widths:
     cache_page_tokens: int = 0
     """What of them memory is given for at least."""
     state_bytes: int = 0
-    """What layers without keys and values have of one request."""
+    """What layers have of one request however long it is."""
+    keeps_remainders: bool = False
+    """Beside codes of keys and values."""
     measured_token_bytes: int = 0
     """Bytes of one token's keys and values in float32, where codes are made of them."""
     observed_bytes: int = 0
@@ -102,7 +110,8 @@ class Widths:
             loose_experts=num_experts(layout) if layout.streamed_layers else 0,
             cache_token_bytes=cache_token_bytes(layout, kv_dtype),
             cache_page_tokens=page_tokens(spec, kv_dtype),
-            state_bytes=state_bytes(layout),
+            state_bytes=state_bytes(layout, kv_dtype),
+            keeps_remainders=keeps_remainders(kv_bits(kv_dtype)),
             measured_token_bytes=(
                 0 if kv_dtype == "float32" else cache_token_bytes(layout, "float32")
             ),
@@ -171,14 +180,26 @@ def layer_token_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
     return 2 * mixer.num_kv_heads * row_bytes(mixer, kv_dtype)
 
 
-def layer_state_bytes(mixer: Mixer) -> int:
-    """What a layer has of one request in place of them, however long it is."""
-    return 0 if isinstance(mixer, Attention) else _FLOAT_BYTES * mixer.state_values
+def has_states(spec: ModelSpec, kv_dtype: KvDtype) -> bool:
+    """Requests have more than keys and values: what cannot be cut at any of their tokens."""
+    return spec.has_states or keeps_remainders(kv_bits(kv_dtype))
 
 
-def state_bytes(layout: ShardLayout) -> int:
+def layer_state_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
+    """What a layer has of one request in place of them, or beside them, however long it is."""
+    if not isinstance(mixer, Attention):
+        return _FLOAT_BYTES * mixer.state_values
+    if not keeps_remainders(kv_bits(kv_dtype)):
+        return 0
+    has_soft_cap = mixer.soft_cap is not None
+    shape = remainder_shape(mixer.num_kv_heads, mixer.head_size, has_soft_cap=has_soft_cap)
+    return _FLOAT_BYTES * math.prod(shape)
+
+
+def state_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
     """The same of all layers."""
-    return sum(map(layer_state_bytes, layout.states.values()))
+    mixers = [*layout.states.values(), *layout.caches.values()]
+    return sum(layer_state_bytes(mixer, kv_dtype) for mixer in mixers)
 
 
 def calibration_tokens(limits: StepLimits) -> int:
@@ -307,6 +328,10 @@ def activation_bytes(widths: Widths, limits: StepLimits) -> int:
     largest: dict[str, int] = {}
     for part in widths.parts:
         values = part.row_values(limits.context_tokens, widths.hidden_size)
+        if widths.keeps_remainders and isinstance(part, Attention):
+            values += remainder_row_values(
+                part.num_heads, limits.context_tokens, limits.chunk_tokens
+            )
         largest[part.kind] = max(values, largest.get(part.kind, 0))
     values = most_rows(limits) * (3 * widths.hidden_size + sum(largest.values()))
     return _FLOAT_BYTES * values

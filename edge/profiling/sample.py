@@ -299,7 +299,7 @@ def _layer_work_bytes(hidden_size: int, layer: LayerSpec, rows: int) -> int:
     else:
         values += mixer.row_values(CONTEXT_TOKENS, hidden_size)
     kept_bytes = 2 * CONTEXT_TOKENS * layer_token_bytes(mixer, "float32")
-    kept_bytes += REQUESTS * layer_state_bytes(mixer)
+    kept_bytes += REQUESTS * layer_state_bytes(mixer, "float32")
     return 4 * rows * (4 * hidden_size + values) + kept_bytes
 
 

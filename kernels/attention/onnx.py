@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.kernels.kv_cache.cache_size import cache_head_size
+from edge.kernels.kv_remainders.onnx import AFTER_SOFTMAX, Heads, Inputs, corrected, corrections
 from edge.kernels.onnx_graph import CONTRIB, OnnxGraph
 from edge.kernels.rms_norm.onnx import rms_norm
 from edge.kernels.rope.onnx import rope
@@ -26,8 +27,8 @@ class AttentionNames:
     """The graph inputs that every attention of a step shares, by name.
 
     cos, sin [context, pairs], none where nothing turns; positions int64 [batch, tokens], which some
-    sizes need (`rotates_itself`); lengths int32 [batch], the index of the last key; total int32
-    scalar, the number of keys.
+    sizes need (`rotates_itself`), and remainders; lengths int32 [batch], the index of the last key;
+    total int32 scalar, the number of keys.
     """
 
     cos: str
@@ -42,7 +43,8 @@ class CacheNames:
     """The graph inputs that hold one layer's KV cache, by name.
 
     keys, values [batch, num_kv_heads, context, elements], as `cache_row` says of `bits`. Codes
-    have scales float32 [1, num_kv_heads, 1, channels].
+    have scales float32 [1, num_kv_heads, 1, channels]. remainders: what those of the first and the
+    `newest` tokens lack, as kv_remainders has it; none where it is not kept.
     """
 
     keys: str
@@ -50,6 +52,8 @@ class CacheNames:
     bits: int | None = None
     key_scales: str = ""
     value_scales: str = ""
+    remainders: str = ""
+    newest: int = 0
 
 
 def attention(
@@ -73,11 +77,12 @@ def attention(
     gated: bool = False,
     sinks: str | None = None,
     epsilon: float = 1e-6,
-) -> tuple[str, str, str]:
+) -> tuple[str, ...]:
     """Rotate, append to the KV cache, attend to what it then holds.
 
     qkv [batch, tokens, (num_heads + 2 · num_kv_heads) · head_size] → (output [batch, tokens,
-    num_heads · head_size], present keys, present values). gated: qkv has num_heads · head_size
+    num_heads · head_size], present keys, present values, and present remainders if there are
+    some). gated: qkv has num_heads · head_size
     more behind the queries, by whose sigmoids the output is multiplied. The present outputs are
     meant to be bound onto the cache's buffers. scale: 1 / sqrt(head_size) if it is not given.
     joint_norm: all heads are normed together, by weights of as many elements; else each.
@@ -85,8 +90,10 @@ def attention(
     sinks [num_heads]: see the reference.
     """
     by_itself = turned_elements > 0 and rotates_itself(head_size, turned_elements)
+    by_itself &= not cache.remainders  # which are of rotated keys
     padded = cache_head_size(head_size, cache.bits)
     gate = ""
+    factor = head_size**-0.5 if scale is None else scale
     if by_itself and query_norm is None and not gated and not value_norm:
         query, key, value = qkv, "", ""  # packed: the operator takes it apart without a copy
     else:
@@ -113,22 +120,38 @@ def attention(
             query = resize_heads(graph, query, num_heads, head_size, padded)
             key = resize_heads(graph, key, num_kv_heads, head_size, padded)
             value = resize_heads(graph, value, num_kv_heads, head_size, padded)
-    output, present_keys, present_values = graph.nodes(
+    exact = None
+    if cache.remainders:
+        exact = corrections(
+            graph, query, key, value,
+            Inputs(
+                past=cache.remainders, newest=cache.newest, bits=cache.bits or 0,
+                key_scales=cache.key_scales, value_scales=cache.value_scales,
+                positions=names.positions, total=names.total,
+            ),
+            Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=padded),
+            scale=factor, soft_cap=soft_cap,
+        )  # fmt: skip
+    output, present_keys, present_values, *weights = graph.nodes(
         "GroupQueryAttention",
         query, key, value, cache.keys, cache.values, names.lengths, names.total,
         names.cos if by_itself else "", names.sin if by_itself else "",
-        "", "", sinks or "", cache.key_scales, cache.value_scales,
-        outputs=3, domain=CONTRIB,
+        "", "" if exact is None else exact.bias, sinks or "", cache.key_scales, cache.value_scales,
+        outputs=3 if exact is None else 4, domain=CONTRIB,
         num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(by_itself),
         rotary_interleaved=int(interleaved and by_itself),
         local_window_size=-1 if window is None else window,
-        scale=head_size**-0.5 if scale is None else scale, softcap=soft_cap or 0.0,
+        scale=factor, softcap=soft_cap or 0.0,
         **_rounding(cache),
     )  # fmt: skip
+    if exact is not None:
+        output = corrected(graph, output, weights[0], exact)
     if padded != head_size:
         output = resize_heads(graph, output, num_heads, padded, head_size)
     if gated:
         output = graph.node("Mul", output, graph.node("Sigmoid", gate))
+    if exact is not None:
+        return output, present_keys, present_values, exact.present
     return output, present_keys, present_values
 
 
@@ -136,7 +159,8 @@ def _rounding(cache: CacheNames) -> dict[str, Any]:
     """Attributes that say how the cache is rounded."""
     if cache.bits is None:
         return {}
-    kinds = dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_CHANNEL")
+    kinds: dict[str, Any] = dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_CHANNEL")
+    kinds |= {"qk_output": AFTER_SOFTMAX} if cache.remainders else {}
     return {**kinds, "kv_cache_bit_width": cache.bits}
 
 

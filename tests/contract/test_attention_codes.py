@@ -15,6 +15,7 @@ from edge.kernels.attention import onnx as attention_onnx
 from edge.kernels.attention.reference import attention
 from edge.kernels.kv_cache.cache_size import cache_head_size, cache_row
 from edge.kernels.kv_cache.channel_cache import choose_scales, dequantize, quantize
+from edge.kernels.kv_remainders.reference import attention as attention_to_remainders
 from edge.kernels.onnx_graph import OnnxGraph
 from edge.kernels.rope.reference import rope, rope_tables
 from tests.support.operator_face import normal
@@ -32,8 +33,9 @@ class Cached:
 
     def __init__(
         self, *, heads: int, kv_heads: int, size: int, window: int | None, bits: int, seed: int,
-        has_sinks: bool = False,
+        has_sinks: bool = False, newest: int = 0, soft_cap: float | None = None,
     ) -> None:  # fmt: skip
+        self.newest, self.soft_cap = newest, soft_cap
         self.heads, self.kv_heads, self.size = heads, kv_heads, size
         self.window, self.bits = window, bits
         self.sinks = 2 * normal(seed + 2, heads) if has_sinks else None
@@ -49,6 +51,8 @@ class Cached:
             np.ascontiguousarray(np.pad(each, widths, constant_values=1)[None, :, None])
             for each in self.scales
         ]
+        remainders = (SLOTS, (2 if soft_cap is None else 3) * kv_heads, 1 + newest, self.channels)
+        self.remainders = np.zeros(remainders, np.float32)
         self.rows: list[tuple[Array, Array]] = [
             (np.empty((0, kv_heads, size), np.float32),) * 2 for _ in range(SLOTS)
         ]
@@ -58,14 +62,17 @@ class Cached:
         graph = OnnxGraph("cached")
         row = ["batch", self.kv_heads, "context", self.caches.shape[-1]]
         scales = [1, self.kv_heads, 1, self.channels]
+        beside: list[int | str] = ["batch", *self.remainders.shape[1:]]
         cache = attention_onnx.CacheNames(
             keys=graph.input("keys", self.caches.dtype, row),
             values=graph.input("values", self.caches.dtype, row),
             bits=self.bits,
             key_scales=graph.input("key_scales", np.float32, scales),
             value_scales=graph.input("value_scales", np.float32, scales),
+            remainders=graph.input("remainders", np.float32, beside) if self.newest else "",
+            newest=self.newest,
         )
-        rotates = attention_onnx.rotates_itself(self.size, self.size)
+        rotates = attention_onnx.rotates_itself(self.size, self.size) and not self.newest
         names = attention_onnx.AttentionNames(
             cos=graph.input("cos", np.float32, ["context", self.size // 2]),
             sin=graph.input("sin", np.float32, ["context", self.size // 2]),
@@ -84,11 +91,14 @@ class Cached:
             head_size=self.size,
             turned_elements=self.size,
             window=self.window,
+            soft_cap=self.soft_cap,
             sinks=None if self.sinks is None else graph.weight("sinks", self.sinks),
         )
         graph.output(output, "output", np.float32, ["batch", "tokens", self.heads * self.size])
-        for value, name in zip(present, ("new_keys", "new_values"), strict=True):
+        for value, name in zip(present[:2], ("new_keys", "new_values"), strict=True):
             graph.output(value, name, self.caches.dtype, row)
+        if self.newest:
+            graph.output(present[2], "new_remainders", np.float32, beside)
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
@@ -102,19 +112,23 @@ class Cached:
         starts = [len(self.rows[slot][0]) for slot in slots]
         ends = np.asarray([start + tokens for start in starts])
         keys, values = self.caches[:, first : first + batch]
+        remainders = self.remainders[first : first + batch]
         output = np.zeros((batch, tokens, self.heads * self.size), np.float32)
         arrays: dict[str, Any] = {
             "qkv": qkv, "keys": keys, "values": values,
             "key_scales": self.bound_scales[0], "value_scales": self.bound_scales[1],
             "cos": self.cos, "sin": self.sin, "lengths": (ends - 1).astype(np.int32),
             "total": np.asarray(ends.max(), np.int32),
+            "remainders": remainders,
             "positions": np.asarray([np.arange(start, start + tokens) for start in starts]),
         }  # fmt: skip
         binding = self.session.io_binding()
         for name in self.input_names:
             array = arrays[name]
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        for name, array in (("output", output), ("new_keys", keys), ("new_values", values)):
+        outputs = [("output", output), ("new_keys", keys), ("new_values", values)]
+        outputs += [("new_remainders", remainders)] if self.newest else []
+        for name, array in outputs:
             binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         self.session.run_with_iobinding(binding)
         for index, slot in enumerate(slots):
@@ -141,10 +155,17 @@ class Cached:
             # An element in the middle of two codes may go to either.
             assert (written != wanted).mean() < 0.002
             held.append(dequantize(written, scales, bits=self.bits))
-        expected = attention(
-            rope(query, cos, sin), held[0], held[1],
-            position=start, window=self.window, sinks=self.sinks,
-        )  # fmt: skip
+        turned = rope(query, cos, sin)
+        if self.newest:
+            expected = attention_to_remainders(
+                turned, (known[0], known[1]), (held[0], held[1]), position=start,
+                newest=self.newest, window=self.window, soft_cap=self.soft_cap, sinks=self.sinks,
+            )  # fmt: skip
+        else:
+            expected = attention(
+                turned, held[0], held[1],
+                position=start, window=self.window, soft_cap=self.soft_cap, sinks=self.sinks,
+            )  # fmt: skip
         np.testing.assert_allclose(
             output, expected.reshape(tokens, -1), rtol=0, atol=2e-5 * np.abs(expected).max()
         )
@@ -176,6 +197,44 @@ def test_prompts_chunks_and_batches_of_different_lengths(
     cached = Cached(
         heads=num_heads, kv_heads=kv_heads, size=size, window=window, bits=bits, seed=seed,
         has_sinks=has_sinks,
+    )  # fmt: skip
+    for slot, tokens in enumerate(prompts):
+        cached.step(slot, normal(seed + slot, 1, tokens, width))
+    cached.step(1, normal(seed + 10, 1, chunk, width))
+    for turn in range(3):
+        cached.step(1, normal(seed + 20 + turn, 3, 1, width))
+    cached.step(0, normal(seed + 30, SLOTS, 1, width))
+    assert (cached.caches[:, 0, :, prompts[0] + 1 :] == 77).all()
+
+
+@settings(max_examples=60)
+@given(
+    seed=seeds,
+    heads=st.sampled_from([(1, 1), (4, 2), (5, 5), (6, 1)]),
+    size=st.sampled_from([6, 16, 20, 64]),
+    window=st.sampled_from([None, 1, 5, 16]),
+    newest=st.sampled_from([1, 2, 7, 40]),
+    prompts=st.lists(st.integers(1, 17), min_size=SLOTS, max_size=SLOTS),
+    chunk=st.integers(2, 12),
+    has_sinks=st.booleans(),
+    soft_cap=st.sampled_from([None, 3.0]),
+)
+def test_the_first_and_the_newest_tokens_are_not_rounded(
+    seed: int,
+    heads: tuple[int, int],
+    size: int,
+    window: int | None,
+    newest: int,
+    prompts: list[int],
+    chunk: int,
+    has_sinks: bool,
+    soft_cap: float | None,
+) -> None:
+    num_heads, kv_heads = heads
+    width = (num_heads + 2 * kv_heads) * size
+    cached = Cached(
+        heads=num_heads, kv_heads=kv_heads, size=size, window=window, bits=4, seed=seed,
+        has_sinks=has_sinks, newest=newest, soft_cap=soft_cap,
     )  # fmt: skip
     for slot, tokens in enumerate(prompts):
         cached.step(slot, normal(seed + slot, 1, tokens, width))

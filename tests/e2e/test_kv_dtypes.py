@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 import edge
 from edge import partition
 from edge.backends.ort.kv_cache import OrtCache
+from edge.kernels.kv_cache.cache_size import NEWEST_TOKENS
 from edge.memory.model_sizes import model_facts
+from edge.memory.step_memory import state_bytes
 from edge.protocol.step import StepLimits
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype, kv_bits
@@ -28,15 +30,15 @@ from tests.support.plans import make_plan
 
 BUNDLED = Path(__file__).parents[2] / "demos" / "model"
 PROMPT_TOKENS = 200
-LARGEST_ERROR: dict[KvDtype, float] = {"int8": 0.04, "int4": 0.45}
-"""Of the logits' norm, with float32 weights: 0.015 to 0.028 and 0.19 to 0.32 were measured over all
+LARGEST_ERROR: dict[KvDtype, float] = {"int8": 0.04, "int4": 0.15}
+"""Of the logits' norm, with float32 weights: 0.015 to 0.028 and up to 0.106 were measured over all
 families. (Weights of 4 bits cost such random models 0.23 to 0.43.)"""
 
-BUNDLED_ERROR: dict[KvDtype, float] = {"int8": 0.03, "int4": 0.2}
-"""The same for the bundled model, which was trained: 0.014 and 0.12."""
+BUNDLED_ERROR: dict[KvDtype, float] = {"int8": 0.03, "int4": 0.03}
+"""The same for the bundled model, which was trained: 0.005 and 0.004."""
 
-LARGEST_DIVERGENCE: dict[KvDtype, float] = {"int8": 0.001, "int4": 0.03}
-"""Of the bundled model's predictions, in nats: 0.0001 and 0.01 were measured."""
+LARGEST_DIVERGENCE: dict[KvDtype, float] = {"int8": 0.001, "int4": 0.001}
+"""Of the bundled model's predictions, in nats: 5e-6 and 1e-6 were measured."""
 
 LARGEST_DIFFERENCE_OF_PLANS = 0.01
 """Relative. A last bit in which two plans differ may decide a code: 0.001 was measured."""
@@ -87,7 +89,11 @@ def test_rounded_caches_err_within_their_bounds(
     checkpoint = tiny_checkpoint(family)
     exact = checkpoint.logits(checkpoint.prompt(PROMPT_TOKENS))
     error = relative_error(rounded_logits(family, kv_dtype, "solo"), exact)
-    assert 1e-4 < error < LARGEST_ERROR[kv_dtype]
+    windows = [each.window for each in checkpoint.spec.attentions.values()]
+    # With 4 bits a short sliding window is all of newest tokens.
+    rounds = kv_dtype == "int8" or any((each or PROMPT_TOKENS) > NEWEST_TOKENS for each in windows)
+    assert (error > 1e-4) == rounds
+    assert error < LARGEST_ERROR[kv_dtype]
 
 
 @pytest.mark.parametrize(
@@ -104,16 +110,20 @@ def test_plans_agree_on_rounded_caches(
     assert relative_error(together, alone) < LARGEST_DIFFERENCE_OF_PLANS
 
 
-@pytest.mark.parametrize("layout", ["solo", "tensor_2", "pipeline_2"])
+@pytest.mark.parametrize(
+    ("layout", "kv_dtype"),
+    [("solo", "int8"), ("tensor_2", "int8"), ("pipeline_2", "int8"), ("tensor_2", "int4")],
+)
 def test_replies_at_once_are_the_replies_alone(
-    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, layout: str
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, layout: str, kv_dtype: KvDtype
 ) -> None:
-    """Slots move, are freed and taken again; the codes of a request stay its own."""
+    """Slots move, are freed and taken again; the codes of a request stay its own, and what
+    they lack."""
     checkpoint = tiny_checkpoint("llama")
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
-    prompts = [checkpoint.prompt(length) for length in (5, 9, 70, 17, 1)]
+    prompts = [checkpoint.prompt(length) for length in (5, 9, 110, 17, 1)]
     with five_peers.load(
-        checkpoint.path, dtype="float32", plan=plan, kv_dtype="int8", concurrency=3
+        checkpoint.path, dtype="float32", plan=plan, kv_dtype=kv_dtype, concurrency=3
     ) as model:
 
         def answer(prompt: list[int]) -> tuple[int, ...]:
@@ -128,12 +138,12 @@ def test_replies_at_once_are_the_replies_alone(
 def test_a_trained_model_predicts_nearly_the_same(
     five_peers: edge.Cluster, kv_dtype: KvDtype
 ) -> None:
-    """Text of its own kind, which the scales were not chosen by."""
+    """Text of its own kind, which the scales were not chosen by; longer than what stays exact."""
     with Checkpoint.open(BUNDLED) as checkpoint:
         plan = make_plan(checkpoint.spec, "tensor_2", model=checkpoint.name)
         text = "".join(
             f"<|user|>What is {a} plus {b}?<|assistant|>{a + b}.<|end|>"
-            for a, b in [(2, 3), (7, 4), (10, 1), (5, 5), (3, 9), (8, 6), (1, 1), (4, 2)]
+            for a, b in ((number, 3 * number % 10 + 1) for number in range(1, 21))
         )
         ids = checkpoint.tokenizer.encode(text)
     with five_peers.load(BUNDLED, dtype="float32", plan=plan) as model:
@@ -174,9 +184,12 @@ def test_peers_keep_a_quarter_and_an_eighth(
 
     def kv_bytes(cache: OrtCache) -> int:
         arrays = cache.bound(0, limits.requests)
-        total = sum(array.nbytes for name, array in arrays.items() if name.startswith("past_"))
+        held = {name: array.nbytes for name, array in arrays.items() if name.startswith("past_")}
         cache.pool.close()
-        return total
+        beside = sum(size for name, size in held.items() if name.startswith("past_remainders_"))
+        kept = kv_dtype if cache is codes else "float32"
+        assert beside == limits.requests * state_bytes(layout, kept)
+        return sum(held.values()) - beside
 
     floats = OrtCache(layout, limits)
     floats.pool.wrote(floats.pool.open("r"), 8)

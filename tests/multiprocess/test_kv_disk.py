@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 import edge
+from edge.memory.step_memory import state_bytes
 from edge.partition import Plan, Shard, Stage
+from edge.planning.load_options import STATES_AT_ONCE
 from edge.weights.formats import Dtype, KvDtype
+from edge.weights.layout import whole_layout
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
@@ -187,10 +190,11 @@ def test_codes_and_streamed_layers_move_as_well(
         return replace(plan, stages=(replace(stage, shards=(shard,)),))
 
     size = token_bytes(checkpoint) // (4 if kv_dtype == "int8" else 8)
+    beside = STATES_AT_ONCE * state_bytes(whole_layout(checkpoint.spec), kv_dtype)
     with edge.Cluster.local(
         peers=2,
         threads=1,
-        kv_memory=[1 << 30, 200 * size],
+        kv_memory=[1 << 30, 200 * size + beside],
         kv_disk=[f"{tmp_path}/a:1GiB", f"{tmp_path}/b:1GiB"],
     ) as cluster:
         replies, moved = [], []

@@ -420,6 +420,33 @@ def a_request_longer_than_memory_is_computed_alone(kind: Kind) -> None:
     assert is_close(*found)
 
 
+def what_codes_lack_goes_with_its_request(kind: Kind) -> None:
+    """To a tier and back, into another slot, beside others; and a slot begins without any."""
+    limits, tier = replace(LIMITS, cached_tokens=40), MemoryKVTier(1 << 22)
+    with kind.program(limits=limits, kv_dtype="int4", kv_tier=tier) as program:
+
+        def prompt(name: str) -> None:
+            for first, last in ((0, 6), (6, 8), (8, 14)):
+                compute(program, chunk(name, tuple(range(first, last)), first, rows=0))
+
+        def answer(name: str) -> list[bytes]:
+            steps = (chunk(name, (number,), 14 + number) for number in range(4))
+            return [compute(program, step).tobytes() for step in steps]
+
+        prompt("a")
+        expected = answer("a")
+        program.release("a")
+        compute(program, chunk("b", PROMPT))
+        prompt("a")
+        program.swap_out("a")
+        compute(program, chunk("b", (5,), LENGTH))
+        assert answer("a") == expected
+        program.release("b")
+        program.release("a")
+        prompt("c")
+        assert answer("c") == expected
+
+
 def calibration_leaves_nothing_behind(kind: Kind) -> None:
     for kv_dtype in ("int8", "int4"):
         limits = replace(LIMITS, requests=1)
@@ -493,6 +520,7 @@ CHECKS: dict[str, Callable[[Kind], None]] = {
         rows_are_taken_by_a_program_like_the_one_that_gave_them,
         layers_that_come_from_disk_change_no_bit,
         a_request_longer_than_memory_is_computed_alone,
+        what_codes_lack_goes_with_its_request,
         calibration_leaves_nothing_behind,
         a_program_that_is_reset_is_like_a_new_one,
         an_interrupted_program_is_like_a_new_one_once_it_is_reset,

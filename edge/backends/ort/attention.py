@@ -12,7 +12,13 @@ from edge.kernels.attention.onnx import (
     resize_heads,
     rotates_itself,
 )
-from edge.kernels.kv_cache.cache_size import cache_head_size, cache_row
+from edge.kernels.kv_cache.cache_size import (
+    NEWEST_TOKENS,
+    cache_head_size,
+    cache_row,
+    keeps_remainders,
+    remainder_shape,
+)
 from edge.kernels.latent_heads.onnx import latent_heads
 from edge.kernels.rms_norm.onnx import rms_norm
 from edge.models.attention import Attention
@@ -33,11 +39,12 @@ def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
         qkv = build.linear(normed, f"{p}qkv")
     else:
         qkv = _of_latent(build, p, normed, part, part.latent)
+    cache = _cache(build, layer, part)
     output, *present = attention(
         build.graph,
         qkv,
-        _cache(build, layer, part),
-        _inputs(build, part),
+        cache,
+        _inputs(build, part, keeps_remainders=bool(cache.remainders)),
         num_heads=part.num_heads,
         num_kv_heads=part.num_kv_heads,
         head_size=part.head_size,
@@ -56,8 +63,10 @@ def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
     )
     build.takes_cache_of(build.layout.cache_layer(layer))
     dtype, shape = _cache_rows(build, part)
-    for value, name in zip(present, ("key", "value"), strict=True):
+    for value, name in zip(present, ("key", "value"), strict=False):
         build.output(value, f"present_{name}_{layer}", dtype, shape)
+    if cache.remainders:
+        build.output(present[2], f"present_remainders_{layer}", np.float32, _remainders(part))
     if part.value_size != part.head_size:
         output = resize_heads(build.graph, output, part.num_heads, part.head_size, part.value_size)
     return build.linear(output, f"{p}output")
@@ -91,7 +100,7 @@ def _of_latent(build: SegmentBuilder, p: str, normed: str, part: Attention, late
     return graph.node("Concat", query, keys_values, axis=-1)
 
 
-def _inputs(build: SegmentBuilder, part: Attention) -> AttentionNames:
+def _inputs(build: SegmentBuilder, part: Attention, *, keeps_remainders: bool) -> AttentionNames:
     graph, turned = build.graph, part.rotary.turned_elements
     cos = sin = positions = ""
     if turned:
@@ -99,8 +108,8 @@ def _inputs(build: SegmentBuilder, part: Attention) -> AttentionNames:
             graph.input(name, np.float32, ["context", turned // 2])
             for name in rotation_names(build.layout.rotations.index(part.rotary))
         )
-        if not rotates_itself(part.head_size, turned):
-            positions = graph.input("positions", np.int64, ["batch", "tokens"])
+    if keeps_remainders or (turned and not rotates_itself(part.head_size, turned)):
+        positions = graph.input("positions", np.int64, ["batch", "tokens"])
     return AttentionNames(
         cos=cos,
         sin=sin,
@@ -118,13 +127,26 @@ def _cache(build: SegmentBuilder, layer: int, part: Attention) -> CacheNames:
     if bits is None:
         return CacheNames(keys=keys, values=values)
     scales: list[int | str] = [1, part.num_kv_heads, 1, cache_head_size(part.head_size, bits)]
+    remainders = ""
+    if keeps_remainders(bits) and layer in build.layout.caches:
+        remainders = build.input(f"past_remainders_{layer}", np.float32, _remainders(part))
     return CacheNames(
         keys=keys,
         values=values,
         bits=bits,
         key_scales=build.input(f"key_scales_{layer}", np.float32, scales),
         value_scales=build.input(f"value_scales_{layer}", np.float32, scales),
+        remainders=remainders,
+        newest=NEWEST_TOKENS,
     )
+
+
+def _remainders(part: Attention) -> list[int | str]:
+    has_soft_cap = part.soft_cap is not None
+    return [
+        "batch",
+        *remainder_shape(part.num_kv_heads, part.head_size, has_soft_cap=has_soft_cap),
+    ]
 
 
 def _cache_rows(build: SegmentBuilder, part: Attention) -> tuple[type[np.generic], list[int | str]]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.host_cache import HostCache
-from edge.kernels.kv_cache.cache_size import cache_head_size
+from edge.kernels.kv_cache.cache_size import cache_head_size, keeps_remainders, remainder_shape
 from edge.kernels.kv_cache.channel_cache import choose_scales
 from edge.kernels.rope.reference import rope
 from edge.models.rotary import Rotary
@@ -44,7 +44,18 @@ class OrtCache(HostCache):
         scales: Sequence[LayerScales] = (),
     ) -> None:
         """`bits` of a code, with the `scales` of every layer; None for float32."""
-        super().__init__(layout, limits, bits=bits)
+        self._remainders = tuple(layout.caches if keeps_remainders(bits) else ())
+        super().__init__(
+            layout,
+            limits,
+            bits=bits,
+            beside=[
+                remainder_shape(
+                    each.num_kv_heads, each.head_size, has_soft_cap=each.soft_cap is not None
+                )
+                for each in map(layout.caches.__getitem__, self._remainders)
+            ],
+        )
         self._layout = layout
         self._limits = limits
         self._scales = tuple(scales)
@@ -71,6 +82,7 @@ class OrtCache(HostCache):
         # Inputs are `past_…_N`, outputs `present_…_N`, in the order of `state_shapes`.
         states = self._layout.states.items()
         names = [(layer, name) for layer, part in states for name in part.state_names]
+        names += [(layer, "remainders") for layer in self._remainders]
         for (layer, name), state in zip(names, self.pool.states(slot, batch), strict=True):
             # Likewise: its kernels read what is past before they write.
             arrays[f"past_{name}_{layer}"] = arrays[f"present_{name}_{layer}"] = state

@@ -29,6 +29,7 @@ from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.overlap import parts_of
 from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
+from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.memory.lending import Lending
 from edge.memory.step_memory import Widths, most_batched, most_logits, most_rows
 from edge.models.experts import Experts
@@ -111,7 +112,9 @@ class OrtProgram(HostKvStorage):
         For a KV cache of so many bits, None for float32, and with so many layers on disk.
         lends_buffers: see `ShardWeights`.
         """
-        self.rows_agree = agreement.of_chunks
+        self._kv_bits = kv_bits(kv_dtype)
+        # What remainders add is summed in an order that depends on where steps are cut.
+        self.rows_agree = agreement.of_chunks and not keeps_remainders(self._kv_bits)
         self._fills_up = limits.batch_invariant and agreement.of_pairs and not agreement.of_single
         self.batches_agree = agreement.of_single or self._fills_up
         self.weight_bytes = weight_bytes
@@ -124,7 +127,6 @@ class OrtProgram(HostKvStorage):
         # Its own value where there is none. ONNX Runtime's Python part asks for it in every run,
         # and what says that there is none is an exception of C++: 60 us in every run of a graph.
         self._run_options.add_run_config_entry("gpu_graph_id", "0")
-        self._kv_bits = kv_bits(kv_dtype)
         self._kv_dtype = kv_dtype
         self._lends_buffers = lends_buffers
         self._lending: Lending | None = None

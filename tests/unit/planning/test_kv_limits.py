@@ -145,7 +145,7 @@ def test_states_take_memory_before_tokens_do(tiny_checkpoint: Make) -> None:
     states = wished.requests * 3 * 4 * linear.state_values
     assert sum(each.state_bytes for each in uses.values()) == states
     layouts = [shard_layout(spec, plan, stage=0, rank=rank) for rank in range(3)]
-    counted = [wished.requests * state_bytes(layout) for layout in layouts]
+    counted = [wished.requests * state_bytes(layout, "float32") for layout in layouts]
     assert counted == [each.state_bytes for each in uses.values()]
 
     solo = make_plan(spec, "solo", model="qwen3_5", devices="a")
