@@ -42,11 +42,13 @@ def session(
             edge.Cluster.connect([left.address, right.address], insecure=insecure) as cluster,
             cluster.load(checkpoint.path, dtype="float32", plan=plan) as model,
         ):
-            reply = model.generate(prompt, max_new_tokens=12)
+            reply = model.generate(prompt, max_new_tokens=12).token_ids
         seen = b"|".join(bytes(each.seen) for way in (left, right) for each in way.passages)
-    assert len(reply.token_ids) == 12
-    tokens = ",".join(map(str, prompt[:3])).encode()
-    return seen, {b'"left"', b"layers.", b"session", b"vocab_size", tokens}
+    assert len(reply) == 12
+    prompted, answered = (",".join(map(str, each)).encode() for each in (prompt[:3], reply[:1]))
+    name = checkpoint.path.name.encode()
+    texts = {b'"left"', b"layers.", b"session", b"vocab_size", prompted, b'"%s"' % name}
+    return seen, texts | {b'"tokens":[%s]' % answered}
 
 
 def test_nothing_of_it_is_in_the_traffic(
