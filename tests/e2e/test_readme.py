@@ -132,15 +132,20 @@ class Page:
             process.communicate(timeout=PATIENCE_S)
 
     def run(self, block: Block) -> subprocess.CompletedProcess[str]:
-        bash = ["bash", "-euo", "pipefail", "-c"]
-        shell = bash if block.language == "bash" else [sys.executable, "-c"]
-        code, environment = block.code, self.environment
+        environment = self.environment
         if block.page != README:
             environment = {**environment, "EDGE_MODULE": known_rates.__name__}
-        if block.language == "python":
-            code = f"from {known_rates.__name__} import know_rates\nknow_rates()\n{code}"
+        if block.language == "bash":
+            command = ["bash", "-euo", "pipefail", "-c", block.code]
+        elif block.page == README:
+            known = f"from {known_rates.__name__} import know_rates\nknow_rates()\n"
+            command = [sys.executable, "-c", known + block.code]
+        else:
+            program = self.folder / "bin" / "program.py"
+            program.write_text(block.code)
+            command = [sys.executable, "-m", known_rates.__name__, str(program)]
         return subprocess.run(
-            [*shell, code],
+            command,
             cwd=self.folder,
             env=environment,
             capture_output=True,

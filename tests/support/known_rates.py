@@ -4,11 +4,14 @@ Measuring a model takes a peer seconds, and trials of several peers together tak
 peer says the same at once, and no trial is made; links are measured. What it says is remembered as
 if it had been measured.
 
-As a program, `edge` itself: python -m tests.support.known_rates peers
+As a program, `edge` itself, or a file of Python's: python -m tests.support.known_rates peers
 """
 
 from __future__ import annotations
 
+import gc
+import runpy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -55,4 +58,8 @@ def know_rates(put: Callable[[Any, str, Any], None] = setattr) -> None:
 
 if __name__ == "__main__":
     know_rates()
-    main()
+    if sys.argv[1:] and sys.argv[1].endswith(".py"):
+        gc.enable()  # `edge` does so itself, where it was begun without
+        runpy.run_path(sys.argv[1], run_name="__main__")
+    else:
+        main()
