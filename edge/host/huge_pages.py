@@ -20,6 +20,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MOST_MMAP_THRESHOLD = 32 << 20
 """glibc takes no more."""
 
+_MADV_HUGEPAGE, _MADV_NOHUGEPAGE = 14, 15
+"""Linux's; the mmap module has them where Python was built with them."""
+
 _MADV_COLLAPSE = 25
 """Since Linux 6.1: make huge pages now, also where the system gives them only on request."""
 
@@ -95,6 +98,40 @@ def use_huge_pages() -> int:
     return done
 
 
+def ask_for_huge_pages() -> None:
+    """Have what is allocated from now on come in huge pages where `leave_holes` said otherwise."""
+    if _HUGE_FROM_MALLOC in os.environ.get(_TUNABLES, ""):
+        libc = ctypes.CDLL(None)
+        for start, end in _anonymous_mappings(heap_only=True):
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_HUGEPAGE)
+
+
+def leave_holes() -> None:
+    """Keep the system from filling what loading has freed. Call it when that was given back.
+
+    Where huge pages are asked for, it looks for memory of which any page of 4 KiB is in use, and
+    makes a huge page of it, minutes later: a process that streams W then took 100 MiB more.
+    """
+    libc = ctypes.CDLL(None)
+    for start, end in _anonymous_mappings(heap_only=True):
+        resident = ctypes.create_string_buffer((end - start) // mmap.PAGESIZE)
+        if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(end - start), resident) != 0:
+            continue
+        hole = start
+        for first in range(-(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, end, HUGE_PAGE_BYTES):
+            last = first + HUGE_PAGE_BYTES
+            page = resident.raw[(first - start) // mmap.PAGESIZE : (last - start) // mmap.PAGESIZE]
+            if last <= end and page.count(1) >= _MOSTLY * len(page):
+                _leave_hole(libc, hole, first)
+                hole = last
+        _leave_hole(libc, hole, end)
+
+
+def _leave_hole(libc: ctypes.CDLL, start: int, end: int) -> None:
+    if end > start:
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_NOHUGEPAGE)
+
+
 def release_freed_memory() -> None:
     """Give the system back what loading freed; glibc keeps 200 to 300 MB of it otherwise."""
     libc = ctypes.CDLL(None)
@@ -102,12 +139,13 @@ def release_freed_memory() -> None:
         libc.malloc_trim(ctypes.c_size_t(0))
 
 
-def _anonymous_mappings() -> Iterator[tuple[int, int]]:
+def _anonymous_mappings(*, heap_only: bool = False) -> Iterator[tuple[int, int]]:
     """(start, end) of private anonymous memory, in use or reserved."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return
     for line in lines:
-        if match := _ANONYMOUS.match(line):
+        match = _ANONYMOUS.match(line)
+        if match and (match[3] or not heap_only):
             yield int(match[1], 16), int(match[2], 16)

@@ -22,7 +22,9 @@ from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
 from edge.host.huge_pages import (
+    ask_for_huge_pages,
     keep_allocations_together,
+    leave_holes,
     release_freed_memory,
     use_huge_pages,
 )
@@ -110,6 +112,7 @@ class OrtBackend:
                 observes=limits.observes,
             )
             folder = str(weights.path.parent)
+            ask_for_huge_pages()
             streamed: StreamedLayers | None = None
             embedding: EmbeddingRows | None = None
             mapped: WatchedFile | None = None
@@ -128,6 +131,7 @@ class OrtBackend:
                 let_go_of(tuple(mappings_of(weights.path)))
                 release_freed_memory()
                 use_huge_pages()
+                leave_holes()
                 if layout.is_first_stage or layout.token_columns:
                     embedding = EmbeddingRows(
                         weights,

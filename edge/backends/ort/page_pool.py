@@ -125,6 +125,14 @@ def own_memory(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
+def want_huge_pages(parts: Sequence[memoryview]) -> None:
+    """Parts that `own_memory` made come in huge pages, whatever was said of what is around them."""
+    libc = _libc()
+    for part in parts:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(part))
+        _advise(libc, address, part.nbytes, _MADV_HUGEPAGE)
+
+
 def _ranges(part: memoryview) -> list[tuple[int, int]]:
     """(address, bytes) of the whole huge pages of a part, if any, and of what is behind them."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(part))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights, WeightReads
-from edge.backends.ort.page_pool import PageSupply
+from edge.backends.ort.page_pool import PageSupply, want_huge_pages
 from edge.backends.ort.prepacking import (
     LooseSession,
     Template,
@@ -149,6 +149,8 @@ class StreamedLayers:
     def start(self) -> None:
         """Begin to read: from now on weights take memory."""
         parts = [self._parts(layer) for layer in self._layers]
+        for layer in self._layers:
+            want_huge_pages(self._memory(layer))
         self._bytes = tuple(each.layer_bytes for each in parts)
         self._kept = tiers = self._tiers()
         reader = DirectReader(self._packed.path)

@@ -65,3 +65,63 @@ def test_a_daemon_restarts_itself_with_huge_pages(tmp_path: Path) -> None:
         assert b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in environment
         daemon.stdin.close()
         assert daemon.wait(30) == 0
+
+
+FREED = """
+import ctypes
+from pathlib import Path
+from edge.host.huge_pages import HUGE_PAGE_BYTES, ask_for_huge_pages, keep_allocations_together
+from edge.host.huge_pages import leave_holes, release_freed_memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+collapse = 25
+
+def resident_mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) / 256
+
+def heap():
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ends = [line.split()[0].split("-") for line in lines if line.endswith("[heap]")]
+    return [(int(start, 16), int(end, 16)) for start, end in ends]
+
+def collapsed():  # as the system does in the background, in its own time
+    for start, end in heap():
+        first = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        for address in range(first, end - HUGE_PAGE_BYTES + 1, HUGE_PAGE_BYTES):
+            libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(HUGE_PAGE_BYTES), collapse)
+    return resident_mib()
+
+def holes():
+    large = []
+    for _ in range(64):
+        large.append(libc.malloc(1 << 20))
+        ctypes.memset(large[-1], 1, 1 << 20)
+        ctypes.memset(libc.malloc(200 << 10), 1, 200 << 10)
+    for block in large:
+        libc.free(ctypes.c_void_p(block))
+    release_freed_memory()
+
+keep_allocations_together()
+holes()
+before = resident_mib()
+leave_holes()
+left = collapsed() - before
+ask_for_huge_pages()
+print(left, collapsed() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
+def test_what_loading_freed_is_not_filled_again() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", FREED],
+        env=with_huge_pages(os.environ),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    left, filled = map(float, told.stdout.split())
+    if filled < 32:
+        pytest.skip("this system makes no huge pages on request (Linux before 6.1)")
+    assert left < 8
