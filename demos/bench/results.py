@@ -136,7 +136,7 @@ def _commit() -> str:
     """The commit of the checkout, marked if code differs from it; "-" outside of one."""
     try:
         commit = _git("rev-parse", "--short", "HEAD").strip()
-        elsewhere = (":/", ":!*.csv")
+        elsewhere = (":/", ":!*.csv", ":!*.md")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", *elsewhere)
     except (OSError, subprocess.CalledProcessError):
         return "-"
