@@ -15,7 +15,7 @@ from edge.partition.fit.plan_table import HeldLayers, PlanRow, describe
 from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
 from edge.partition.losses.holdings import Seat
 from edge.partition.losses.joining import Move, UnderWay, join
-from edge.partition.losses.repair import Repair, repair
+from edge.partition.losses.repair import Repair, can_repair, repair
 from edge.partition.plan.facts import (
     ClusterSpec,
     CrowdSpec,
@@ -66,6 +66,7 @@ __all__ = [
     "UnderWay",
     "WeightTiers",
     "Workload",
+    "can_repair",
     "check_fit",
     "check_links",
     "choose",

@@ -7,6 +7,7 @@ Daemons of one machine have that in common.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from edge.models.spec import ModelSpec
 from edge.partition import ClusterSpec
 from edge.planning.kv_limits import kv_limits, with_kv_memory
 from edge.planning.load_options import LoadOptions
-from edge.planning.losses import loss_of
+from edge.planning.losses import can_lose
 from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
 
@@ -36,11 +37,11 @@ def with_longest_context(
         return found
     most_bytes = _most_bytes(found)
     options = replace(options, stream="off")
-    losable = [id for id in found.plan.devices if _can_lose(id, found, options)]
+    losable = functools.cache(lambda id: _can_lose(id, found, options))
     for context_tokens in (first, *contexts):
         longer = _with_context(found, context_tokens, spec, options, peers)
         if _has_room(longer, most_bytes, spec, options, peers) and all(
-            _can_lose(id, longer, options) for id in losable
+            _can_lose(id, longer, options) or not losable(id) for id in found.plan.devices
         ):
             return longer
     return found
@@ -124,4 +125,4 @@ def _has_room(
 def _can_lose(device: str, proposal: Proposal, options: LoadOptions) -> bool:
     """Without it the others have the model in memory."""
     others = len(proposal.cluster.devices) - 1
-    return others > 0 and loss_of(device, proposal, options).repair is not None
+    return others > 0 and can_lose(device, proposal, options)

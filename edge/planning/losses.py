@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge import partition
-from edge.partition import DeviceSpec, PartitionError, Plan, Repair
+from edge.partition import DeviceSpec, Parallel, PartitionError, Plan, Repair
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
+
+_STREAMS = {"off": (False,), "auto": (False, True), "on": (True,)}
+"""Whether layers may come from disk, in the order in which that is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +26,32 @@ class Loss:
 def losses(proposal: Proposal, options: LoadOptions) -> list[Loss]:
     """In plan order; `options` are those of the proposal. Nothing is known of what devices have
     cached."""
-    return [loss_of(id, proposal, options) for id in proposal.plan.devices]
+    return [_loss_of(id, proposal, options) for id in proposal.plan.devices]
 
 
-def loss_of(device_id: str, proposal: Proposal, options: LoadOptions) -> Loss:
-    """The same of one device."""
+def can_lose(device_id: str, proposal: Proposal, options: LoadOptions) -> bool:
+    """Whether a plan is left without this device; what it would be is not asked."""
+    return any(
+        partition.can_repair(
+            proposal.plan,
+            proposal.model,
+            proposal.cluster,
+            {device_id},
+            proposal.workload,
+            parallel=_parallel(options),
+            chunk_tokens=proposal.chunk_tokens,
+            stream=stream,
+            keeps_shape=options.keeps_shape,
+        )
+        for stream in _STREAMS[options.stream]
+    )
+
+
+def _loss_of(device_id: str, proposal: Proposal, options: LoadOptions) -> Loss:
+    """Of one device."""
     device = proposal.cluster.device(device_id)
     refused: PartitionError | None = None
-    for stream in {"off": (False,), "auto": (False, True), "on": (True,)}[options.stream]:
+    for stream in _STREAMS[options.stream]:
         try:
             repair = partition.repair(
                 proposal.plan,
@@ -38,7 +59,7 @@ def loss_of(device_id: str, proposal: Proposal, options: LoadOptions) -> Loss:
                 proposal.cluster,
                 {device.id},
                 proposal.workload,
-                parallel=None if isinstance(options.plan, Plan) else options.plan,
+                parallel=_parallel(options),
                 chunk_tokens=proposal.chunk_tokens,
                 stream=stream,
                 keeps_shape=options.keeps_shape,
@@ -48,3 +69,7 @@ def loss_of(device_id: str, proposal: Proposal, options: LoadOptions) -> Loss:
         else:
             return Loss(device=device, repair=repair, refused=None)
     return Loss(device=device, repair=None, refused=refused)
+
+
+def _parallel(options: LoadOptions) -> Parallel | None:
+    return None if isinstance(options.plan, Plan) else options.plan

@@ -8,7 +8,7 @@ computing again what was lost, and the rest of the answer.
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, permutations, product
+from itertools import chain, islice, permutations, product
 from typing import Literal
 
 from edge.partition.cost.estimate import Estimate, estimate
@@ -163,6 +163,40 @@ def repair(
             if not found:
                 raise
     return task.best(found)
+
+
+def can_repair(
+    plan: Plan,
+    model: ModelFacts,
+    cluster: ClusterSpec,
+    lost: Collection[str],
+    workload: Workload,
+    *,
+    parallel: Parallel | None = "auto",
+    chunk_tokens: int = CHUNK_TOKENS,
+    stream: bool = False,
+    keeps_shape: bool = False,
+) -> bool:
+    """Whether `repair` finds a plan, in a small part of its time: the first one will do, and the
+    planner is asked only where nothing else fits."""
+    task = Task(
+        plan=plan,
+        model=model,
+        cluster=cluster.without(*lost),
+        workload=workload,
+        cached={},
+        send_bytes_per_s={},
+        parallel=parallel,
+        chunk_tokens=chunk_tokens,
+        stream=stream,
+        keeps_shape=keeps_shape,
+        further_seat_bytes=0,
+    )
+    try:
+        tried = (task.with_stand_ins(), task.doubled(), task.grown(), task.planned())
+        return not task.lost_seats or any(True for _plan in chain.from_iterable(tried))
+    except PartitionError:
+        return False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from edge.partition import (
     Shard,
     Stage,
     Workload,
+    can_repair,
     check_fit,
     choose,
     memory_use,
@@ -60,6 +61,11 @@ class Loss:
             cached=self.cached,
             send_bytes_per_s=self.send_bytes_per_s,
             stream=self.stream,
+        )
+
+    def can_repair(self) -> bool:
+        return can_repair(
+            self.plan, self.model, self.cluster, self.lost, self.workload, stream=self.stream
         )
 
 
@@ -197,9 +203,11 @@ def test_a_repair_fits_and_is_what_it_says(loss: Loss) -> None:
     try:
         repaired = loss.repair()
     except PartitionError:
+        assert not loss.can_repair()
         with pytest.raises(CapacityError if left.devices else PlanError):
             choose(loss.model, left, loss.workload, stream=loss.stream)
         return
+    assert loss.can_repair()
     plan, model = repaired.plan, loss.model
     if not loss.lost & set(loss.plan.devices):
         assert (repaired.method, plan) == ("unchanged", loss.plan)
