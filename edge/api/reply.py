@@ -47,9 +47,10 @@ class Reply:
     context is full). `token_ids` hold every generated token, the end token included; `text` has
     neither special tokens nor the stop string. `statistics` are numbers by name: `prompt_tokens`,
     `new_tokens`, `first_token_s`, `decode_s` (from the first token to the last, where they are
-    chosen), `tokens_per_s` (after the first; None under eight tokens), `total_s`, `seed`; and,
-    where the devices were measured, `predicted_first_token_s` and `predicted_tokens_per_s` of such
-    a reply alone, with `predicted_tokens_per_s_range`: what slow and fast minutes would make it.
+    chosen), `tokens_per_s` (after the first; None under eight tokens), `total_s`, `seed`,
+    `found_tokens` (of the prompt, those that peers had from before and did not compute); and, where
+    the devices were measured, `predicted_first_token_s` and `predicted_tokens_per_s` of such a
+    reply alone, with `predicted_tokens_per_s_range`: what slow and fast minutes would make it.
     Of one that was gone on with, times are of the tokens after the first `resumed_tokens`.
     """
 
@@ -261,6 +262,7 @@ class ReplyUnderWay:
         if generation.finish_reason is None:
             raise RequestError("the reply is not finished; iterate to its end first")
         statistics = generation.statistics()
+        statistics["found_tokens"] = self._request.found_tokens
         predicted = self._forecast.of(
             prompt_tokens=statistics["prompt_tokens"], new_tokens=statistics["new_tokens"]
         )

@@ -123,7 +123,7 @@ def figures_of(model: Model, reply: Reply) -> str:
 
 
 def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> None:
-    """How tokens were chosen, and how many there could have been, on stderr."""
+    """How tokens were chosen, how many there could have been, and which were there, on stderr."""
     chosen = options.sampling(model.sampling)
     values = {**asdict(chosen), "seed": reply.statistics["seed"]}
     if not chosen.temperature:
@@ -138,6 +138,10 @@ def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> Non
         said += "; what was not asked for is as the model's files say"
     click.echo(f"sampling: {said}", err=True)
     click.echo(f"context: {model.context_tokens} tokens of prompt and answer together", err=True)
+    figures = reply.statistics
+    found = figures.get("found_tokens", 0)
+    of_them = f"; {found} of them were kept from before and not computed" if found else ""
+    click.echo(f"prompt: {figures['prompt_tokens']} tokens{of_them}", err=True)
 
 
 def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:

@@ -31,6 +31,8 @@ class Statistics(TypedDict):
     """After the first token; None under eight tokens."""
     total_s: float
     seed: int
+    found_tokens: NotRequired[int]
+    """Of the prompt, those whose keys and values peers had from before: they were not computed."""
     resumed_tokens: NotRequired[int]
     """Of a reply that was gone on with: tokens that were there. Times and rate are of the rest."""
     predicted_first_token_s: NotRequired[float]

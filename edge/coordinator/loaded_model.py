@@ -288,7 +288,9 @@ class LoadedModel:
     def _on_prefix_matched(self, client: PeerClient, event: messages.PrefixMatched) -> None:
         matches = self._prefix_matches.add(event.request, client, event.tokens)
         if matches is not None:  # what all have need not be computed
-            self._scheduler.matched(event.request, min(matches))
+            found = self._scheduler.matched(event.request, min(matches))
+            if (request := self._requests.get(event.request)) is not None:
+                request.found_tokens = found
 
     def _on_waits(self, client: PeerClient, event: messages.Waits) -> None:
         receiver, sender = self._connections.seat_of(client), (event.stage, event.rank)

@@ -103,12 +103,12 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
         stages=len(plan.stages),
         # What is found again is not computed, so nothing of it would be observed.
         # And states, and remainders, are of all tokens of a request: no part of it begins another.
-        matches_on_disk=bool(limits.disk_tokens) and not (limits.observes or is_whole),
         beginnings=(
             None
             if limits.observes or is_whole or chunk < SHORTEST_STEP
             else Beginnings(chunk_tokens=chunk)
         ),
+        asks_peers=True,
     )
 
 

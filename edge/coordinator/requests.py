@@ -71,6 +71,8 @@ class Request:
     """What peers, and logs of all devices, call it."""
     answer: list[int] = field(default_factory=list)
     """Tokens so far."""
+    found_tokens: int = 0
+    """Of its prompt, those whose keys and values were there: they were not computed."""
     kept: KeptKv | None = None
     """Copies of the keys and values of the answer so far, where they are wanted."""
 

@@ -158,20 +158,20 @@ class Scheduler:
         state_chunk_tokens: int = MAX_CHUNK_TOKENS,
         residency: Residency,
         stages: int,
-        matches_on_disk: bool = False,
+        asks_peers: bool = False,
         beginnings: Beginnings | None = None,
     ) -> None:
         """`stages` steps decode at once, of the requests that are in memory. logit_chunk_tokens
         and state_chunk_tokens: the most of a step whose logits, or hidden states, all travel.
 
-        matches_on_disk: peers may have beginnings of prompts there. beginnings: those in memory;
-        None: a request leaves nothing behind.
+        beginnings: what requests leave in memory; None: nothing. asks_peers: they may have more,
+        of earlier plans or on disk.
         """
         self._rows_agree = self._batches_agree = False
         self._pacing = Pacing()
         self._last_s: float | None = None
         """When the last answer was given, to a step that the next one waited for."""
-        self._matches_on_disk = matches_on_disk
+        self._asks_peers = asks_peers
         self._beginnings = beginnings
         self._chunk_tokens = chunk_tokens
         self._row_chunk_tokens: Mapping[Rows, int] = {
@@ -315,15 +315,16 @@ class Scheduler:
         for name in orders.restore:
             self._slots.open(name)
 
-    def matched(self, request: str, tokens: int) -> None:
-        """N tokens of the prompt need not be computed; some must."""
+    def matched(self, request: str, tokens: int) -> int:
+        """Every shard has N tokens of the prompt; how many are not computed: some must."""
         entry = self._active.get(request)
         if entry is None:
-            return  # cancelled meanwhile
+            return 0  # cancelled meanwhile
         if not 0 <= tokens <= max(0, entry.prompt_tokens - SHORTEST_STEP):
             raise ValueError(f"{tokens} tokens known of a prompt of {entry.prompt_tokens}")
-        entry.computed = entry.as_prompt = tokens
+        entry.computed = entry.as_prompt = self._useful(tokens, entry.prompt_tokens)
         self._start(entry)
+        return entry.computed
 
     def reserved(self, request: str, *, why_not: str | None) -> None:
         """Every shard has that room; or one has not, and the request is given up."""
@@ -459,9 +460,15 @@ class Scheduler:
             else:
                 self._residency.used(found.request)
             return Match(prompt=prompt, source=found.request, tokens=tokens, moves=moves)
-        if self._matches_on_disk and len(prompt) > self._chunk_tokens:
+        if self._asks_peers and self._useful(len(prompt), len(prompt)):
             return Match(prompt=prompt)
         return None
+
+    def _useful(self, common: int, prompt_tokens: int) -> int:
+        """How many of the tokens that a prompt has in common with another are not computed."""
+        if self._beginnings is None:
+            return 0
+        return self._beginnings.useful(common, prompt_tokens)
 
     def _found(self, request: str) -> int:
         """Tokens of a request that need not be computed, as it is now."""

@@ -1,13 +1,17 @@
-"""Beginnings of prompts whose keys and values a shard has on disk, and finds again.
+"""Beginnings of prompts whose keys and values a peer has left of other requests, and finds again.
 
-In blocks of one chunk each, so that what follows is computed in the very steps in which it would be
-without them: the same bits. A block's key is the hash of all tokens up to its end and of all that
-its keys and values depend on as well, made with the owner's secret: who has another one does not
-even learn that a block is there.
+Of all plans that it has run, as long as what computes them is the same. A block's key is the hash
+of all tokens up to its end and of all that its keys and values depend on as well, made with the
+owner's secret: who has another one does not even learn that a block is there. There are two places,
+and what is in memory is taken from there.
 
-They are written behind the compute thread's back, while their request is computed, as fast as the
-disk takes them: what it does not take before the request is over is not kept. There is memory for
-one block that is on its way, to or from the disk.
+In memory are small blocks. They are copied when a session ends, for until then its own cache has
+them. Who asks for them knows how much of them is of use: as much as would be computed in steps that
+give the same bits.
+
+On disk are blocks of one chunk each. They are written behind the compute thread's back, while their
+request is computed, as fast as the disk takes them: what it does not take before the request is
+over is not kept. There is memory for one block that is on its way, to or from the disk.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import hashlib
 import hmac
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -27,10 +31,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import KvStorage
-from edge.offload import PrefixStore
+from edge.offload import PrefixMemory, PrefixStore
 from edge.protocol.assignment import Assignment
-from edge.protocol.step import SHORTEST_STEP
+from edge.protocol.step import SHORTEST_STEP, Step
 from edge.version import __version__
+
+MEMORY_BLOCK_TOKENS = 16
+"""Of what two prompts have in common, fewer than these are computed again: as many as are computed
+as fast as they are asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixPlaces:
+    """Where a session's beginnings are kept, and whose they are."""
+
+    memory: PrefixMemory
+    disk: PrefixStore | None
+    secret: bytes
+    """Of whom they belong to."""
+    owner: str = ""
+    """The id of the device whose they are."""
 
 
 @dataclass(slots=True)
@@ -42,19 +62,49 @@ class _Unkept:
     """The first one's first token."""
 
 
-class PrefixCache:
-    """One session's view of its peer's store. Used by the compute thread; `close` it."""
+class _Keys:
+    """Of the blocks of one request, as far as its tokens are computed as a prompt is."""
 
-    def __init__(
-        self, store: PrefixStore, assignment: Assignment, secret: bytes, owner: str = ""
-    ) -> None:
-        """secret: of whom the beginnings belong to; owner: the id of the device whose they are."""
-        self._store = store
-        self._secret = secret
-        self._owner = owner
-        self._block_tokens = assignment.limits.chunk_tokens
+    def __init__(self, digest: hmac.HMAC, block_tokens: int) -> None:
+        """digest: of all but the tokens that counts."""
+        self._digest = digest
+        self._block_tokens = block_tokens
+        self._rest: tuple[int, ...] = ()
+        """Tokens behind the last whole block."""
+        self.keys: list[str] = []
+
+    @property
+    def _first(self) -> int:
+        """The position of the first of the rest."""
+        return len(self.keys) * self._block_tokens
+
+    def add(self, position: int, tokens: Sequence[int]) -> None:
+        """More tokens, from this position on; nothing where those before are not known."""
+        if not self._first <= position <= self._first + len(self._rest):
+            return
+        known = (*self._rest[: position - self._first], *tokens)
+        size = self._block_tokens
+        whole = len(known) // size * size
+        for first in range(0, whole, size):
+            self._digest.update(np.asarray(known[first : first + size], "<i8").tobytes())
+            self.keys.append(self._digest.copy().hexdigest())
+        self._rest = known[whole:]
+
+
+class PrefixCache:
+    """One session's view of its peer's places. Used by the compute thread; `close` it."""
+
+    def __init__(self, places: PrefixPlaces, assignment: Assignment) -> None:
+        self._memory = places.memory
+        self._disk = places.disk
+        self._secret = places.secret
+        self._owner = places.owner
+        self._chunk_tokens = assignment.limits.chunk_tokens
         self._most_tokens = assignment.limits.cached_tokens
+        self._most_requests = assignment.limits.caches
         self._shard = _shard_digest(assignment)
+        self._keys: dict[str, _Keys] = {}
+        """Of requests under way and of those whose caches are kept, the last used last."""
         self._unkept: dict[str, _Unkept] = {}
         self._block: list[NDArray[Any]] | None = None
         """Made once, as it is counted once: whatever is on its way lies here."""
@@ -63,66 +113,137 @@ class PrefixCache:
         """Whose block lies there, and whether it could be kept."""
 
     def match(
-        self, program: KvStorage, request: str, prompt: Sequence[int], *, known: int = 0
+        self,
+        program: KvStorage,
+        request: str,
+        prompt: Sequence[int],
+        *,
+        known: int = 0,
+        moved: str | None = None,
     ) -> int:
         """Put what is known of the prompt into the request's cache: so many of its tokens.
 
-        known: tokens that are there. Two or more are always left to compute: one alone would be
-        computed in another way than in a chunk. The others' are kept by `keep`.
+        known: tokens that are there; moved: whose they were, if they are no longer. Two or more are
+        always left to compute: one alone would be computed in another way than in a chunk. The
+        others' are kept by `keep` and `close`.
         """
-        keys = deque(self._keys(program, prompt))
+        if moved is not None:
+            self._keys.pop(moved, None)
+        most = min(len(prompt) - SHORTEST_STEP, self._most_tokens)
+        found = self._from_memory(program, request, prompt, known, most)
+        return self._from_disk(program, request, prompt, found, most)
+
+    def _from_memory(
+        self, program: KvStorage, request: str, prompt: Sequence[int], known: int, most: int
+    ) -> int:
+        size = MEMORY_BLOCK_TOKENS
+        of_request = _Keys(self._facts(program, size), size)
+        of_request.add(0, prompt)
+        self._keys[request] = of_request
+        while len(self._keys) > self._most_requests:  # more than there are caches for
+            del self._keys[next(iter(self._keys))]
+        there = list(takewhile(self._memory.has, of_request.keys[: max(0, most) // size]))
+        self._memory.use(there)
+        found = known
+        if len(there) * size > known:
+            for number in range(known // size, len(there)):
+                first = number * size
+
+                def take(rows: Sequence[NDArray[Any]], first: int = first) -> None:
+                    program.put_rows(request, first, rows)
+
+                if not self._memory.read(there[number], take):
+                    break
+                found = first + size
+        return found
+
+    def _from_disk(
+        self, program: KvStorage, request: str, prompt: Sequence[int], known: int, most: int
+    ) -> int:
+        if self._disk is None:
+            return known
+        size = self._chunk_tokens
+        of_prompt = _Keys(self._facts(program, size), size)
+        of_prompt.add(0, prompt)
+        keys = of_prompt.keys
         self._await_writer()
-        if known:
-            on_disk = sum(1 for _key in takewhile(self._store.has, keys)) * self._block_tokens
-            if on_disk <= known:
-                self._unkept[request] = _Unkept(keys, 0)
-                return known
-        found = 0
-        while keys:
-            end = found + self._block_tokens
-            if end > min(len(prompt) - SHORTEST_STEP, self._most_tokens):
-                break
-            rows = self._rows(program)
-            if not self._store.get(keys[0], rows, self._secret):
-                break
-            program.put_rows(request, found, rows)
-            keys.popleft()
-            found = end
-        self._unkept[request] = _Unkept(keys, found)
-        return max(found, known)
+        found = known
+        if sum(1 for _key in takewhile(self._disk.has, keys)) * size > known:
+            for number in range(known // size, len(keys)):
+                end = (number + 1) * size
+                rows = self._rows(program)
+                if end > most or not self._disk.get(keys[number], rows, self._secret):
+                    break
+                program.put_rows(request, number * size, rows)
+                found = end
+        self._unkept[request] = _Unkept(deque(keys), 0)
+        return found
+
+    def computed(self, step: Step) -> None:
+        """What a step has computed of a request whose cache is kept follows its prompt, if it was
+        computed as a prompt is."""
+        entry = step.entries[0]
+        if len(step.entries) > 1 or step.singly or len(entry.tokens) < SHORTEST_STEP:
+            return
+        if (keys := self._keys.get(entry.request)) is not None:
+            keys.add(entry.position, entry.tokens)
 
     def keep(self, program: KvStorage) -> None:
         """Begin to write a block that has been computed, unless one is being written.
 
         Called between any two steps; the rows are copied, no disk is waited for.
         """
-        if not self._unkept or not self._is_idle():
+        if self._disk is None or not self._unkept or not self._is_idle():
             return
         for request, unkept in self._unkept.items():
-            while unkept.keys and self._store.has(unkept.keys[0]):
+            while unkept.keys and self._disk.has(unkept.keys[0]):
                 self._next(unkept)
             if not unkept.keys:
                 continue
-            rows = program.rows(request, unkept.first, unkept.first + self._block_tokens)
+            rows = program.rows(request, unkept.first, unkept.first + self._chunk_tokens)
             if rows is not None:
                 block = self._rows(program)
                 for into, some in zip(block, rows, strict=True):
                     into[...] = some
                 kept = self._writer.submit(
-                    self._store.put, unkept.keys[0], block, self._secret, self._owner
+                    self._disk.put, unkept.keys[0], block, self._secret, self._owner
                 )
                 self._writing = (request, kept)
                 self._next(unkept)
                 return
 
-    def forget(self, program: KvStorage, request: str) -> None:
-        """The request is over: of its prompt one more block is kept, if the disk is ready."""
+    def forget(self, program: KvStorage, request: str, *, is_kept: bool = False) -> None:
+        """The request is over: of its prompt one more block is kept, if the disk is ready.
+
+        is_kept: its cache stays in the program.
+        """
         self.keep(program)
         self._unkept.pop(request, None)
+        keys = self._keys.pop(request, None)
+        if is_kept and keys is not None:
+            self._keys[request] = keys
 
-    def close(self) -> None:
-        """Wait for the block that is being written."""
+    def close(self, program: KvStorage | None = None) -> None:
+        """Wait for the block that is being written; what the program has of requests stays in
+        memory, as far as there is room."""
         self._writer.shutdown()
+        if program is not None:
+            for request, of_request in self._keys.items():
+                self._keep_in_memory(program, request, of_request.keys)
+
+    def _keep_in_memory(self, program: KvStorage, request: str, keys: Sequence[str]) -> None:
+        """The beginning of a request; of what there is too much, its end goes first."""
+        memory, size = self._memory, MEMORY_BLOCK_TOKENS
+        first_rows = program.rows(request, 0, size)
+        if first_rows is None:
+            return
+        for number in reversed(range(min(len(keys), memory.most_blocks(first_rows, self._owner)))):
+            if memory.has(keys[number]):
+                memory.use((keys[number],))
+                continue
+            rows = program.rows(request, number * size, (number + 1) * size)
+            if rows is not None and not memory.put(keys[number], rows, self._owner):
+                return
 
     def _is_idle(self) -> bool:
         """Nothing is being written. Without one block those behind it would never be found."""
@@ -141,21 +262,17 @@ class PrefixCache:
 
     def _rows(self, program: KvStorage) -> list[NDArray[Any]]:
         if self._block is None:
-            self._block = program.new_rows(self._block_tokens)
+            self._block = program.new_rows(self._chunk_tokens)
         return self._block
 
     def _next(self, unkept: _Unkept) -> None:
         unkept.keys.popleft()
-        unkept.first += self._block_tokens
+        unkept.first += self._chunk_tokens
 
-    def _keys(self, program: KvStorage, prompt: Sequence[int]) -> Iterator[str]:
-        """Digests of whole blocks, in order."""
-        size = self._block_tokens
-        facts = f"{self._shard} {program.cache_digest} {size}".encode()
-        digest = hmac.new(self._secret, facts, hashlib.sha256)
-        for first in range(0, len(prompt) - size + 1, size):
-            digest.update(np.asarray(prompt[first : first + size], "<i8").tobytes())
-            yield digest.copy().hexdigest()
+    def _facts(self, program: KvStorage, block_tokens: int) -> hmac.HMAC:
+        """What a block's key is made of, but for the tokens."""
+        facts = f"{self._shard} {program.cache_digest} {block_tokens}".encode()
+        return hmac.new(self._secret, facts, hashlib.sha256)
 
 
 def _shard_digest(assignment: Assignment) -> str:

@@ -21,14 +21,14 @@ from edge.engine.compute_thread import ComputeThread
 from edge.engine.distributed_sampling import TokenChoice
 from edge.engine.kv_calibration import calibration_step
 from edge.engine.kv_copies import CopyRoom, KvCopies, put_copy
-from edge.engine.prefix_cache import PrefixCache
+from edge.engine.prefix_cache import PrefixCache, PrefixPlaces
 from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
 from edge.engine.timing import ShardTimes
 from edge.errors import PlanError, RequestError
 from edge.kernels.sampling.rules import Bits
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
-from edge.offload import KVTier, PrefixStore, StoreError
+from edge.offload import KVTier, StoreError
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.error_codec import Failed, map_store_error
@@ -107,17 +107,16 @@ class ShardEngine:
         backend: Backend,
         weights: ShardWeights,
         kv_tier: KVTier | None = None,
-        prefixes: tuple[PrefixStore, bytes, str] | None = None,
+        prefixes: PrefixPlaces | None = None,
     ) -> Future[int]:
         """Make the program on the compute thread, unless there is one to `resume`; the result is
         the bytes of its weights.
 
         kv_tier: where keys and values go that are swapped out. prefixes: where those of beginnings
-        of prompts are kept for other requests, the secret of whom they belong to, and its id.
+        of prompts are kept for other requests.
         """
         if prefixes is not None:
-            store, secret, owner = prefixes
-            self._prefixes = PrefixCache(store, self.assignment, secret, owner)
+            self._prefixes = PrefixCache(prefixes, self.assignment)
 
         def work() -> int:
             self._program = self._program or backend.load(
@@ -233,8 +232,9 @@ class ShardEngine:
                 raise PlanError("a step before the shard was loaded")
             self._choice.allow(step, masks)
             self._thread.safe_point()
-            for _computed in self._runs.run(step, program):
+            for computed in self._runs.run(step, program):
                 if self._prefixes is not None:
+                    self._prefixes.computed(computed)
                     self._prefixes.keep(program)
                 self._thread.safe_point()
                 if self._is_over:  # closing ends a run, too
@@ -310,7 +310,9 @@ class ShardEngine:
             if source is not None:
                 found = program.take(request, source, tokens, moves=moves)
             if self._prefixes is not None and program.cache_digest:
-                found = self._prefixes.match(program, request, prompt, known=found)
+                found = self._prefixes.match(
+                    program, request, prompt, known=found, moved=source if moves else None
+                )
             self._report(messages.PrefixMatched(request=request, tokens=found))
 
         self._post(work)
@@ -350,7 +352,7 @@ class ShardEngine:
                 self._copies.forget(request)
             if self._program is not None:
                 if self._prefixes is not None and not self._is_over:
-                    self._prefixes.forget(self._program, request)
+                    self._prefixes.forget(self._program, request, is_kept=bool(kept_tokens))
                 if kept_tokens:
                     self._program.keep(request, kept_tokens)
                 else:
@@ -414,8 +416,7 @@ class ShardEngine:
 
     def _let_go_of_all(self) -> None:
         self.links.close()  # perhaps its shards sum in another way than when `close` was called
-        if self._prefixes is not None:
-            self._prefixes.close()
+        self._keep_beginnings()
         if not (self._parks and self._is_sound and self._reset()):
             program, self._program = self._program, None
             try:
@@ -423,6 +424,16 @@ class ShardEngine:
                     program.close()
             except Exception:  # back ends raise whatever their libraries do
                 _log.exception("a shard did not close as it should")
+
+    def _keep_beginnings(self) -> None:
+        """For the next session of who has this one; not where replies wait for another plan."""
+        if self._prefixes is None:
+            return
+        try:
+            is_over = self._is_sound and not self._parks
+            self._prefixes.close(self._program if is_over else None)
+        except Exception:  # back ends raise whatever their libraries do
+            _log.info("beginnings of prompts are not kept", exc_info=True)
 
     def _reset(self) -> bool:
         try:

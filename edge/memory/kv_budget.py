@@ -10,7 +10,15 @@ from pathlib import Path
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size
 from edge.memory.step_memory import cache_token_bytes, passing_bytes, state_bytes
-from edge.offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreError
+from edge.offload import (
+    DiskKVTier,
+    KVTier,
+    KVTiers,
+    MemoryKVTier,
+    PrefixMemory,
+    PrefixStore,
+    StoreError,
+)
 from edge.protocol.assignment import Assignment
 from edge.weights.layout import ShardLayout
 
@@ -50,6 +58,9 @@ class KvRoom:
         self._folder, self._disk_bytes = disk or (Path(), 0)
         self._shares: list[KvShare] = []
         self._lock = _locked(self._folder) if disk is not None else None
+        self.beginnings = PrefixMemory()
+        """Where beginnings of prompts are kept whose session is over, in memory that nobody else
+        has."""
         self.prefixes: PrefixStore | None = None
         """Where beginnings of prompts are kept, in what requests under way leave of the disk."""
         if disk is not None:
@@ -73,6 +84,13 @@ class KvRoom:
     @property
     def free_disk_bytes(self) -> int:
         return self._disk_bytes - sum(share.disk_bytes for share in self._shares)
+
+    def fit(self, unused_bytes: int) -> None:
+        """So much memory is nobody's. Beginnings have half of it at most, so that other programs of
+        its user find some, too; what is too much is gone when this returns."""
+        if self._memory_bytes is not None:
+            unused_bytes = min(unused_bytes, self._memory_bytes)
+        self.beginnings.limit(unused_bytes // 2)
 
     def share(
         self, assignment: Assignment, layout: ShardLayout, *, host_bytes: int | None = None

@@ -20,7 +20,7 @@ class UserLimits:
     """Of one device that uses this peer. None: no other limit than the peer's own."""
 
     memory_bytes: int | None = None
-    """Of what it has loaded, together."""
+    """Of what it has loaded, together. Beginnings of its prompts have what is left of it."""
     cache_bytes: int | None = None
     """Of the weights that it has sent and that are kept; again of packed copies of them, which are
     not in use; and again of beginnings of its prompts."""

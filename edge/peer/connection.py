@@ -20,6 +20,7 @@ from edge.backends.interface import ShardWeights, StageProgram
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.engine.compute_thread import ThreadEndedError
 from edge.engine.kv_copies import CopyRoom
+from edge.engine.prefix_cache import PrefixPlaces
 from edge.engine.shard_engine import NO_MASKS
 from edge.errors import (
     CapacityError,
@@ -32,6 +33,7 @@ from edge.errors import (
 from edge.host.free_memory import process_memory
 from edge.memory.ledger import MEASURING, Use
 from edge.memory.shard_memory import check_plan, host_share, shard_use
+from edge.memory.step_memory import load_bytes
 from edge.offload import CachedShard, DerivedCache, Manifest, ShardWriter
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.profiling_calls import ProfilingCalls
@@ -541,12 +543,21 @@ class Connection:
         if parked is not None:
             hosted.shard.resume(parked)
         self._peer.sessions[assignment.key] = hosted
+        self._peer.fit_beginnings()  # its host may have less than before
         self._mine[assignment.session] = hosted
-        store = hosted.kv.prefixes
-        prefixes = None if store is None else (store, call.prefix_secret, self._user_id or "")
+        prefixes = None
+        if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
+            prefixes = PrefixPlaces(
+                memory=self._peer.kv_room.beginnings,
+                disk=hosted.kv.prefixes,
+                secret=call.prefix_secret,
+                owner=self._user_id or "",
+            )
         try:
             backend = await run_blocking(self._peer.backend)
-            async with self._peer.loading:  # two at once would take the same room
+            more_bytes = load_bytes(assignment.layout, assignment.weight_format)
+            # Two at once would take the same room.
+            async with self._peer.loading, self._peer.room_to_load(more_bytes):
                 weights = ShardWeights(
                     path=path,
                     manifest=manifest,
@@ -741,6 +752,7 @@ class Connection:
         ended = self._ending[session] = asyncio.Event()
         key = hosted.assignment.key
         program = None
+        self._peer.fit_beginnings()  # this session's, too
         try:
             program = await hosted.aclose(parks=parks)
         finally:

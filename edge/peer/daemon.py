@@ -116,6 +116,7 @@ class PeerDaemon:
         """Tell every coordinator, take no new session; return once none is open, or after that
         long. At once where none is."""
         self.resources.leaving.set()
+        self.resources.fit_beginnings()  # nobody comes for them
         if self.resources.sessions:
             await self._stop_announcing()
         with contextlib.suppress(TimeoutError):

@@ -6,11 +6,12 @@ Made by the daemon, handed to each connection. Knows no frames and no sockets.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 
 from edge import offload
@@ -140,6 +141,8 @@ class PeerResources:
             user_prefix_bytes=self._user_limits.cache_bytes,
         )
         self._ledger: Ledger | None = None
+        self._loading_bytes = 0
+        """What a shard takes over its own while it is loaded."""
         self._host_bytes: int | None = None
         """For what the device has no room for, in another memory; None: there is none."""
         self._parked = Parked(self.release)
@@ -158,10 +161,12 @@ class PeerResources:
         self._host_bytes = self.settings.host_memory_bytes
         if self._host_bytes is None and backend.has_own_memory:
             self._host_bytes = usable_memory_bytes() // 2
-        self._ledger = Ledger(
-            budget_bytes=self._budget_bytes(self.settings.memory_bytes, floor),
-            floor=floor,
-            model_limit_bytes=self.settings.model_memory_bytes,
+        self._change(
+            Ledger(
+                budget_bytes=self._budget_bytes(self.settings.memory_bytes, floor),
+                floor=floor,
+                model_limit_bytes=self.settings.model_memory_bytes,
+            )
         )
 
     async def aclose(self) -> None:
@@ -188,6 +193,36 @@ class PeerResources:
         return self._host_bytes - sum(
             each.host_bytes + each.kv.host_bytes for each in self.sessions.values()
         )
+
+    def _change(self, ledger: Ledger, user: Member | None = None) -> None:
+        """user: whose uses are others than before."""
+        self._ledger = ledger
+        self.fit_beginnings(user)
+
+    def fit_beginnings(self, user: Member | None = None) -> None:
+        """What is kept of beginnings of prompts has no more memory than nobody needs, nor with what
+        this user has loaded more than one may have."""
+        host_bytes, beginnings = self.host_free_bytes, self.kv_room.beginnings
+        unused_bytes = self.ledger.model_free_bytes if host_bytes is None else host_bytes
+        unused_bytes = max(0, unused_bytes - self._loading_bytes)
+        # Other programs, and daemons, may have taken what was free when this one began.
+        unused_bytes = min(unused_bytes, beginnings.used_bytes + usable_memory_bytes())
+        self.kv_room.fit(0 if self.leaving.is_set() else unused_bytes)
+        limit_bytes = self._user_limits.memory_bytes
+        if user is not None and limit_bytes is not None:
+            held_bytes = sum(each.total for each in self._held_by(user, self.ledger).values())
+            beginnings.limit_owner(user.id, max(0, limit_bytes - held_bytes))
+
+    @contextlib.asynccontextmanager
+    async def room_to_load(self, num_bytes: int) -> AsyncIterator[None]:
+        """While a shard is loaded, which takes so much more than it is given."""
+        self._loading_bytes = num_bytes
+        self.fit_beginnings()
+        try:
+            yield
+        finally:
+            self._loading_bytes = 0
+            self.fit_beginnings()
 
     def check_may_use(self, member: Member | None) -> None:
         """Raises RequestError for a device that may not have this one compute."""
@@ -249,7 +284,7 @@ class PeerResources:
         if user is not None:
             self._check_limits(name, use, user)
             self._users[name] = user
-        self._ledger = ledger
+        self._change(ledger, user)
 
     def _check_limits(self, name: str, use: Use, user: Member) -> None:
         """Raises CapacityError for more than one device may take of this peer."""
@@ -298,9 +333,9 @@ class PeerResources:
         use = replace(use, kv_bytes=0)  # what was kept there is forgotten
         name = self._parked.park(key, program, use)
         self.release(assignment.key)
-        self._ledger = self.ledger.with_use(name, use)
         if user is not None:
             self._users[name] = user
+        self._change(self.ledger.with_use(name, use), user)
         return name
 
     def let_go(self, parked: str) -> None:
@@ -344,15 +379,20 @@ class PeerResources:
                 for name, hosted in sessions.items()
             }
             wanted_bytes = self._budget_bytes(asked_bytes, before.floor)
-            self._ledger, counts = fit(before, wanted_bytes, shards)
+            fitted, counts = fit(before, wanted_bytes, shards)
+            self._change(fitted)
             failures = await _stream({sessions[name]: count for name, count in counts.items()})
             if not failures:
                 for name, count in counts.items():
                     sessions[name].streamed = count
                 return
             taken = {name: before.uses[name] for name in counts if name in self.ledger.uses}
-            self._ledger = replace(
-                self.ledger, budget_bytes=before.budget_bytes, uses={**self.ledger.uses, **taken}
+            self._change(
+                replace(
+                    self.ledger,
+                    budget_bytes=before.budget_bytes,
+                    uses={**self.ledger.uses, **taken},
+                )
             )
             await _stream({hosted: hosted.streamed for hosted in sessions.values()})
             raise failures[0]
@@ -366,8 +406,8 @@ class PeerResources:
 
     def release(self, name: str) -> None:
         """It is given back; an unknown one is no error."""
-        self._ledger = self.ledger.without(name)
-        self._users.pop(name, None)
+        user = self._users.pop(name, None)
+        self._change(self.ledger.without(name), user)
         self._released.set()
 
     def backend(self) -> Backend:
@@ -405,6 +445,7 @@ class PeerResources:
             kv_memory_bytes=self.kv_room.free_memory_bytes,
             kv_disk_bytes=self.kv_room.free_disk_bytes,
             kv_prefix_bytes=self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
+            kv_beginnings_bytes=self.kv_room.beginnings.used_bytes,
             host=host_id(),
             identity=device_identity(
                 backend=settings.backend,

@@ -107,8 +107,8 @@ class PeerSettings:
         parse=parse_user_limits,
         metavar="LIMITS",
         help="The most that one device may take, as memory=4GiB,cache=20GiB,sessions=2: memory of "
-        "what it has loaded, disk for the weights it has sent, and as much for beginnings of its "
-        "prompts, shards loaded at once.",
+        "what it has loaded and of beginnings of its prompts, disk for the weights "
+        "it has sent, and as much for such beginnings, shards loaded at once.",
     )
     audit: Path | None = option(
         None,

@@ -155,11 +155,11 @@ class LoadOptions:
 
     share_prefixes: bool = option(
         False,
-        help="Let other members of the cluster find the beginnings of prompts that peers keep on "
-        "disk (--kv-disk); else they are sealed for this device.",
+        help="Let other members of the cluster find the beginnings of prompts that peers keep in "
+        "memory and on disk (--kv-disk); else only this device finds them.",
     )
-    """Keys and values on a peer's disk can be read by whoever has their key: this device, or each
-    member of the cluster."""
+    """What a peer keeps of keys and values is found, and read on disk, by who has their key: this
+    device, or each member of the cluster."""
 
     workload: Workload | None = None
     """What the plan should be fast at; 512 tokens of prompt and 128 of answer if None."""

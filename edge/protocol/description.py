@@ -83,6 +83,9 @@ class PeerDescription:
     """What they may still take of its disk."""
     kv_prefix_bytes: int
     """What beginnings of earlier prompts take there; it makes room for requests."""
+    kv_beginnings_bytes: int
+    """What beginnings of earlier prompts take of its memory, or its host's, that is free: they make
+    room for whatever needs it."""
     models: tuple[HostedModel, ...]
     """What it runs."""
     lacks: tuple[Printable, ...] = ()

@@ -182,7 +182,7 @@ class Open(Call[Opened]):
     lease: Lease
     """Sessions of earlier terms of the same run end first."""
     prefix_secret: _Secret
-    """Of whom beginnings of prompts belong to that are kept on disk. Forgotten with the session."""
+    """Of whom beginnings of prompts belong to that are kept. Forgotten with the session."""
     expected: ExpectedStep | None = None
     """What its steps should take; a peer that takes longer says so."""
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import edge
+from edge.demos.bundled import MODEL
 from edge.partition import Parallel
 from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.pairs import repeats_are_slow
+from tests.support.processes import Daemon, Outcome
+from tests.support.processes import edge as edge_command
 from tests.support.replies import EndlessReplies
 
 CONTEXT = 400
@@ -45,17 +50,21 @@ def answer(model: edge.Model, prompt: tuple[int, ...], *, goes_on: bool) -> tupl
 def test_a_conversation_is_as_if_each_turn_were_computed_anew(
     checkpoint: TinyCheckpoint, plan: Parallel, dtype: Dtype
 ) -> None:
-    """Turns that go on from the last, one that goes back, and one of another conversation."""
+    """Turns that go on from the last, one that goes back, and one of another conversation. And as
+    if each were asked by another session, which finds what the first has left."""
     said = [tuple(checkpoint.prompt(count)) for count in (40, 5, 30, 17)]
     turns: list[Turn] = []
-    with edge.Cluster.local(peers=2, threads=1) as cluster:
+    with (
+        edge.Cluster.local(peers=2, threads=1) as cluster,
+        edge.Cluster.local(peers=2, threads=1) as others,
+    ):
 
-        def load() -> edge.Model:
+        def load(cluster: edge.Cluster) -> edge.Model:
             return cluster.load(
                 checkpoint.path, dtype=dtype, plan=plan, context_tokens=CONTEXT, concurrency=2
             )
 
-        with load() as model:
+        with load(cluster) as model:
             prompt: tuple[int, ...] = ()
             for number, new in enumerate(said):
                 prompt += new
@@ -66,9 +75,11 @@ def test_a_conversation_is_as_if_each_turn_were_computed_anew(
             turns.append((back, answer(model, back, goes_on=True)))
             other = said[3][::-1] * 2
             turns.append((other, answer(model, other, goes_on=True)))
-        for prompt, reply in turns:
-            with load() as model:
-                assert answer(model, prompt, goes_on=False) == reply
+        longest = max(turns[:-1], key=lambda turn: len(turn[0]))
+        for peers, asked in ((cluster, turns), (others, [longest, turns[-1]])):
+            for prompt, reply in asked:
+                with load(peers) as model:
+                    assert answer(model, prompt, goes_on=False) == reply
 
 
 def test_only_what_is_new_is_computed(checkpoint: TinyCheckpoint) -> None:
@@ -119,9 +130,12 @@ def test_a_prompt_that_is_read_beside_an_answer_is_the_same_prompt(
     prompt = checkpoint.prompt(301)
     options = edge.GenerationOptions(max_new_tokens=3, ignore_eos=True, logprobs=5)
     told: list[list[object]] = []
-    with edge.Cluster.local(peers=2, threads=1) as cluster:
+    with (
+        edge.Cluster.local(peers=2, threads=1) as cluster,
+        edge.Cluster.local(peers=2, threads=1) as others,
+    ):
 
-        def load() -> edge.Model:
+        def load(cluster: edge.Cluster) -> edge.Model:
             return cluster.load(
                 checkpoint.path,
                 dtype="int4",
@@ -135,7 +149,7 @@ def test_a_prompt_that_is_read_beside_an_answer_is_the_same_prompt(
             with model.stream(prompt, options) as stream:
                 told.append([(token.logprob, token.top_logprobs) for token in stream])
 
-        with load() as model:
+        with load(cluster) as model:
             stream = model.stream(checkpoint.prompt(20)[::-1], max_new_tokens=370, ignore_eos=True)
             with EndlessReplies([stream]) as reading:
                 reading.await_more()
@@ -144,7 +158,29 @@ def test_a_prompt_that_is_read_beside_an_answer_is_the_same_prompt(
                 assert min(chunks(model)) > 2
             ask(model)
             assert chunks(model) == [1, 1], "it was kept"
-        with load() as model:
-            ask(model)
-            assert chunks(model) == [2, 2]
-    assert told[1:] == told[:1] * 2
+        for peers, steps in ((cluster, 1), (others, 2)):
+            with load(peers) as model:
+                ask(model)
+                assert chunks(model) == [steps, steps]
+    assert told[1:] == told[:1] * 3
+
+
+def test_another_command_goes_on_from_what_the_last_one_has_left(tmp_path: Path) -> None:
+    """In the memory of a daemon that stays; no disk is given to it. One, as plans over several
+    depend on how fast their links are just then, and another plan finds nothing."""
+    prompt = " ".join(["The cat lives in the barn."] * 15)
+    with Daemon(tmp_path) as daemon:
+
+        def run(prompt: str, *options: object) -> Outcome:
+            asked = ("--raw", "-p", prompt, "-n", 4, "--context", 200, "--peer", daemon.address)
+            return edge_command("run", MODEL, *asked, *options)
+
+        told = [json.loads(run(text, "--json").out) for text in (prompt, prompt, f"{prompt} Why?")]
+        counts = [each["statistics"]["prompt_tokens"] for each in told]
+        found = [each["statistics"]["found_tokens"] for each in told]
+        assert found == [0, *(min(each - 2, counts[0]) // 16 * 16 for each in counts[1:])]
+        assert counts[0] > 100
+        assert told[1]["token_ids"] == told[0]["token_ids"]
+        explained = run(prompt, "--explain").err
+        assert f"prompt: {counts[0]} tokens; {found[1]} of them were kept" in explained
+        assert daemon.describe().kv_beginnings_bytes

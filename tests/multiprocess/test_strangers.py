@@ -172,6 +172,7 @@ SOUND = {
     "kv_memory_bytes": None,
     "kv_disk_bytes": 0,
     "kv_prefix_bytes": 0,
+    "kv_beginnings_bytes": 0,
     "host": "h",
     "identity": "i",
     "host_memory_bytes": None,

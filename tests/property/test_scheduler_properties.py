@@ -47,7 +47,6 @@ class Peers:
     most_requests: int
     stages: int
     disk: int = 0
-    chunk: int = 1
     known: int = 0
     """Tokens of every prompt that need not be computed, where peers are asked."""
     away: set[str] = field(default_factory=set)
@@ -115,12 +114,12 @@ class Peers:
         name, match = self.matching.popleft()
         asked = self.asked[name]
         assert asked.computed == 0
-        known = max(0, min(self.known, asked.prompt_tokens - 2)) // self.chunk * self.chunk
-        known = max(known, match.tokens)
+        known = max(0, min(self.known, asked.prompt_tokens - 2), match.tokens)
+        used = self.scheduler.matched(name, known)
+        assert match.tokens <= used <= known or asked.is_done
         if not asked.is_done:
-            asked.computed = known
+            asked.computed = used
             self.started.add(name)
-        self.scheduler.matched(name, known)
 
     def check_memory(self) -> None:
         """No more is kept than there is room for, but for one request that is there alone."""
@@ -324,15 +323,13 @@ def test_everything_is_computed_once_and_in_order(
         logit_chunk_tokens=logit_chunk,
         residency=residency,
         stages=stages,
-        matches_on_disk=known is not None,
+        asks_peers=known is not None,
         beginnings=Beginnings(chunk_tokens=chunk, fewest_tokens=fewest) if chunk > 1 else None,
     )
     if rows_agree:
         scheduler.rows_agree()
         scheduler.batches_agree()
-    peers = Peers(
-        scheduler, capacity, requests, stages, disk, chunk, known or 0, most_kept=most_kept
-    )
+    peers = Peers(scheduler, capacity, requests, stages, disk, known or 0, most_kept=most_kept)
     moves = 0
 
     def has_room() -> bool:

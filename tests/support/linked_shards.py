@@ -13,12 +13,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
+from edge.engine.prefix_cache import PrefixPlaces
 from edge.engine.shard_engine import NO_MASKS, ShardEngine
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.rules import Bits
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
-from edge.offload import KVTier, Manifest, PrefixStore
+from edge.offload import KVTier, Manifest
 from edge.partition import Plan, Shard, Stage
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
@@ -35,7 +36,6 @@ from tests.support.transport_pairs import link_ends
 LIMITS = StepLimits(context_tokens=64, chunk_tokens=16, requests=4, cached_tokens=256)
 RUN = 6
 REPORT_WITHIN_S = 60.0
-SECRET = b"of an owner".ljust(32)
 """Only a hanging session takes as long; it fails the test instead of holding it up."""
 
 
@@ -247,7 +247,7 @@ def linked(
     shortlist_tokens: int = SHORTLIST_TOKENS,
     backend: Callable[[], MadeUpBackend] = MadeUpBackend,
     tier: Callable[[Seat], KVTier | None] = lambda seat: None,
-    store: Callable[[Seat], PrefixStore | None] = lambda seat: None,
+    places: Callable[[Seat], PrefixPlaces | None] = lambda seat: None,
     wrap: Callable[[Link, Seat], Link] = lambda link, seat: link,
     link_timeout_s: float = 30.0,
 ) -> Iterator[Shards]:
@@ -291,10 +291,8 @@ def linked(
         for session in found.sessions:
             seat = session.links.seat
             weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
-            kept = store(seat)
-            prefixes = None if kept is None else (kept, SECRET, "")
             found.backends.append(backend())
-            session.load(found.backends[-1], weights, tier(seat), prefixes).result()
+            session.load(found.backends[-1], weights, tier(seat), places(seat)).result()
             session.connect(links[seat], names)
         for prepared in [session.prepare() for session in found.sessions]:
             prepared.result(REPORT_WITHIN_S)

@@ -18,6 +18,8 @@ from edge.coordinator.requests import Request
 from edge.demos.bundled import MODEL
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.reference import sample
+from edge.membership.membership import Membership
+from edge.membership.membership import credentials as credentials_of
 from edge.models.spec import ModelSpec
 from edge.peer.daemon import PeerDaemon
 from edge.peer.settings import PeerSettings
@@ -26,7 +28,7 @@ from edge.protocol.lease import Lease
 from edge.protocol.peer_info import describe_peer
 from edge.protocol.step import SamplingTerms, StepLimits
 from edge.protocol.wire_rules import WireRules
-from edge.transport import WireRule
+from edge.transport import Credentials, WireRule
 from edge.weights.checkpoint import Checkpoint
 from tests.support.plans import bundled_plan
 from tests.support.scripted_peers import Owner, Results
@@ -37,9 +39,14 @@ TOKEN_BYTES = 6 * 4 * 2 * 16 * 4
 
 @contextlib.asynccontextmanager
 async def null_peers(
-    folder: Path, count: int, *, kv_disk_bytes: int = 0
+    folder: Path,
+    count: int,
+    *,
+    kv_disk_bytes: int = 0,
+    membership: Membership | None = None,
 ) -> AsyncIterator[list[PeerDaemon]]:
-    """N daemons; each may keep `kv_disk_bytes` of keys and values on disk."""
+    """N daemons; each may keep `kv_disk_bytes` of keys and values on disk. `membership` is that of
+    one."""
     async with contextlib.AsyncExitStack() as stack:
         daemons = []
         for number in range(count):
@@ -53,7 +60,11 @@ async def null_peers(
                 kv_disk=(folder / f"{number}-kv", kv_disk_bytes) if kv_disk_bytes else None,
                 backend="null",
             )
-            daemon = PeerDaemon(settings, None)
+            shown, id = None, None
+            if membership is not None:
+                shown = credentials_of(lambda: membership)
+                id = membership.identity.id
+            daemon = PeerDaemon(settings, shown, id)
             await daemon.start()
             stack.push_async_callback(daemon.aclose)
             daemons.append(daemon)
@@ -69,13 +80,15 @@ async def load(
     lease: Lease | None = None,
     *,
     path: Path = MODEL,
+    credentials: Credentials | None = None,
+    share_prefixes: bool = False,
 ) -> LoadedModel:
     """The bundled model, or one of its shape, cut by the layout of that name."""
-    peers = [await describe_peer(daemon.resources.addresses[0], None) for daemon in daemons]
+    peers = [await describe_peer(daemon.resources.addresses[0], credentials) for daemon in daemons]
     plan = bundled_plan(layout, devices=[peer.id for peer in peers])
     stages = len(plan.stages)
     with Checkpoint.open(path) as checkpoint:
-        options = LoadOptions(dtype="int8")
+        options = LoadOptions(dtype="int8", share_prefixes=share_prefixes)
         bringing = Bringing(
             checkpoint=checkpoint,
             plan=plan,

@@ -28,6 +28,7 @@ _PEER = PeerInfo(
     kv_memory_bytes=None,
     kv_disk_bytes=0,
     kv_prefix_bytes=0,
+    kv_beginnings_bytes=0,
     models=(),
 )
 

@@ -64,7 +64,8 @@ def command(wanted: ClusterOptions, wide: bool, watch: bool, every_s: float, as_
 
     The last columns say what of its memory is kept for weights and for keys and values (KV), what a
     GPU's host holds of either that the GPU has no room for, and what of keys and values is on disk
-    now: of requests under way, and of earlier prompts' beginnings (see `edge peer --kv-disk`). A
+    now (see `edge peer --kv-disk`): of requests under way, and of earlier prompts' beginnings.
+    Those are in memory, too, as long as nothing else needs it; what they take counts as free. A
     narrow terminal shows fewer columns.
 
     \b
@@ -186,6 +187,7 @@ def _table_width(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> i
 
 
 def _cells(peer: PeerInfo) -> dict[str, str]:
+    kv_bytes = sum(model.kv_bytes for model in peer.models) + peer.kv_beginnings_bytes
     kv_disk_bytes = sum(model.kv_disk_bytes for model in peer.models) + peer.kv_prefix_bytes
     return {
         "name": peer.name,
@@ -198,7 +200,7 @@ def _cells(peer: PeerInfo) -> dict[str, str]:
         "in host memory": "–"
         if peer.host_memory_bytes is None
         else format_size(sum(m.host_bytes + m.kv_host_bytes for m in peer.models)),
-        "KV in memory": format_size(sum(model.kv_bytes for model in peer.models)),
+        "KV in memory": format_size(kv_bytes),
         "KV on disk": format_size(kv_disk_bytes),
     }
 

@@ -102,6 +102,9 @@ def command(
     the model makes it. Without a template, or with --raw, the model goes on from the prompt, for
     128 tokens unless told otherwise.
 
+    Peers that stay (`edge peer`) keep what they have read of the prompt in memory that is free: the
+    next prompt that begins alike is read from there on. --explain says how much was kept.
+
     An answer that is interrupted, or whose devices are lost, goes on with --resume, with the same
     tokens. The model is loaded as it was; --peer or --local say again which peers are used.
 

@@ -41,6 +41,7 @@ def peer(name: str, *, loaded: bool) -> PeerInfo:
         free_bytes=2000 * MIB,
         model_free_bytes=2000 * MIB,
         kv_prefix_bytes=7 * MIB,
+        kv_beginnings_bytes=3 * MIB,
         models=(model,) if loaded else (),
     )
 
@@ -71,7 +72,7 @@ def test_all_columns_in_one_line_for_each_peer() -> None:
     (row,) = (line for line in lines if "living-room" in line)
     (attic,) = (line for line in lines if "57.0 MiB" in line)
     assert "ort on AMD EPYC 7B13 [64-Core], 8 threads" in row
-    assert all(size in attic for size in ("600.0 MiB", "100.0 MiB", "57.0 MiB"))
+    assert all(size in attic for size in ("600.0 MiB", "103.0 MiB", "57.0 MiB"))
     assert all(column in lines[1] for column in COLUMNS)
     assert lines[-1] == (
         "attic runs model int4 for u, stage 0, rank 1: 700.0 MiB and 30.0 MiB for steps, 90.0 MiB "

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edge.coordinator.acks import Acks
+from edge.coordinator.beginnings import Beginnings
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request, fail_all
@@ -167,7 +168,7 @@ def test_a_peer_that_hangs_up() -> None:
     assert results.errors[0].peer == "odd"
 
 
-async def run_on_two(odd: Behaviour, *, matches_on_disk: bool = False) -> list[EdgeError]:
+async def run_on_two(odd: Behaviour, *, asks_peers: bool = False) -> list[EdgeError]:
     """Two requests that take turns in the memory of two stages, of which the second samples.
 
     The first stage's peer behaves as it is told to; the second answers steps and nothing else.
@@ -185,7 +186,8 @@ async def run_on_two(odd: Behaviour, *, matches_on_disk: bool = False) -> list[E
         logit_chunk_tokens=4,
         residency=Residency(memory_tokens=14, disk_tokens=100, requests=4, quantum_tokens=2),
         stages=2,
-        matches_on_disk=matches_on_disk,
+        asks_peers=asks_peers,
+        beginnings=Beginnings(chunk_tokens=2, fewest_tokens=2) if asks_peers else None,
     )
     async with peer(odd, "odd") as first, peer(sample, "fine") as second:
         model = LoadedModel(plan(2), scheduler, vocab_size=VOCAB, hidden_size=4, on_end=fail_all)
@@ -221,7 +223,7 @@ def test_a_peer_that_answers_twice_does_not_stand_in_for_another(asked: str, ans
             for _ in range(2):
                 await channel.send(Frame(answer.kind, header))
 
-    for error in asyncio.run(run_on_two(behave, matches_on_disk=asked == "match_prefix")):
+    for error in asyncio.run(run_on_two(behave, asks_peers=asked == "match_prefix")):
         assert str(error) == f"peer odd: sent a malformed {answer.kind!r}: an answer too many"
 
 

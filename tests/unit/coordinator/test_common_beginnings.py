@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge.coordinator.loaded_model import LoadedModel
 from edge.demos.bundled import MODEL
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.membership.membership import Membership, credentials
+from edge.memory.ledger import Use
 from edge.protocol.step import StepLimits
+from edge.transport import Credentials
 from edge.weights.checkpoint import Checkpoint
 from tests.support.null_peers import expected_tokens, load, null_peers, request
 from tests.support.scripted_peers import Owner, Results
@@ -108,3 +112,92 @@ def test_requests_that_begin_alike_come_one_after_the_other(path: Path, tmp_path
     limits = StepLimits(context_tokens=216, chunk_tokens=64, requests=2, cached_tokens=2 * 216)
     work = asyncio.run(prompt_work(path, tmp_path, "pipeline_2", prompts, limits))
     assert work <= 1.1 * (8 * 200 + 32 * 10)
+
+
+LIMITS = StepLimits(context_tokens=640, chunk_tokens=64, requests=2, cached_tokens=2 * 640)
+
+
+def shown(membership: Membership) -> Credentials:
+    return credentials(lambda: membership)
+
+
+async def ask(model: LoadedModel, prompt: Sequence[int], path: Path) -> int:
+    """So many tokens of the prompt are found; the answer is as if none were, and the model is
+    closed."""
+    sink = Results()
+    asked = request(prompt, sink, new_tokens=2, parameters=GREEDY)
+    model.submit(asked)
+    async with asyncio.timeout(PATIENCE_S):
+        await sink.ended.wait()
+        await model.aclose()
+    with Checkpoint.open(path) as checkpoint:
+        assert sink.tokens == expected_tokens(checkpoint.spec, prompt, 2, GREEDY)
+    assert model.work.prompt_tokens == len(prompt) - asked.found_tokens
+    return asked.found_tokens
+
+
+@pytest.mark.parametrize("layout", ["pipeline_2", "tensor_2"])
+def test_what_a_plan_has_read_is_there_for_the_next(
+    path: Path, layout: str, tmp_path: Path
+) -> None:
+    """Without a disk, and as long as nobody needs its memory."""
+    prompt = tokens(0, 500)
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons:
+            free_bytes = [each.resources.ledger.free_bytes for each in daemons]
+
+            async def again(prompt: Sequence[int], layout: str = layout) -> int:
+                model = await load(daemons, layout, LIMITS, Owner(), tmp_path, path=path)
+                found = await ask(model, prompt, path)
+                assert [each.resources.ledger.free_bytes for each in daemons] == free_bytes
+                return found
+
+            assert await again(prompt) == 0
+            assert all(each.resources.describe().kv_beginnings_bytes for each in daemons)
+            assert await again([*prompt, *tokens(1, 30)]) == 496
+            assert await again([*prompt[:100], *tokens(2, 30)]) == 96
+            assert await again(prompt, layout="solo") == 0, "another plan computes other bits"
+            resources = daemons[1].resources
+            await resources.reserve("all", Use(weight_bytes=free_bytes[1]))
+            assert resources.describe().kv_beginnings_bytes == 0
+            resources.release("all")
+            assert await again(prompt) == 0, "what one shard has lost, all compute again"
+            assert await again(prompt) == 496
+
+    asyncio.run(main())
+
+
+def test_what_one_device_has_asked_no_other_finds(path: Path, tmp_path: Path) -> None:
+    """Unless both share what they have asked."""
+    home = Membership.founded("home")
+    assert home.authority is not None
+    members = [
+        Membership.enrolled(home.authority, home.tag_key, name) for name in ("kitchen", "attic")
+    ]
+    one, other = [shown(each) for each in members]
+    prompt = tokens(0, 100)
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 1, membership=home) as daemons:
+
+            async def again(who: Credentials, *, share_prefixes: bool = False) -> int:
+                model = await load(
+                    daemons,
+                    "solo",
+                    LIMITS,
+                    Owner(),
+                    tmp_path,
+                    path=path,
+                    credentials=who,
+                    share_prefixes=share_prefixes,
+                )
+                return await ask(model, prompt, path)
+
+            assert await again(one) == 0
+            assert await again(other) == 0
+            assert await again(one) == 96
+            assert await again(one, share_prefixes=True) == 0
+            assert await again(other, share_prefixes=True) == 96
+
+    asyncio.run(main())

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from edge.coordinator.beginnings import Beginnings
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.scheduler import Match, Orders, Scheduler
 from edge.offload.kv.slot_order import SlotOrder
@@ -21,7 +22,7 @@ def scheduler(
     disk: int = 0,
     requests: int = 8,
     stages: int = 1,
-    matches_on_disk: bool = False,
+    asks_peers: bool = False,
 ) -> Scheduler:
     return Scheduler(
         chunk_tokens=chunk,
@@ -34,7 +35,8 @@ def scheduler(
             quantum_tokens=4,
         ),
         stages=stages,
-        matches_on_disk=matches_on_disk,
+        asks_peers=asks_peers,
+        beginnings=Beginnings(chunk_tokens=chunk, fewest_tokens=chunk) if asks_peers else None,
     )
 
 
@@ -282,7 +284,7 @@ def test_no_more_requests_at_once_than_there_are_slots() -> None:
 
 
 def test_a_prompt_is_matched_before_it_is_computed() -> None:
-    steps = scheduler(chunk=2, matches_on_disk=True)
+    steps = scheduler(chunk=2, asks_peers=True)
     steps.add("a", [1, 2, 3, 4, 5], new_tokens=1)
     steps.add("short", [1, 2], new_tokens=1)
     orders = steps.decide()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.backends.interface import KvStorage
-from edge.engine.prefix_cache import PrefixCache
-from edge.offload import PrefixStore
+from edge.engine.prefix_cache import PrefixCache, PrefixPlaces
+from edge.offload import PrefixMemory, PrefixStore
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
@@ -50,7 +51,7 @@ class Cache:
         return [self.rows_there[:, first:last]] if last <= self.length else None
 
     def put_rows(self, _request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        assert first == self.length
+        assert first <= self.length
         self.length = first + rows[0].shape[1]
         self.rows_there[:, first : self.length] = rows[0]
 
@@ -63,6 +64,12 @@ def cache() -> Cache:
 
 
 SECRET = b"of an owner".ljust(32)
+
+
+def kept_on(
+    disk: PrefixStore | None, secret: bytes = SECRET, memory: PrefixMemory | None = None
+) -> PrefixPlaces:
+    return PrefixPlaces(memory=memory or PrefixMemory(), disk=disk, secret=secret)
 
 
 class SlowStore(PrefixStore):
@@ -87,7 +94,7 @@ def store(tmp_path: Path) -> Iterator[SlowStore]:
 
 def known(store: PrefixStore, secret: bytes = SECRET) -> int:
     """Tokens of the prompt that another session finds, each as it was computed."""
-    prefixes, found = PrefixCache(store, ASSIGNMENT, secret), cache()
+    prefixes, found = PrefixCache(kept_on(store, secret), ASSIGNMENT), cache()
     tokens = prefixes.match(found.as_storage(), "other", PROMPT)
     assert (found.rows_there[:, :tokens, 0] == PROMPT[:tokens]).all()
     prefixes.close()
@@ -95,7 +102,7 @@ def known(store: PrefixStore, secret: bytes = SECRET) -> int:
 
 
 def test_a_block_is_kept_while_the_next_is_computed(store: SlowStore) -> None:
-    prefixes, program = PrefixCache(store, ASSIGNMENT, SECRET), cache()
+    prefixes, program = PrefixCache(kept_on(store), ASSIGNMENT), cache()
     assert prefixes.match(program.as_storage(), "r", PROMPT) == 0
     prefixes.keep(program.as_storage())
     program.compute(BLOCK)
@@ -109,7 +116,7 @@ def test_a_block_is_kept_while_the_next_is_computed(store: SlowStore) -> None:
 
 
 def test_what_the_disk_did_not_take_before_the_end_is_not_kept(store: SlowStore) -> None:
-    prefixes, program = PrefixCache(store, ASSIGNMENT, SECRET), cache()
+    prefixes, program = PrefixCache(kept_on(store), ASSIGNMENT), cache()
     prefixes.match(program.as_storage(), "r", PROMPT)
     program.compute(len(PROMPT))
     prefixes.keep(program.as_storage())
@@ -124,7 +131,7 @@ def test_what_the_disk_did_not_take_before_the_end_is_not_kept(store: SlowStore)
 def test_all_is_kept_by_a_disk_that_is_fast_enough(store: SlowStore) -> None:
     """Asking for the prompt again waits for the block that is being written."""
     store.may_write.set()
-    prefixes, program = PrefixCache(store, ASSIGNMENT, SECRET), cache()
+    prefixes, program = PrefixCache(kept_on(store), ASSIGNMENT), cache()
     for tokens in range(0, len(PROMPT), BLOCK):
         again = cache()
         assert prefixes.match(again.as_storage(), "r", PROMPT) == tokens
@@ -140,7 +147,7 @@ def test_all_is_kept_by_a_disk_that_is_fast_enough(store: SlowStore) -> None:
 def test_without_one_block_those_behind_it_are_not_written(store: SlowStore) -> None:
     store.is_full = True
     store.may_write.set()
-    prefixes, program = PrefixCache(store, ASSIGNMENT, SECRET), cache()
+    prefixes, program = PrefixCache(kept_on(store), ASSIGNMENT), cache()
     prefixes.match(program.as_storage(), "r", PROMPT)
     program.compute(len(PROMPT))
     prefixes.keep(program.as_storage())
@@ -150,3 +157,82 @@ def test_without_one_block_those_behind_it_are_not_written(store: SlowStore) -> 
     prefixes.keep(program.as_storage())
     prefixes.close()
     assert store.used_bytes == 0
+
+
+LONG = tuple(range(300, 300 + 60))
+
+
+def computed(length: int) -> Cache:
+    """One whose rows say so many of LONG."""
+    made = cache()
+    made.rows_there[:, :length, 0] = LONG[:length]
+    made.length = length
+    return made
+
+
+def left(memory: PrefixMemory, prompt: Sequence[int], length: int) -> None:
+    """By a session that has computed so many tokens of the prompt."""
+    prefixes = PrefixCache(kept_on(None, memory=memory), ASSIGNMENT)
+    prefixes.match(cache().as_storage(), "r", prompt)
+    prefixes.forget(cache().as_storage(), "r", is_kept=True)
+    prefixes.close(computed(length).as_storage())
+
+
+def found_in(memory: PrefixMemory, prompt: Sequence[int], *, known: int = 0) -> int:
+    """Tokens that another session finds, each as it was computed."""
+    prefixes, there = PrefixCache(kept_on(None, memory=memory), ASSIGNMENT), computed(known)
+    tokens = prefixes.match(there.as_storage(), "other", prompt, known=known)
+    assert (there.rows_there[:, :tokens, 0] == prompt[:tokens]).all()
+    prefixes.close()
+    return tokens
+
+
+def test_what_is_computed_at_the_end_is_kept_in_memory() -> None:
+    """In blocks of 16 tokens; who knows more has more."""
+    memory = PrefixMemory()
+    memory.limit(1 << 20)
+    left(memory, LONG, 40)
+    assert found_in(memory, LONG) == 32
+    assert found_in(memory, LONG[:33]) == 16, "two are left to compute"
+    assert found_in(memory, (*LONG[:31], 5, *LONG[32:])) == 16
+    assert found_in(memory, LONG, known=20) == 32
+    assert found_in(memory, LONG, known=40) == 40
+    left(memory, LONG, 60)
+    assert found_in(memory, LONG) == 48
+
+
+def test_where_there_is_little_room_the_beginning_stays() -> None:
+    memory = PrefixMemory()
+    memory.limit(2 * mmap.PAGESIZE)
+    left(memory, LONG, 60)
+    assert memory.used_bytes == 2 * mmap.PAGESIZE
+    assert found_in(memory, LONG) == 32
+
+
+def test_who_is_over_and_not_kept_leaves_nothing() -> None:
+    memory = PrefixMemory()
+    memory.limit(1 << 20)
+    prefixes = PrefixCache(kept_on(None, memory=memory), ASSIGNMENT)
+    for request in ("over", "moved"):
+        prefixes.match(cache().as_storage(), request, LONG)
+    prefixes.forget(cache().as_storage(), "over")
+    prefixes.match(cache().as_storage(), "new", LONG[:3], moved="moved")
+    prefixes.close(computed(60).as_storage())
+    assert memory.used_bytes == 0
+
+
+def test_disk_goes_on_where_memory_ends(store: SlowStore) -> None:
+    store.may_write.set()
+    memory = PrefixMemory()
+    memory.limit(1 << 20)
+    left(memory, LONG, 32)
+    prefixes, program = PrefixCache(kept_on(store), ASSIGNMENT), computed(60)
+    prefixes.match(cache().as_storage(), "r", LONG)
+    for _block in range(len(LONG) // BLOCK):
+        prefixes.keep(program.as_storage())
+        prefixes._await_writer()
+    prefixes.close()
+    prefixes, there = PrefixCache(kept_on(store, memory=memory), ASSIGNMENT), cache()
+    assert prefixes.match(there.as_storage(), "other", LONG) == 56
+    assert (there.rows_there[:, :56, 0] == LONG[:56]).all()
+    prefixes.close()

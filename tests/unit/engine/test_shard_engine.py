@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
 from edge.backends.null.made_up import replies
+from edge.engine.prefix_cache import PrefixPlaces
 from edge.engine.shard_engine import ShardEngine
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.offload import Manifest, MemoryKVTier, PrefixStore
+from edge.offload import Manifest, MemoryKVTier, PrefixMemory, PrefixStore
 from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import PrefixMatched, Reserved, SwappedOut
@@ -43,6 +44,13 @@ PLANS = {
     "mixed": make_plan([1100, 1900], stage_before=True),
 }
 PROMPT = list(range(5, 25))
+SECRET = b"of an owner".ljust(32)
+
+
+def kept_in(
+    memory: PrefixMemory, disk: PrefixStore | None = None, *, secret: bytes = SECRET
+) -> PrefixPlaces:
+    return PrefixPlaces(memory=memory, disk=disk, secret=secret)
 
 
 class HeldBackLink:
@@ -159,8 +167,11 @@ def test_a_prompt_that_begins_like_another_is_not_computed_again(
         if len(expected) > 1:
             for file in (tmp_path / "(0, 0)").iterdir():
                 file.unlink()
-        stores = {seat: PrefixStore(tmp_path / f"{seat}", 1 << 20) for seat in seats(PLANS[plan])}
-        with linked(PLANS[plan], kv_dtype=kv_dtype, store=stores.__getitem__) as engines:
+        places = {
+            seat: kept_in(PrefixMemory(), PrefixStore(tmp_path / f"{seat}", 1 << 20))
+            for seat in seats(PLANS[plan])
+        }
+        with linked(PLANS[plan], kv_dtype=kv_dtype, places=places.__getitem__) as engines:
             before = engines.programs[0].counts.tokens
             matched = engines.each(lambda session: session.match_prefix("r", PROMPT))
             tokens = [each.tokens for each in matched if isinstance(each, PrefixMatched)]
@@ -169,6 +180,46 @@ def test_a_prompt_that_begins_like_another_is_not_computed_again(
             found.append(engines.reply("r", PROMPT, 4, known=known, parameters=looks_back))
             assert engines.programs[0].counts.tokens - before == len(PROMPT) - known + 3
     assert found == [found[0]] * 3
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "int4"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_what_a_session_has_read_is_there_for_the_next(plan: str, kv_dtype: KvDtype) -> None:
+    """In memory, also the part of an answer that was computed once more as a prompt is; for who has
+    the secret, and as far as every shard has it."""
+    memories = {seat: PrefixMemory() for seat in seats(PLANS[plan])}
+    for memory in memories.values():
+        memory.limit(1 << 24)
+    prompt = [*range(5, 38)]
+
+    def ask(
+        prompt: list[int], count: int, *, secret: bytes = SECRET, repeats: bool = False
+    ) -> tuple[int, list[int]]:
+        places = {seat: kept_in(memories[seat], secret=secret) for seat in memories}
+        with linked(PLANS[plan], kv_dtype=kv_dtype, places=places.__getitem__) as engines:
+            matched = engines.each(lambda session: session.match_prefix("r", prompt))
+            known = min(each.tokens for each in matched if isinstance(each, PrefixMatched))
+            before = engines.programs[0].counts.tokens
+            answer = engines.reply("r", prompt, count, known=known)
+            tokens = len(prompt) + count - 1
+            assert engines.programs[0].counts.tokens - before == tokens - known
+            if repeats:
+                again = (*prompt[32:], *answer[:-1])
+                part = StepEntry(request="r", position=32, tokens=again, logit_rows=0)
+                assert engines.tokens(Step(entries=(part,))).tokens == ()
+            for session in engines.sessions:
+                session.finish("r", kept_tokens=tokens)
+            return known, answer
+
+    known, answer = ask(prompt, 16, repeats=True)
+    assert (known, answer) == (0, replies(SPEC, prompt, 16))
+    assert ask(prompt, 16) == (16, answer), "two tokens or more are computed"
+    longer = [*prompt, *answer, 7, 8]
+    expected = replies(SPEC, longer, 8)
+    assert ask(longer, 8, secret=b"another's".ljust(32)) == (0, expected)
+    assert ask(longer, 8) == (48, expected)
+    next(iter(memories.values())).limit(0)
+    assert ask(longer, 8) == (0, expected)
 
 
 def test_a_step_that_fails_is_the_last_one() -> None:

@@ -162,6 +162,7 @@ DESCRIPTION = PeerDescription(
     kv_memory_bytes=3,
     kv_disk_bytes=0,
     kv_prefix_bytes=0,
+    kv_beginnings_bytes=4,
     models=(
         HostedModel(
             name="m", dtype="int4", stage=0, rank=0, sums="links", bytes=1, buffer_bytes=2,

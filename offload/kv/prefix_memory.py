@@ -1,0 +1,158 @@
+"""Blocks of keys and values in memory that nothing else needs, found by what they were made from.
+
+The twin of `prefix_store.py` for who has no disk for them, or does not want to wait for one. What
+is too much for the room of the moment goes at once, the least recently used first, and its memory
+with it: each block has pages of its own. A block is found by its key alone, which nobody can
+make who has not its owner's secret; so nothing is sealed in the memory of the process that has it.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_BLOCKS = 2048
+"""Each is a mapping of its own, of which a process may have 65,530."""
+
+_ALIGNED_BYTES = 64
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+Arrays = Sequence[NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    arrays: tuple[NDArray[Any], ...]
+    """Views of its pages, which go with the last of them."""
+    num_bytes: int
+    owner: str
+
+
+class PrefixMemory:
+    """For any thread. There is no room until `limit` says so."""
+
+    def __init__(self, *, most_blocks: int = MOST_BLOCKS) -> None:
+        self._most_blocks = most_blocks
+        self._limit_bytes = 0
+        self._owner_limits: dict[str, int] = {}
+        self._mutex = threading.Lock()
+        self._blocks: dict[str, _Block] = {}
+        """By key, the least recently used first."""
+        self._taken: Counter[str] = Counter()
+        """Bytes, by whose they are."""
+
+    @property
+    def used_bytes(self) -> int:
+        with self._mutex:
+            return self._taken.total()
+
+    def limit(self, num_bytes: int) -> None:
+        """There is room for so many from now on. What is too much is gone when this returns."""
+        with self._mutex:
+            self._limit_bytes = num_bytes
+            self._shrink(num_bytes)
+
+    def limit_owner(self, owner: str, num_bytes: int) -> None:
+        """Likewise for what is of one owner, within the room of all."""
+        with self._mutex:
+            self._owner_limits[owner] = num_bytes
+            self._shrink(num_bytes, owner)
+
+    def most_blocks(self, arrays: Arrays, owner: str = "") -> int:
+        """How many blocks like this one there is room for, if all others go."""
+        with self._mutex:
+            return min(self._most_blocks, self._room_bytes(owner) // _mapped_bytes(arrays))
+
+    def has(self, key: str) -> bool:
+        with self._mutex:
+            return key in self._blocks
+
+    def use(self, keys: Collection[str]) -> None:
+        """These were of use now, the first of them most: what follows it is worth nothing without
+        it. Those that are not there are ignored."""
+        with self._mutex:
+            for key in reversed(tuple(keys)):
+                if (block := self._blocks.pop(key, None)) is not None:
+                    self._blocks[key] = block
+
+    def read(self, key: str, take: Callable[[Arrays], None]) -> bool:
+        """Have `take` copy the block's arrays, which are valid until it returns; False, and nothing
+        is called, if there is none."""
+        with self._mutex:
+            block = self._blocks.get(key)
+            if block is None:
+                return False
+            take(block.arrays)
+            return True
+
+    def put(self, key: str, arrays: Arrays, owner: str = "") -> bool:
+        """Keep a copy, as the one that was used last; False if there is no room for it.
+
+        owner: the id of a device, whose oldest blocks go first where it has too many.
+        """
+        size = _mapped_bytes(arrays)
+        with self._mutex:
+            if key in self._blocks:
+                self._drop(key)
+            if size > self._room_bytes(owner) or not self._most_blocks:
+                return False
+            if owner in self._owner_limits:
+                self._shrink(self._owner_limits[owner] - size, owner)
+            self._shrink(self._limit_bytes - size)
+            while len(self._blocks) >= self._most_blocks:
+                self._drop(next(iter(self._blocks)))
+            try:
+                copies = tuple(_copies(arrays, mmap.mmap(-1, size, flags=_PRIVATE)))
+            except OSError:  # the system has no more, whatever was promised
+                return False
+            self._blocks[key] = _Block(arrays=copies, num_bytes=size, owner=owner)
+            self._taken[owner] += size
+            return True
+
+    def _drop(self, key: str) -> None:
+        block = self._blocks.pop(key)
+        self._taken[block.owner] -= block.num_bytes
+        if not self._taken[block.owner]:
+            del self._taken[block.owner]
+
+    def _room_bytes(self, owner: str) -> int:
+        """The most that one owner's blocks may take."""
+        return min(self._limit_bytes, self._owner_limits.get(owner, sys.maxsize))
+
+    def _shrink(self, num_bytes: int, owner: str | None = None) -> None:
+        """Throw away the oldest, of one owner or of all, until they take no more than that."""
+        for key in list(self._blocks):
+            taken_bytes = self._taken.total() if owner is None else self._taken[owner]
+            if taken_bytes <= num_bytes:
+                break
+            if owner is None or self._blocks[key].owner == owner:
+                self._drop(key)
+
+
+def _mapped_bytes(arrays: Arrays) -> int:
+    """Of the pages for copies of these; of nothing, too, which is a block like another."""
+    size = sum(map(_place_bytes, arrays))
+    return max(1, math.ceil(size / mmap.PAGESIZE)) * mmap.PAGESIZE
+
+
+def _place_bytes(array: NDArray[Any]) -> int:
+    return math.ceil(array.nbytes / _ALIGNED_BYTES) * _ALIGNED_BYTES
+
+
+def _copies(arrays: Arrays, pages: mmap.mmap) -> Iterator[NDArray[Any]]:
+    flat = np.frombuffer(pages, np.uint8)
+    begin = 0
+    for array in arrays:
+        copy = flat[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+        copy[...] = array
+        begin += _place_bytes(array)
+        yield copy
