@@ -1,4 +1,4 @@
-"""An agent's session over HTTP, turns of calls and results; then the same requests again."""
+"""An agent's session over HTTP, twenty turns of calls and results; then the same requests again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["peers"]
 
-TURNS = 8
+TURNS = 20
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"path": {"enum": ["a", "b"]}},
@@ -34,7 +34,7 @@ TEMPLATE = """\
 {{ message.content }}\
 {% for call in message.tool_calls or () %}{{ call.function.arguments | tojson }}{% endfor %}\
 {% endfor %}{% for tool in tools or () %} <tool_call>{% endfor %}<|assistant|>"""
-"""Short: all turns have room."""
+"""Short: twenty turns have room."""
 Body = dict[str, Any]
 
 
