@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from edge.memory.step_memory import layer_state_bytes, layer_token_bytes
 from edge.models.attention import Attention
 from edge.models.experts import SHARED, Experts
@@ -82,8 +84,16 @@ def model_facts(
 
 
 def _kept(spec: ModelSpec) -> tuple[int, ...]:
-    counts = tuple(len(spec.kept(layer)) for layer in range(spec.num_layers))
-    return counts if any(counts) else ()
+    """How many `ModelSpec.kept` has, of each layer; in one look at the layers, of which a file may
+    name thousands."""
+    last_uses = {
+        each.keys_of: number for number, each in spec.attentions.items() if each.keys_of is not None
+    }
+    changes = [0] * (spec.num_layers + 1)
+    for layer, last in last_uses.items():
+        changes[layer + 1] += 1
+        changes[last + 1] -= 1
+    return tuple(accumulate(changes[:-1])) if last_uses else ()
 
 
 def attended_heads(mixer: Mixer) -> int:
