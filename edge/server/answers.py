@@ -72,6 +72,8 @@ class End:
     new_tokens: int
     calls: int = 0
     """Of tools, in the whole answer."""
+    found_tokens: int = 0
+    """Of the prompt, those that were in memory and not computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,8 +236,13 @@ class Answers:
                         if held:
                             yield Piece(answer=number, tokens=tuple(held))
                         observed.end("finished")
-                        why = token.finish_reason
-                        yield End(answer=number, why=why, new_tokens=count, calls=calls)
+                        yield End(
+                            answer=number,
+                            why=token.finish_reason,
+                            new_tokens=count,
+                            calls=calls,
+                            found_tokens=stream.reply().statistics.get("found_tokens", 0),
+                        )
         finally:
             observed.end("given up")
 

@@ -135,8 +135,10 @@ class Translator:
 
     async def events(self, happenings: AsyncGenerator[Happening]) -> AsyncGenerator[Json]:
         """One after the other, as they come; `type` is the name of each."""
+        prompt_tokens = 0
         async for event in happenings:
             if isinstance(event, Begin):
+                prompt_tokens = event.prompt_tokens
                 yield {"type": "message_start", "message": self._begin(event.prompt_tokens)}
                 yield {"type": "ping"}
                 continue
@@ -149,7 +151,11 @@ class Translator:
                 yield {
                     "type": "message_delta",
                     "delta": {"stop_reason": why, "stop_sequence": None},
-                    "usage": {"output_tokens": event.new_tokens},
+                    "usage": {
+                        "input_tokens": prompt_tokens - event.found_tokens,
+                        "cache_read_input_tokens": event.found_tokens,
+                        "output_tokens": event.new_tokens,
+                    },
                 }
                 yield {"type": "message_stop"}
                 continue

@@ -37,6 +37,8 @@ class Translator:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     _prompt_tokens: int = 0
+    _found_tokens: int | None = None
+    """By all answers."""
     _new_tokens: int = 0
     _begun: set[int] = field(default_factory=set)
     _calls: dict[int, int] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Translator:
             answer = answers.setdefault(event.answer, _Answer())
             if isinstance(event, End):
                 answer.why = _why(event)
-                self._new_tokens += event.new_tokens
+                self._count(event)
             else:
                 answer.thought += event.thought
                 answer.said += event.said
@@ -73,7 +75,7 @@ class Translator:
                     for delta in self._call_deltas(event.answer, call):
                         yield self._chunk(event.answer, delta, None, ())
             else:
-                self._new_tokens += event.new_tokens
+                self._count(event)
                 empty: Json = {} if self.chat else {"text": ""}
                 yield self._chunk(event.answer, empty, _why(event), ())
         if self.with_usage:
@@ -141,9 +143,15 @@ class Translator:
             message["reasoning_content"] = answer.thought
         return choice | {"message": message}
 
+    def _count(self, end: End) -> None:
+        found = end.found_tokens
+        self._found_tokens = found if self._found_tokens is None else min(found, self._found_tokens)
+        self._new_tokens += end.new_tokens
+
     def _usage(self) -> Json:
         return {
             "prompt_tokens": self._prompt_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._found_tokens or 0},
             "completion_tokens": self._new_tokens,
             "total_tokens": self._prompt_tokens + self._new_tokens,
         }

@@ -100,7 +100,7 @@ class Translator:
                 for closing in self._close():
                     yield closing
                 status = "incomplete" if event.why == "length" else "completed"
-                response = self._response(status, new_tokens=event.new_tokens)
+                response = self._response(status, event)
                 yield self._event(f"response.{status}", response=response)
             else:
                 for which, text in (("thought", event.thought), ("said", event.said)):
@@ -178,7 +178,8 @@ class Translator:
     def _event(self, kind: str, /, **facts: Any) -> Json:
         return {"type": kind, "sequence_number": next(self._numbers), **facts}
 
-    def _response(self, status: str, *, new_tokens: int = 0) -> Json:
+    def _response(self, status: str, end: End | None = None) -> Json:
+        new_tokens, found = (0, 0) if end is None else (end.new_tokens, end.found_tokens)
         options = self.question.options
         is_cut = status == "incomplete"
         return {
@@ -202,7 +203,7 @@ class Translator:
             "truncation": "disabled",
             "usage": {
                 "input_tokens": self._prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": found},
                 "output_tokens": new_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": self._prompt_tokens + new_tokens,

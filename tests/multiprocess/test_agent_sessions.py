@@ -152,6 +152,10 @@ def test_a_session_is_the_same_again(peers: list[edge.PeerInfo], agent: Path) ->
             for body, chunks in trace[::5]:
                 again = await ask_openai(one, body)
                 assert (shape(again), said(again)) == (shape(chunks), said(chunks))
+            usage = (await one.chat.completions.create(**trace[-1][0])).usage
+            assert usage is not None
+            assert usage.prompt_tokens_details is not None
+            assert 2 * (usage.prompt_tokens_details.cached_tokens or 0) > usage.prompt_tokens
             trace = await anthropic_session(other)
             for _body, events in trace:
                 assert shape(events) == shape(trace[0][1])

@@ -27,7 +27,7 @@ THINKING: Sequence[Happening] = (
     Piece(answer=0, thought="Hm. "),
     Piece(answer=0, thought="So", said="Yes"),
     Piece(answer=0, said=", I do."),
-    End(answer=0, why="stop", new_tokens=6),
+    End(answer=0, why="stop", new_tokens=6, found_tokens=4),
 )
 SILENT: Sequence[Happening] = (Begin(prompt_tokens=2), End(answer=0, why="length", new_tokens=1))
 
@@ -48,7 +48,12 @@ def test_thoughts_are_apart_in_openai_chunks_and_wholes() -> None:
     whole = asyncio.run(translator().whole(stream(THINKING)))
     message = whole["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm. So", "Yes, I do.")
-    assert whole["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
+    assert whole["usage"] == {
+        "prompt_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens": 6,
+        "total_tokens": 13,
+    }
     chunks = asyncio.run(all_of(translator().chunks(stream(THINKING))))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas == [
@@ -89,7 +94,8 @@ def test_blocks_of_anthropic_begin_and_stop_in_turn() -> None:
     whole = asyncio.run(anthropic_messages.Translator(model="m").whole(stream(THINKING)))
     assert [block["type"] for block in whole["content"]] == ["thinking", "text"]
     assert whole["content"][1]["text"] == "Yes, I do."
-    assert whole["usage"] == {"input_tokens": 7, "output_tokens": 6}
+    usage = {"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 6}
+    assert whole["usage"] == usage, "what was found is not counted as input"
 
 
 def test_items_of_a_response_begin_and_end_in_turn() -> None:
@@ -106,6 +112,7 @@ def test_items_of_a_response_begin_and_end_in_turn() -> None:
     ]
     whole = asyncio.run(translator().whole(stream(THINKING)))
     assert [item["content"][0]["text"] for item in whole["output"]] == ["Hm. So", "Yes, I do."]
+    assert whole["usage"]["input_tokens_details"] == {"cached_tokens": 4}
     cut = asyncio.run(translator().whole(stream(SILENT)))
     assert (cut["status"], cut["output"]) == ("incomplete", [])
 
