@@ -103,12 +103,12 @@ def measure(settings: Settings) -> list[Metric]:
 
 
 def _answers(model: edge.Model, settings: Settings) -> list[edge.Reply]:
-    """Every repeat after the warm-ups; the same prompt each time."""
+    """Every repeat after the warm-ups; a prompt like no other each time, so that none is found."""
     generator = np.random.default_rng(1)
-    prompt = generator.integers(model.vocab_size, size=settings.prompt_tokens).tolist()
     found: list[edge.Reply] = []
     for _ in range(settings.warm_ups + settings.repeats):
-        reply = model.generate(prompt, max_new_tokens=settings.new_tokens)
+        prompt = generator.integers(model.vocab_size, size=settings.prompt_tokens).tolist()
+        reply = model.generate(prompt, max_new_tokens=settings.new_tokens, ignore_eos=True)
         assert len(reply.token_ids) == settings.new_tokens, reply.finish_reason
         found.append(reply)
     return found[settings.warm_ups :]

@@ -52,8 +52,9 @@ def measure(
                 )
             )
         vocab_size = models["1 x 1 thread"].vocab_size
-        prompt = np.random.default_rng(1).integers(vocab_size, size=prompt_tokens).tolist()
+        chance = np.random.default_rng(1)
         for number in range(rounds + 1):
+            prompt = chance.integers(vocab_size, size=prompt_tokens).tolist()  # none is found again
             prefill, decode = {}, {}
             for name, model in models.items():
                 reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)

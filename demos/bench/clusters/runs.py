@@ -136,9 +136,10 @@ def _round(
             if plan.stages not in models:
                 loaded = cluster.load(checkpoint, options, plan=plan, progress=False)
                 models[plan.stages] = stack.enter_context(loaded)
-        prompt = np.random.default_rng(1).integers(256, size=PROMPT_TOKENS).tolist()
+        chance = np.random.default_rng(1)
         replies: dict[object, list[tuple[float, float]]] = {stages: [] for stages in models}
         for number in range(ANSWERS + 1):
+            prompt = chance.integers(256, size=PROMPT_TOKENS).tolist()  # none is found again
             for stages, model in models.items():
                 reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
                 if number:  # the first warms up
