@@ -113,7 +113,8 @@ def server_task(arguments: Sequence[str], folder: Path) -> Task:
         written_by="edge serve --install",
         folder=_printable(str(folder)).replace("%", "%%"),  # quotes would be part of it
         stops_within_s=60,
-        reloads=True,
+        # Else the signal ends the server, as nothing is to be read again.
+        reloads=any(word.partition("=")[0] == "--api-key-file" for word in arguments),
     )
 
 

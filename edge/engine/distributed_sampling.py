@@ -79,7 +79,7 @@ class TokenChoice:
         self._first_id = sum(self._columns[:rank])
         self._shortlist_tokens = shortlist_tokens
         self._requests: dict[str, _Request] = {}
-        self._recalled: dict[str, tuple[int, ...]] = {}
+        self._recalled: dict[str, array[int]] = {}
         """Prompts whose beginning may not be computed here: see `recall`."""
         self._gathered: list[NDArray[np.float32]] = []
 
@@ -100,7 +100,7 @@ class TokenChoice:
 
     def recall(self, request: str, prompt: Sequence[int]) -> None:
         """The request's first step, which is yet to come, may begin anywhere in its prompt."""
-        self._recalled[request] = tuple(prompt)
+        self._recalled[request] = array("q", prompt)
 
     def allow(self, step: Step, masks: Mapping[str, Bits]) -> None:
         """In this step, tokens of these requests are among the tokens of their masks."""
@@ -218,7 +218,8 @@ class TokenChoice:
             request = self._requests.get(entry.request)
             if request is not None:
                 if not request.history:
-                    request.history.extend(self._recalled.pop(entry.request, ())[: entry.position])
+                    prompt = self._recalled.pop(entry.request, array("q"))
+                    request.history.extend(prompt[: entry.position])
                 request.history.extend(entry.tokens)
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
@@ -227,7 +228,7 @@ class TokenChoice:
         if (known := self._requests.get(request)) is not None:
             known.history.extend(tokens)
         else:
-            self.recall(request, (*self._recalled.get(request, ()), *tokens))
+            self._recalled.setdefault(request, array("q")).extend(tokens)
 
     def _sends_logits(self, step: Step) -> bool:
         """Whether the logits go to the sampler at once: all that there are, or little more to send.

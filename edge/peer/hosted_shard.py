@@ -12,6 +12,7 @@ from edge.engine.kv_copies import CopyRoom
 from edge.engine.shard_engine import ShardEngine
 from edge.errors import NetworkError, ProtocolError
 from edge.memory.kv_budget import KvRoom
+from edge.memory.step_memory import cache_token_bytes
 from edge.offload import Manifest
 from edge.peer.dialling import dial
 from edge.protocol.assignment import Assignment
@@ -65,6 +66,7 @@ class HostedShard:
         except BaseException:
             kv_room.give_back(self.kv)
             raise
+        self._most_prompt_tokens = 2 * (assignment.limits.cached_tokens + self._disk_tokens)
         self._prompt_tokens: dict[str, int] = {}
         """Of the requests under way, as far as it keeps their prompts."""
         self._arrived: dict[Seat, Link] = {}
@@ -78,6 +80,15 @@ class HostedShard:
         self._is_connected = False
         self._is_closed = False
         self._kv_is_free = False
+
+    @property
+    def _disk_tokens(self) -> int:
+        """Whose keys and values its share of the disk holds, whatever was asked for."""
+        assignment = self.assignment
+        token_bytes = cache_token_bytes(assignment.layout, assignment.kv_dtype)
+        if not token_bytes:
+            return 0
+        return min(assignment.limits.disk_tokens, self.kv.disk_bytes // token_bytes)
 
     def offer(self, seat: Seat, link: Link, member: Member | None) -> bool:
         """A link from `seat`; False if it is not awaited, or of another device than sits there.
@@ -117,8 +128,7 @@ class HostedShard:
         known = self._prompt_tokens
         if request not in known and len(known) >= MAX_REQUESTS_UNDER_WAY:
             raise ProtocolError(f"more than {MAX_REQUESTS_UNDER_WAY} requests are under way")
-        limits = self.assignment.limits
-        most_tokens = 2 * (limits.cached_tokens + limits.disk_tokens)
+        most_tokens = self._most_prompt_tokens
         if prompt_tokens and sum(known.values()) + prompt_tokens > most_tokens:
             raise ProtocolError(f"prompts of more than {most_tokens} tokens are under way")
         known[request] = known.get(request, 0) + prompt_tokens

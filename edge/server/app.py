@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -120,9 +120,9 @@ class Server:
         models = self._shelf.loaded.values()
         is_over = len(self._shelf.names) == 1 and any(model.is_over for model in models)
         if is_over or self.gate.is_draining:
-            return JSONResponse({"status": "ending"}, 503)
+            return _Json({"status": "ending"}, 503)
         is_recovering = any(model.is_recovering for model in models)
-        return JSONResponse({"status": "recovering" if is_recovering else "ok"})
+        return _Json({"status": "recovering" if is_recovering else "ok"})
 
     async def _show_metrics(self, _request: Request) -> Response:
         self._metrics.note_models({name: name in self._shelf.loaded for name in self._shelf.names})
@@ -143,13 +143,13 @@ class Server:
         observed = await self._observers[name][1].look()
         view = cluster_view(model, observed, self._metrics, answers=self.gate.inside)
         models = [{"name": each, "is_loaded": each in loaded} for each in self._shelf.names]
-        return JSONResponse(view | {"models": models})
+        return _Json(view | {"models": models})
 
     async def _plan(self, request: Request) -> Response:
         if self._previews is None:
             raise Refusal(404, "this server plans for nothing else")
         query = request.query_params
-        return JSONResponse(
+        return _Json(
             await self._previews.view(
                 query.get("model", self._shelf.names[0]), query.getlist("change")
             )
@@ -157,18 +157,18 @@ class Server:
 
     async def _plannable(self, _request: Request) -> Response:
         names = [] if self._previews is None else await self._previews.names()
-        return JSONResponse({"models": names})
+        return _Json({"models": names})
 
     async def _document(self, _request: Request) -> Response:
-        return JSONResponse(openapi.document(self._shelf.names))
+        return _Json(openapi.document(self._shelf.names))
 
     async def _models(self, _request: Request) -> Response:
-        return JSONResponse(
+        return _Json(
             {"object": "list", "data": [self._described(each) for each in self._shelf.names]}
         )
 
     async def _one_model(self, request: Request) -> Response:
-        return JSONResponse(self._described(self._shelf.find(request.path_params["name"])))
+        return _Json(self._described(self._shelf.find(request.path_params["name"])))
 
     def _described(self, name: str) -> Json:
         model = self._shelf.loaded.get(name)
@@ -203,7 +203,7 @@ class Server:
             whole = translator.whole(
                 self._answers.ask(question, name, request.scope["edge.caller"])
             )
-            return JSONResponse(await _unless_gone(request, whole))
+            return _Json(await _unless_gone(request, whole))
         chunks = await _started(
             request,
             self._answers.ask(question, name, request.scope["edge.caller"]),
@@ -219,7 +219,7 @@ class Server:
             whole = translator.whole(
                 self._answers.ask(question, name, request.scope["edge.caller"])
             )
-            return JSONResponse(await _unless_gone(request, whole))
+            return _Json(await _unless_gone(request, whole))
         events = await _started(
             request,
             self._answers.ask(question, name, request.scope["edge.caller"]),
@@ -231,7 +231,7 @@ class Server:
         name, body = await self._body(request)
         asked = embeddings.openai_asked(body)
         vectors, tokens = await self._embedded(request, name, asked)
-        return JSONResponse(embeddings.openai_reply(asked, vectors, model=name, tokens=tokens))
+        return _Json(embeddings.openai_reply(asked, vectors, model=name, tokens=tokens))
 
     async def _embedded(
         self, request: Request, name: str, asked: embeddings.Asked
@@ -243,14 +243,12 @@ class Server:
         began_s = time.perf_counter()
         name, body = await self._body(request)
         vectors, tokens = await self._embedded(request, name, embeddings.ollama_asked(body))
-        return JSONResponse(
-            embeddings.ollama_reply(vectors, model=name, tokens=tokens, began_s=began_s)
-        )
+        return _Json(embeddings.ollama_reply(vectors, model=name, tokens=tokens, began_s=began_s))
 
     async def _ollama_embeddings(self, request: Request) -> Response:
         name, body = await self._body(request)
         vectors, _tokens = await self._embedded(request, name, embeddings.ollama_prompt(body))
-        return JSONResponse({"embedding": vectors[0].tolist()})
+        return _Json({"embedding": vectors[0].tolist()})
 
     async def _anthropic_message(self, request: Request) -> Response:
         name, body = await self._body(request)
@@ -260,7 +258,7 @@ class Server:
             whole = translator.whole(
                 self._answers.ask(question, name, request.scope["edge.caller"])
             )
-            return JSONResponse(await _unless_gone(request, whole))
+            return _Json(await _unless_gone(request, whole))
         events = await _started(
             request,
             self._answers.ask(question, name, request.scope["edge.caller"]),
@@ -271,7 +269,7 @@ class Server:
     async def _anthropic_count(self, request: Request) -> Response:
         name, body = await self._body(request)
         question = anthropic_messages.question_of(body, counts_only=True)
-        return JSONResponse({"input_tokens": await self._answers.count(question, name)})
+        return _Json({"input_tokens": await self._answers.count(question, name)})
 
     async def _ollama_chat(self, request: Request) -> Response:
         name, body = await self._body(request)
@@ -290,7 +288,7 @@ class Server:
             whole = translator.whole(
                 self._answers.ask(question, name, request.scope["edge.caller"])
             )
-            return JSONResponse(await _unless_gone(request, whole))
+            return _Json(await _unless_gone(request, whole))
         lines = await _started(
             request,
             self._answers.ask(question, name, request.scope["edge.caller"]),
@@ -299,14 +297,14 @@ class Server:
         return StreamingResponse(_json_lines(lines), media_type="application/x-ndjson")
 
     async def _ollama_tags(self, _request: Request) -> Response:
-        return JSONResponse({"models": [ollama.described(each) for each in self._shelf.names]})
+        return _Json({"models": [ollama.described(each) for each in self._shelf.names]})
 
     async def _ollama_ps(self, _request: Request) -> Response:
         running = [ollama.running(each, self._shelf.stays_s(each)) for each in self._shelf.loaded]
-        return JSONResponse({"models": running})
+        return _Json({"models": running})
 
     async def _ollama_version(self, _request: Request) -> Response:
-        return JSONResponse({"version": ollama.VERSION})
+        return _Json({"version": ollama.VERSION})
 
     async def _body(self, request: Request) -> tuple[str, Fields]:
         """The name of the model that is meant, and the whole."""
@@ -399,10 +397,20 @@ async def _json_lines(lines: AsyncGenerator[Json]) -> AsyncGenerator[str]:
             yield f"{json.dumps(refusal_of(error).body('ollama'))}\n"
 
 
+class _Json(Response):
+    """A body of JSON, in ASCII: what a client sent may be told back, and half of a pair of UTF-16
+    has no UTF-8."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
     body = error.body(dialect_of(request.url.path))
-    return JSONResponse(body, error.status, headers=error.headers)
+    return _Json(body, error.status, headers=error.headers)
 
 
 async def _on_edge_error(request: Request, error: Exception) -> Response:

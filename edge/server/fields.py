@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +17,7 @@ def parse_body(body: bytes) -> Fields:
     """Raises Refusal for what is no JSON object."""
     try:
         value = parse_json(body.decode(), most_values=_MOST_VALUES)
+        json.dumps(value, allow_nan=False)  # 1e999 is read as infinite
     except (ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -69,8 +70,7 @@ class Fields:
         value = self._value.get(name)
         if value is None:
             return None
-        is_number = type(value) in {int, float} and math.isfinite(value)
-        if not is_number or not least <= value <= most:
+        if type(value) not in {int, float} or not least <= value <= most:
             raise self.refuse(name, f"must be a number, {least:g} to {most:g}")
         return float(value)
 

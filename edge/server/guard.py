@@ -1,8 +1,8 @@
 """Who may come in, and how much they may say: checked before anything is read for them.
 
 An ASGI layer around the app. A browser on this machine can be made to ask this server by any page
-(DNS rebinding): so on a loopback address only names of this machine are answered to, and no other
-origin is allowed to read anything.
+(DNS rebinding): so on a loopback address only names of this machine are answered to. No other
+origin is allowed to read anything, nor, where no key is asked for, to ask.
 """
 
 from __future__ import annotations
@@ -81,7 +81,11 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                named = [b"x-request-id"]
+                if dialect_of(scope["path"]) == "anthropic":
+                    named.append(b"request-id")
+                ids = [(name, request_id.encode()) for name in named]
+                message["headers"] = [*message["headers"], *ids]
             await send(message)
 
         try:
@@ -105,6 +109,12 @@ class Guard:
         if rules.hosts and not _is_known_host(headers.get(b"host", b""), rules.hosts):
             raise Refusal(
                 403, "this server is not known by that name; ask it by its address, or localhost"
+            )
+        if not rules.keys and _is_of_another_origin(headers):
+            raise Refusal(
+                403,
+                "a page from elsewhere may not use this server; have a proxy serve both from one "
+                "origin",
             )
         if rules.keys and path not in self._open_paths:
             key = find_key(rules.keys, _shown_key(headers))
@@ -162,6 +172,14 @@ def _shown_key(headers: dict[bytes, bytes]) -> bytes:
     if scheme.lower() != b"bearer":
         key = headers.get(b"x-api-key", b"")
     return key.strip()[:_KEY_BYTES]
+
+
+def _is_of_another_origin(headers: dict[bytes, bytes]) -> bool:
+    """Whether a page asks that did not come from here. Behind a proxy only the browser knows."""
+    origin = headers.get(b"origin")
+    if origin is None or headers.get(b"sec-fetch-site") == b"same-origin":
+        return False
+    return origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower()
 
 
 def _is_known_host(host: bytes, known: Sequence[str]) -> bool:

@@ -128,13 +128,13 @@ def message_of(message: Fields) -> Mapping[str, object]:
     return found
 
 
-def content_of(message: Fields) -> str:
+def content_of(message: Fields, name: str = "content") -> str:
     """The text of a message: itself, or the parts of it."""
-    content = message.raw("content")
+    content = message.raw(name)
     if content is None or isinstance(content, str):
         return content or ""
     parts = []
-    for part in message.objects("content"):
+    for part in message.objects(name):
         kind = part.need_text("type")
         if kind not in {"text", "input_text", "output_text"}:
             raise part.refuse("type", f"is {kind!r:.40}; only text is read")

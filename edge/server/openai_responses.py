@@ -44,7 +44,7 @@ def question_of(body: Fields) -> Question:
                 call = called(name, arguments or {}, item.text("call_id"), item)
                 messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
             elif kind == "function_call_output":
-                said = item.text("output") or ""
+                said = content_of(item, "output")
                 messages.append(
                     {"role": "tool", "content": said, "tool_call_id": item.need_text("call_id")}
                 )

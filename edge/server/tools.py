@@ -52,9 +52,12 @@ def forced_offer(
 
 
 def openai_tools(body: Fields, *, flat: bool = False) -> Offer:
-    """flat: a tool's name lies beside its type, as in /v1/responses."""
+    """flat: a tool's name lies beside its type, as in /v1/responses. Of tools that a service would
+    run, which agents offer there unasked, the model is not told."""
     found = []
     for tool in checked(body):
+        if flat and tool.need_text("type") != "function":
+            continue
         tool.one_of("type", ("function",))
         function = tool if flat else tool.object("function")
         if function is None:

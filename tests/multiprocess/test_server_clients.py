@@ -343,6 +343,9 @@ def test_what_is_wrong_in_a_body_is_named(url: str, body: dict[str, Any], place:
     [
         *(b"", b"[]", b"{", b"\xff\xfe", b'{"model": NaN}', b"[" * 100_000, b"7" * 5000),
         b'{"model": "default", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "default", "messages": [], "logit_bias": {"\\ud800": 1}}',
+        b'{"model": "default", "temperature": 1' + b"0" * 400 + b"}",
+        b'{"model": "default", "metadata": {"x": 1e999}}',
     ],
 )
 def test_what_is_no_question_is_refused(url: str, body: bytes) -> None:
@@ -350,6 +353,13 @@ def test_what_is_no_question_is_refused(url: str, body: bytes) -> None:
         status, _, told = request(url, "POST", path, body)
         assert status == 400, told
         assert told["error"]
+
+
+def test_a_reply_repeats_what_no_utf8_has(url: str) -> None:
+    form = {"type": "json_schema", "name": "\ud800", "schema": {"type": "object"}}
+    body = {"model": "default", "input": "x", "max_output_tokens": 1, "text": {"format": form}}
+    status, _, told = request(url, "POST", "/v1/responses", json.dumps(body).encode())
+    assert status in {200, 400}, told
 
 
 def test_who_may_come_in(url: str) -> None:

@@ -215,7 +215,12 @@ def test_what_is_under_way_in_a_session_has_a_limit() -> None:
     async def main() -> None:
         spec = plain_spec(num_layers=1)
         hosted = HostedShard(
-            solo_assignment(spec, LIMITS, WireRules(sums=(WireRule(),), hops=())),
+            # Tokens on a disk that this peer has not count for nothing.
+            solo_assignment(
+                spec,
+                replace(LIMITS, disk_tokens=1 << 50),
+                WireRules(sums=(WireRule(),), hops=()),
+            ),
             Manifest(tensors=(), total_bytes=0),
             lambda _event: None,
             KvRoom(memory_bytes=None, disk=None),

@@ -109,3 +109,42 @@ def test_what_is_no_file_of_keys_is_refused(text: str, said: str, tmp_path: Path
     assert said in str(told.value)
     assert ONE.text not in str(told.value)
     assert OTHER.text not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("origin", "told_by_browser", "status"),
+    [
+        ("https://evil.example", "", 403),
+        ("null", "cross-site", 403),
+        ("http://localhost:8000", "", 200),
+        ("https://mine.example", "same-origin", 200),
+        ("", "", 200),
+    ],
+)
+def test_a_page_from_elsewhere_uses_no_server_without_keys(
+    origin: str, told_by_browser: str, status: int
+) -> None:
+    """A browser sends a question of plain text unasked, whatever it lets the page read."""
+    told: list[int] = []
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            told.append(message["status"])
+
+    headers = {"host": "localhost:8000", "origin": origin, "sec-fetch-site": told_by_browser}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [(name.encode(), each.encode()) for name, each in headers.items() if each],
+        "client": ("127.0.0.1", 4711),
+    }
+    guard = Guard(app, Rules(), Metrics(), (), open_paths=())
+    asyncio.run(guard(scope, receive, send))
+    assert told == [status]

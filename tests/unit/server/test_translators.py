@@ -117,6 +117,28 @@ def test_items_of_a_response_begin_and_end_in_turn() -> None:
     assert (cut["status"], cut["output"]) == ("incomplete", [])
 
 
+def test_what_agents_send_to_responses_is_read() -> None:
+    """Tools that a service would run are passed over, and a result may come in parts."""
+    asked = [
+        {"role": "user", "content": "Look."},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [
+                {"type": "input_text", "text": "A "},
+                {"type": "input_text", "text": "cat."},
+            ],
+        },
+    ]
+    tools = [{"type": "web_search"}, {"type": "function", "name": "look"}]
+    question = openai_responses.question_of(Fields({"input": asked, "tools": tools}))
+    assert question.messages[-1] == {"role": "tool", "content": "A cat.", "tool_call_id": "c"}
+    assert [tool["function"] for tool in question.tools] == [
+        {"name": "look", "description": "", "parameters": {}}
+    ]
+
+
 CALLING: Sequence[Happening] = (
     Begin(prompt_tokens=3),
     Piece(answer=0, said="Let me see."),
