@@ -81,6 +81,8 @@ def tell_remarks(
     tell_recoveries(model, reply.recoveries)
     if not reply.text.strip():
         why = "tokens without text" if reply.finish_reason == "length" else "its end at once"
+        if options.stop and reply.finish_reason == "stop":
+            why += ", or a text to stop at"
         click.echo(f"[the answer is empty: the model wrote {why}]", err=True)
     if reply.finish_reason == "length":
         if count == options.max_new_tokens:

@@ -161,7 +161,7 @@ def _retry(talk: Talk, _rest: str) -> None:
 
 def _file(talk: Talk, rest: str) -> None:
     found = _FILE_AND_TEXT.fullmatch(rest)
-    path = _path(found.group(1).strip('"') if found else "", "file")
+    path = _path(found.group(1) if found else "", "file")
     question = found.group(2) if found else ""
     try:
         text = read_file(path, _MOST_TEXT_BYTES).decode()
@@ -178,7 +178,7 @@ def _path(text: str, command: str) -> Path:
     if not text:
         raise RequestError(f"give a file: /{command} FILE")
     try:
-        return Path(text).expanduser()
+        return Path(text.strip('"')).expanduser()
     except RuntimeError as error:
         raise RequestError(f"{text} is not a path ({error})") from error
 

@@ -10,7 +10,7 @@ from edge.api.generation_options import GenerationOptions
 from edge.cli.chat.answer_view import Thinking
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.option_fields import option_facts
+from edge.option_fields import OptionFacts, option_facts
 
 _SHORT = {"max_tokens": "max_new_tokens"}
 _WORDS = {"none": None, "default": None, "on": True, "off": False}
@@ -59,7 +59,13 @@ class Settings:
 
 
 def _generation_names() -> list[str]:
-    return [each.name for each in fields(GenerationOptions) if option_facts(each) is not None]
+    return list(_generation_facts())
+
+
+def _generation_facts() -> dict[str, OptionFacts]:
+    """Of what a command line sets, by name."""
+    every = ((each.name, option_facts(each)) for each in fields(GenerationOptions))
+    return {name: facts for name, facts in every if facts is not None}
 
 
 def _value(name: str, text: str) -> Any:
@@ -69,6 +75,8 @@ def _value(name: str, text: str) -> Any:
         return None
     if name == "stop":
         return () if _WORDS.get(text, text) is None else (text,)
+    if (parse := _generation_facts()[name].parse) is not None:
+        return parse(text)
     number = float if float in kinds else int
     try:
         return number(text)

@@ -61,6 +61,18 @@ def test_what_is_set() -> None:
     assert (found.generation.seed, found.generation.temperature) == (None, None)
 
 
+@pytest.mark.parametrize("name", [name for name, _ in SETTINGS.rows(SamplingParameters())])
+def test_whatever_is_listed_can_be_set(name: str, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+    special = {"markdown": "off", "thinking": "hide", "json-schema": str(schema)}
+    found = SETTINGS.changed(name, special.get(name, "1"))
+    assert found != SETTINGS
+    if name == "json-schema":
+        assert found.generation.json_schema == {"type": "integer"}
+        assert SETTINGS.changed(name, "object").generation.json_schema == "object"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
