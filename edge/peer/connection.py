@@ -117,6 +117,7 @@ class Connection:
         self._offers = Held(resources.offers, self._owner)
         self._manifest_entries = Held(resources.manifest_entries, self._owner)
         self._shards = Held(resources.shards, self._owner)
+        self._silent_after_s = silent_after_s
         self._hearing = Hearing(channel, silent_after_s=silent_after_s)
         self._calls_read: asyncio.Queue[tuple[Frame, _Taken]] = asyncio.Queue(MAX_WAITING_CALLS)
         """And what each has taken of the rooms for frames."""
@@ -333,10 +334,20 @@ class Connection:
         while True:
             report, sent = await self._reports.get()
             self._report_sent.set()
-            await self._channel.send(to_frame(report.kind, report))
+            await self._send_in_time(to_frame(report.kind, report))
             sent()
             if isinstance(report, messages.KvRows):
                 self._copy_room.give_back(len(report.rows))
+
+    async def _send_in_time(self, frame: Frame) -> None:
+        """Raises TransportError for who reads no MiB in the time in which silence is a loss: a
+        session waits meanwhile, and whoever needs the peer's promise waits for the session."""
+        patience_s = self._silent_after_s * (1 + len(frame.payload) / (1 << 20))
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._channel.send(frame)
+        except TimeoutError:
+            raise transport.TransportError("the coordinator reads nothing of its reports") from None
 
     async def _tell_silence(self) -> None:
         """Who waits cannot know whether the other one computes or the link is dead; whoever is

@@ -15,7 +15,7 @@ from edge.peer.unsent import Unsent, event_bytes
 from edge.protocol import messages
 from edge.protocol.frame_codec import to_frame
 from edge.protocol.heartbeat import ALIVE
-from edge.transport import Frame, MemoryChannel
+from edge.transport import Frame, MemoryChannel, TransportError
 from edge.transport.channel import MEMORY_QUEUE_FRAMES
 from tests.support.hostile_talks import talk
 from tests.support.null_peers import null_peers
@@ -84,6 +84,23 @@ def test_who_is_told_and_does_not_listen_is_not_read_any_more(tmp_path: Path) ->
             for _ in range(count):
                 assert (await told(ours)).kind == "reserved"
             await flooding
+
+    asyncio.run(main())
+
+
+def test_who_reads_no_reports_is_not_waited_for(tmp_path: Path) -> None:
+    """Others' loads may need what its session holds."""
+
+    async def main() -> None:
+        async with session(tmp_path) as (ours, connection, _frames):
+            connection._silent_after_s = 0.01
+
+            async def send_on() -> None:
+                while True:
+                    await ours.send(RESERVE)
+
+            with pytest.raises(TransportError):
+                await send_on()
 
     asyncio.run(main())
 
