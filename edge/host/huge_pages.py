@@ -117,10 +117,10 @@ def leave_holes() -> None:
         resident = ctypes.create_string_buffer((end - start) // mmap.PAGESIZE)
         if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(end - start), resident) != 0:
             continue
-        hole = start
+        pages, hole = resident.raw, start
         for first in range(-(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, end, HUGE_PAGE_BYTES):
             last = first + HUGE_PAGE_BYTES
-            page = resident.raw[(first - start) // mmap.PAGESIZE : (last - start) // mmap.PAGESIZE]
+            page = pages[(first - start) // mmap.PAGESIZE : (last - start) // mmap.PAGESIZE]
             if last <= end and page.count(1) >= _MOSTLY * len(page):
                 _leave_hole(libc, hole, first)
                 hole = last

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import io
 import json
+import math
 import os
 import stat
 from collections import Counter
@@ -46,15 +47,20 @@ def parse_json(text: str | bytes, *, most_values: int = MAX_VALUES) -> Any:
     """The value in `text`, UTF-8 where it is bytes. ValueError, with the cause, where it is none.
 
     Also for what JSON leaves open and readers disagree on, or are slow at: a name twice in an
-    object, NaN and Infinity, whole numbers of more than 4,300 digits, nesting beyond MAX_DEPTH,
-    more than `most_values` values.
+    object, NaN and Infinity, numbers that are too large for a float, whole ones of more than 4,300
+    digits, nesting beyond MAX_DEPTH, more than `most_values` values.
     """
     check_values(text, most_values)
     if isinstance(text, bytes):
         text = text.decode()
     try:
         with collector_paused():
-            value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+            value = json.loads(
+                text,
+                object_pairs_hook=_object,
+                parse_constant=_refuse_constant,
+                parse_float=_finite,
+            )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     level = [value] if isinstance(value, dict | list) else []
@@ -100,3 +106,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"it holds {name}, which is no number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"it holds {digits:.40}, which is too large a number")
+    return number

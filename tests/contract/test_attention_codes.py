@@ -171,6 +171,19 @@ class Cached:
         )
 
 
+def prompts_and_answers(
+    cached: Cached, seed: int, prompts: list[int], chunk: int, width: int
+) -> None:
+    """A prompt for each slot and a piece more of one; answers of one slot, and of all at once."""
+    for slot, tokens in enumerate(prompts):
+        cached.step(slot, normal(seed + slot, 1, tokens, width))
+    cached.step(1, normal(seed + 10, 1, chunk, width))
+    for turn in range(3):
+        cached.step(1, normal(seed + 20 + turn, 3, 1, width))
+    cached.step(0, normal(seed + 30, SLOTS, 1, width))
+    assert (cached.caches[:, 0, :, prompts[0] + 1 :] == 77).all()
+
+
 @settings(max_examples=60)
 @given(
     seed=seeds,
@@ -198,13 +211,7 @@ def test_prompts_chunks_and_batches_of_different_lengths(
         heads=num_heads, kv_heads=kv_heads, size=size, window=window, bits=bits, seed=seed,
         has_sinks=has_sinks,
     )  # fmt: skip
-    for slot, tokens in enumerate(prompts):
-        cached.step(slot, normal(seed + slot, 1, tokens, width))
-    cached.step(1, normal(seed + 10, 1, chunk, width))
-    for turn in range(3):
-        cached.step(1, normal(seed + 20 + turn, 3, 1, width))
-    cached.step(0, normal(seed + 30, SLOTS, 1, width))
-    assert (cached.caches[:, 0, :, prompts[0] + 1 :] == 77).all()
+    prompts_and_answers(cached, seed, prompts, chunk, width)
 
 
 @settings(max_examples=60)
@@ -236,13 +243,7 @@ def test_the_first_and_the_newest_tokens_are_not_rounded(
         heads=num_heads, kv_heads=kv_heads, size=size, window=window, bits=4, seed=seed,
         has_sinks=has_sinks, newest=newest, soft_cap=soft_cap,
     )  # fmt: skip
-    for slot, tokens in enumerate(prompts):
-        cached.step(slot, normal(seed + slot, 1, tokens, width))
-    cached.step(1, normal(seed + 10, 1, chunk, width))
-    for turn in range(3):
-        cached.step(1, normal(seed + 20 + turn, 3, 1, width))
-    cached.step(0, normal(seed + 30, SLOTS, 1, width))
-    assert (cached.caches[:, 0, :, prompts[0] + 1 :] == 77).all()
+    prompts_and_answers(cached, seed, prompts, chunk, width)
 
 
 @settings(max_examples=60)

@@ -106,11 +106,6 @@ def test_openai_chat(client: openai.OpenAI) -> None:
     cut = client.chat.completions.create(model=model.id, messages=ASKED, max_tokens=2)
     assert cut.choices[0].finish_reason == "length"
     until = client.chat.completions.create(model=model.id, messages=ASKED, stop=[" barn"])
-    assert until.usage is not None
-    assert until.usage.prompt_tokens_details is not None
-    cached = until.usage.prompt_tokens_details.cached_tokens
-    assert cached is not None
-    assert 0 <= cached < until.usage.prompt_tokens
     assert until.choices[0].message.content == "In the"
 
 

@@ -17,6 +17,7 @@ from edge.offload import parse_json, read_file
         (b'{"a": {"b": 1, "b": 2}}', "'b' twice"),
         (b"[NaN]", "NaN"),
         (b"[-Infinity]", "-Infinity"),
+        (b"[-1e999]", "-1e999"),
         (b"9" * 4301, "4300 digits"),
         (b"[" * 65 + b"]" * 65, "nested deeper than 64"),
         (b"[" * 500_000, "nested too deeply"),

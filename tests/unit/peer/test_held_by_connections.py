@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import gc
 import tracemalloc
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from edge import transport
-from edge.peer.daemon import PeerDaemon
 from edge.peer.resources import SMALL_FRAMES_BYTES
-from edge.peer.settings import PeerSettings
 from edge.protocol.frame_codec import SMALL
 from edge.transport import Frame, same_host
 from edge.transport.frame import Buffer, encode
@@ -23,31 +20,13 @@ from edge.transport.sealed_socket import SMALL_BYTES, SealedSocket
 from edge.transport.tcp_channel import TcpChannel
 from edge.version import __version__
 from tests.support.devices import Kept
+from tests.support.null_peers import null_peers
 
 CONNECTIONS = 12
 RECORDS_BYTES = 2 * SMALL_BYTES
 """Of a connection: a record that arrives, and one that is opened."""
 OTHER_BYTES = 16 << 10
 """What Python takes for it besides, at both ends, which are in this process."""
-
-
-@contextlib.asynccontextmanager
-async def lending(folder: Path, attic: Kept) -> AsyncIterator[PeerDaemon]:
-    settings = PeerSettings(
-        name="attic",
-        listen="127.0.0.1:0",
-        threads=1,
-        announce=False,
-        cache_root=folder,
-        cache_limit_bytes=1 << 20,
-        backend="null",
-    )
-    daemon = PeerDaemon(settings, attic.credentials(), attic.membership.identity.id)
-    await daemon.start()
-    try:
-        yield daemon
-    finally:
-        await daemon.aclose()
 
 
 def objects(header_bytes: int) -> Frame:
@@ -88,7 +67,10 @@ def test_small_frames_and_records_of_a_device_are_bounded(
     mallory = attic.taking_in("mallory")
 
     async def main() -> None:
-        async with lending(tmp_path, attic) as daemon, contextlib.AsyncExitStack() as stack:
+        async with (
+            null_peers(tmp_path, 1, membership=attic.membership) as (daemon,),
+            contextlib.AsyncExitStack() as stack,
+        ):
             resources = daemon.resources
             channels: list[TcpChannel] = []
             for _ in range(CONNECTIONS):
