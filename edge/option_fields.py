@@ -27,6 +27,8 @@ class OptionFacts:
     """What a value is called, as SIZE."""
     parse: Callable[[str], Any] | None = None
     """Makes the value of a text; None: the field's type does."""
+    repeats: bool = False
+    """What `parse` makes may be given several times, as one text with commas."""
 
 
 def option(

@@ -280,6 +280,7 @@ class AsyncCluster:
                     longest_context_tokens=checkpoint.spec.context_tokens,
                     end_ids=checkpoint.end_ids,
                     sampling=checkpoint.sampling,
+                    unused_settings=checkpoint.unused_settings,
                     pooling=checkpoint.pooling,
                     tokenizer=tokenizer,
                     grammars=None

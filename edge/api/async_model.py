@@ -83,6 +83,7 @@ class HeldModel:
     """That it was made for."""
     end_ids: frozenset[int]
     sampling: SamplingParameters
+    unused_settings: tuple[str, ...]
     pooling: MakersPooling
     tokenizer: Tokenizer | None
     grammars: Grammars | None
@@ -133,6 +134,11 @@ class DescribedModel:
     def sampling(self) -> SamplingParameters:
         """How tokens are chosen where GenerationOptions leaves it open: as its makers say."""
         return self._held.sampling
+
+    @property
+    def unused_settings(self) -> Sequence[str]:
+        """What its generation_config.json sets beside `sampling`, and is not heeded: by name."""
+        return self._held.unused_settings
 
     @property
     def peers(self) -> Mapping[str, PeerInfo]:
@@ -213,6 +219,11 @@ class DescribedModel:
         id: str | None = None,
     ) -> BeginReply:
         """A reply to be started by whoever reads it; the prompt and the options are checked."""
+        if options.thinking is not None and isinstance(prompt, str):
+            raise RequestError(
+                "thinking is told to a chat template, and a text goes to the model as it is; use "
+                "chat or stream_chat"
+            )
         tokens = self._checked_ids(self._ids(prompt))
         room = self.context_tokens - len(tokens)
         if room < 1:
@@ -323,7 +334,9 @@ class DescribedModel:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         schemas, must = chosen(tool_schemas(tools) or (), tool_choice)
-        ids = self.tokenizer.encode_chat(messages, tools=schemas or None, variables=variables)
+        ids = self.tokenizer.encode_chat(
+            messages, tools=schemas or None, thinking=options.thinking, variables=variables
+        )
         options = with_calls(
             options,
             lambda: self.tokenizer.call_form,
@@ -450,9 +463,9 @@ class AsyncModel(DescribedModel):
         messages: objects with role and content, or the text of a user's only message. tools: what
         the model may call, each a JSON schema or a function with types and a docstring; what it
         calls is in `Reply.tool_calls`. tool_choice: "auto", "none", "required" (it must call one),
-        or the name of the tool that it must call. variables: further names for the template, such
-        as {"enable_thinking": False}. Raises RequestError, too, where there is no template or it
-        refuses the messages.
+        or the name of the tool that it must call. thinking=False has a model that can think answer
+        at once. variables: further names for the template, such as {"documents": []}. Raises
+        RequestError, too, where there is no template or it refuses the messages.
         """
         stream = await self.stream_chat(
             messages,

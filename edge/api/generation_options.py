@@ -37,6 +37,21 @@ def _read_schema(text: str) -> JsonSchema:
     return schema
 
 
+def _read_biases(text: str) -> Mapping[int, float]:
+    """As 198=-100,17=2.5."""
+    biases: dict[int, float] = {}
+    for each in text.split(","):
+        id, _equals, bias = each.partition("=")
+        try:
+            biases[int(id)] = float(bias)
+        except ValueError:
+            raise RequestError(
+                f"{shown(each)} is no logit bias; write ID=BIAS, as 198=-100, with the id of a "
+                "token and a number"
+            ) from None
+    return biases
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
     """How one answer is made. Raises RequestError for what no model can do."""
@@ -62,7 +77,14 @@ class GenerationOptions:
     presence_penalty: float | None = option(
         None, help="Above 0 makes every token that the answer has used less likely; -2 to 2."
     )
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int, float] | None = option(
+        None,
+        metavar="ID=BIAS",
+        repeats=True,
+        parse=_read_biases,
+        help="Added to the logit of a token, by its id: -100 all but forbids it; may be repeated, "
+        "or several with commas.",
+    )
     """Added to logits, by token ids, of which there may be 1024: -100 all but forbids a token."""
     stop: str | Sequence[str] = option(
         (), metavar="TEXT", help="End the answer before this text; may be repeated."
@@ -76,6 +98,10 @@ class GenerationOptions:
     logprobs: int | None = None
     """How many of the likeliest tokens to tell with each token, 0 for how likely itself was: see
     `Token.logprob` and `Token.top_logprobs`. None costs nothing."""
+    thinking: bool | None = option(
+        None, help="Whether the model thinks before it answers.  [default: as its template has it]"
+    )
+    """Of a conversation whose chat template has a switch for it."""
     json_schema: JsonSchema | None = option(
         None,
         metavar="FILE",
@@ -100,6 +126,10 @@ class GenerationOptions:
         longest = self.max_new_tokens
         if longest is not None and (type(longest) is not int or longest < 1):
             raise RequestError(f"max_new_tokens must be 1 or more, not {longest!r}")
+        if not isinstance(self.thinking, bool | None):
+            raise RequestError(
+                f"thinking must be True or False, or None, not {shown(self.thinking)}"
+            )
         check_priority(self.priority)
         self.request((0,), end_ids=frozenset(), room=1, usual=SamplingParameters())
 
@@ -177,6 +207,7 @@ class GenerationOverrides(TypedDict, total=False):
     stop: str | Sequence[str]
     seed: int | None
     logprobs: int | None
+    thinking: bool | None
     json_schema: JsonSchema | None
     grammar: str | None
     priority: Priority

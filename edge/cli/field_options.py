@@ -66,6 +66,8 @@ def as_given(context: click.Context, name: str) -> Any:
 def _parsed(
     parse: Callable[[str], Any], context: click.Context, parameter: click.Parameter, text: Any
 ) -> Any:
+    if isinstance(text, tuple):
+        text = ",".join(text) or None
     if text is None:
         return None
     value = parse(text)
@@ -78,7 +80,7 @@ def _click_option(name: str, hint: Any, default: Any, facts: OptionFacts) -> Cal
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
     shown: dict[str, Any] = {"default": default, "show_default": default is not None}
     if (parse := facts.parse) is not None:
-        shown = {"callback": functools.partial(_parsed, parse)}
+        shown = {"callback": functools.partial(_parsed, parse), "multiple": facts.repeats}
     elif choices := facts.choices or (get_args(hint) if get_origin(hint) is Literal else ()):
         named = {str(choice): choice for choice in choices}
         shown |= {
@@ -88,6 +90,12 @@ def _click_option(name: str, hint: Any, default: Any, facts: OptionFacts) -> Cal
         }
     elif isinstance(default, tuple):
         shown = {"multiple": True}
+    elif kinds == [bool] and default is None:
+        words = {"on": True, "off": False}
+        shown |= {
+            "type": click.Choice(list(words)),
+            "callback": lambda _context, _parameter, word: words.get(word),
+        }
     elif kinds == [bool]:
         shown = {"is_flag": True}
     elif kinds == [int] and (facts.at_least, facts.at_most) != (None, None):

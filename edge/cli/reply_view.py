@@ -17,7 +17,7 @@ from edge.api.model import Model
 from edge.api.reply import Reply, ReplyStream
 from edge.cli.plan_view import rate_in_words
 from edge.coordinator.lasting_model import Recovery
-from edge.errors import EdgeError, without_controls
+from edge.errors import EdgeError, printable, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.breakdown import Part, reads_in_words, step_parts
 from edge.planning.drift import Drift
@@ -135,10 +135,17 @@ def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> Non
     for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
         if values[name] == usual[name]:
             del values[name]
+    if biases := values.get("logit_bias"):
+        values["logit_bias"] = ",".join(f"{id}={bias:g}" for id, bias in biases.items())
     said = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
     if options.sampling(SamplingParameters()) != chosen:
         said += "; what was not asked for is as the model's files say"
     click.echo(f"sampling: {said}", err=True)
+    if model.unused_settings:
+        names = ", ".join(printable(name, 60) for name in model.unused_settings[:8])
+        click.echo(
+            f"not used here: {names}, which the model's generation_config.json sets", err=True
+        )
     click.echo(f"context: {model.context_tokens} tokens of prompt and answer together", err=True)
     figures = reply.statistics
     found = figures.get("found_tokens", 0)

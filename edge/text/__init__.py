@@ -8,10 +8,11 @@ Grammars             what an answer must be → which tokens may come (grammar.p
 tool_schemas         Python functions → schemas for templates  (tool_schema.py)
 read_end_ids         where answers end                        (generation_config.py)
 read_sampling        how its makers choose tokens             (likewise)
+unused_settings      what else they say of that               (likewise)
 """
 
 from edge.text.files import TokenizerFiles, read_tokenizer_files
-from edge.text.generation_config import read_end_ids, read_sampling
+from edge.text.generation_config import read_end_ids, read_sampling, unused_settings
 from edge.text.stream import TextStream
 from edge.text.tokenizer import Tokenizer
 
@@ -22,4 +23,5 @@ __all__ = [
     "read_end_ids",
     "read_sampling",
     "read_tokenizer_files",
+    "unused_settings",
 ]

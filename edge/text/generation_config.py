@@ -14,6 +14,35 @@ from edge.text.files import read_json
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
+_WITHOUT_EFFECT: Mapping[str, object] = {
+    "assistant_confidence_threshold": 0.4,
+    "assistant_lookbehind": 10,
+    "diversity_penalty": 0.0,
+    "early_stopping": False,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "length_penalty": 1.0,
+    "max_length": 20,
+    "min_length": 0,
+    "no_repeat_ngram_size": 0,
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "num_beam_groups": 1,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "target_lookbehind": 10,
+    "typical_p": 1.0,
+    "use_cache": True,
+}
+"""Values that fields have in transformers where a file says nothing."""
+
+_OF_THE_FILE = {"do_sample", "transformers_version", "chat_format"}
+"""Beside `_SAMPLING`, names that end in _token_id or begin with _: what is used, or sets nothing of
+an answer."""
+
+
 def read_end_ids(path: Path) -> tuple[int, ...]:
     """Every token that ends an answer, of a checkpoint's folder; empty where none is known.
 
@@ -50,6 +79,22 @@ def read_sampling(path: Path) -> SamplingParameters:
         given = {name: value for name, value in given.items() if _is_fit(name, value)}
         given["temperature"] = 0.0
     return sampling_of(given, str(file))
+
+
+def unused_settings(path: Path) -> tuple[str, ...]:
+    """Fields of generation_config.json in a checkpoint's folder that would change its answers with
+    transformers, and do not here."""
+    file = path / "generation_config.json"
+    values = read_json(file) if file.is_file() else {}
+    return tuple(
+        name
+        for name, value in values.items()
+        if name not in _SAMPLING
+        and name not in _OF_THE_FILE
+        and not name.endswith("_token_id")
+        and not name.startswith("_")
+        and value not in (None, False, [], {}, _WITHOUT_EFFECT.get(name))
+    )
 
 
 def _is_fit(name: str, value: object) -> bool:

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 OPEN, CLOSE = "<think>", "</think>"
 
+SWITCHES = ("enable_thinking", "thinking")
+"""Names by which chat templates are told whether the model thinks first: those of Qwen, GLM and
+SmolLM, and those of Granite and DeepSeek."""
+
 
 @dataclass(slots=True)
 class ThinkingSplitter:

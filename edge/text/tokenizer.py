@@ -31,7 +31,7 @@ from edge.text.files import (
     read_tokenizer_files,
 )
 from edge.text.forced_calls import CallForm, call_form
-from edge.text.thinking import OPEN
+from edge.text.thinking import OPEN, SWITCHES
 from edge.text.tokenizer_limits import check_model, check_parts, read_parts
 
 _LLAMA_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
@@ -132,19 +132,36 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
+        thinking: bool | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt for a conversation, by the checkpoint's chat template.
 
         messages: objects with role and content. tools: JSON schemas of what the model may call.
-        variables: further names for the template, such as {"enable_thinking": False}.
-        Raises RequestError where there is no template or the template refuses the messages.
+        thinking: whether the model thinks before it answers; None: as the template has it.
+        variables: further names for the template, such as {"documents": []}.
+        Raises RequestError where there is no template, the template refuses the messages, or it has
+        no switch for thinking.
         """
-        return self._template(with_tools=tools is not None).render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            variables={**self._special_tokens, **(variables or {})},
+
+        def rendered(switch: Mapping[str, object]) -> str:
+            return self._template(with_tools=tools is not None).render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                variables={**self._special_tokens, **switch, **(variables or {})},
+            )
+
+        if thinking is None:
+            return rendered({})
+        for name in SWITCHES:
+            # Which name a template heeds, if any, is seen by what it writes.
+            asked = rendered({name: thinking})
+            if asked != rendered({name: not thinking}):
+                return asked
+        raise RequestError(
+            f"the chat template of {self._path.name} has no switch for thinking, and writes the "
+            "same with and without; leave it out"
         )
 
     def encode_chat(
@@ -153,10 +170,13 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
+        thinking: bool | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> list[int]:
         """Token ids of `chat`'s prompt; the template itself writes all special tokens."""
-        prompt = self.chat(messages, add_generation_prompt, tools=tools, variables=variables)
+        prompt = self.chat(
+            messages, add_generation_prompt, tools=tools, thinking=thinking, variables=variables
+        )
         return self._encode(prompt, add_special_tokens=False)
 
     def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:

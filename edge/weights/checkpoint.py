@@ -30,6 +30,7 @@ class Checkpoint:
         self.name = name
         self.end_ids = frozenset(each for each in form.end_ids if each < form.spec.vocab_size)
         self.sampling = form.sampling
+        self.unused_settings = form.unused_settings
         self.pooling = form.pooling
         self.note = form.note
         self.norm_offset = form.norm_offset

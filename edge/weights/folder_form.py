@@ -9,7 +9,7 @@ from pathlib import Path
 from edge.errors import CheckpointError
 from edge.models.families import Family, note_on, read_family, reads_pictures
 from edge.offload import SafetensorsStore, StoreError
-from edge.text import read_end_ids, read_sampling, read_tokenizer_files
+from edge.text import read_end_ids, read_sampling, read_tokenizer_files, unused_settings
 from edge.text.files import TOKENIZER, read_json
 from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm, with_tied_head
@@ -88,6 +88,7 @@ def open_folder(folder: Path) -> CheckpointForm:
         note=note_on(config),
         end_ids=end_ids,
         sampling=sampling,
+        unused_settings=unused_settings(folder),
         pooling=pooling,
         read_tokenizer=(lambda: read_tokenizer_files(folder)) if has_tokenizer else None,
     )

@@ -25,7 +25,8 @@ class CheckpointForm:
     path: the folder or the file. described_in: what shapes follow from, for errors.
     config: what the spec was made of, in the words of a config.json.
     tensor_name: by role; a tied head is the embedding. end_ids: tokens that end an
-    answer. sampling: how its makers choose tokens. pooling: how they make embeddings.
+    answer. sampling: how its makers choose tokens. unused_settings: names of what else they set
+    about that. pooling: how they make embeddings.
     read_tokenizer: None where there is none;
     raises CheckpointError.
     """
@@ -43,6 +44,7 @@ class CheckpointForm:
     norm_offset: float = 0.0
     pooling: MakersPooling = field(default_factory=MakersPooling)
     note: str = ""
+    unused_settings: tuple[str, ...] = ()
 
 
 def with_tied_head(spec: ModelSpec, tensor_name: Callable[[str], str]) -> Callable[[str], str]:

@@ -52,9 +52,10 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> None:
 def talker(
     tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The tiny Llama with a chat template."""
+    """The tiny Llama with a chat template that has a switch for thinking."""
     source = tiny_checkpoint("llama").path
     folder = Path(shutil.copytree(source, tmp_path_factory.mktemp("talker") / "talker"))
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    template += "{% if enable_thinking is defined and not enable_thinking %}<quick>{% endif %}"
     (folder / "chat_template.jinja").write_text(template)
     return folder

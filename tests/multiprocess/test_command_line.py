@@ -296,6 +296,11 @@ def test_a_model_with_a_chat_template_is_asked(talker: Path, daemon: Daemon) -> 
     prompt = "<user>Hello<assistant>"
     by_hand = run_edge("run", talker, "-p", prompt, "--raw", "-n", 6, "--peer", daemon.address)
     assert by_hand.out == asked.out
+    quick = run_edge(*command, "-n", 6, "--thinking", "off")
+    by_hand = run_edge(
+        *("run", talker, "-p", f"{prompt}<quick>", "--raw", "-n", 6, "--peer", daemon.address)
+    )
+    assert by_hand.out == quick.out != asked.out
     whole = run_edge(*command)
     assert "[the context of 512 tokens is full; the model was made for no more]" in whole.err
     less = run_edge(*command, "--context", 40)
@@ -307,7 +312,8 @@ def test_tokens_are_chosen_as_the_models_files_say(
 ) -> None:
     folder = Path(shutil.copytree(talker, tmp_path / "sampled"))
     said = {"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.8}
-    (folder / "generation_config.json").write_text(json.dumps(said))
+    others = {"num_beams": 4, "typical_p": 1.0, "no_repeat_ngram_size": 3}
+    (folder / "generation_config.json").write_text(json.dumps({**said, **others}))
     command = ("run", folder, "-p", "Hello", "-n", 20, "--peer", daemon.address, "--seed", 5)
     sampled = run_edge(*command, "--explain")
     assert (
@@ -317,6 +323,13 @@ def test_tokens_are_chosen_as_the_models_files_say(
     asked = run_edge(*command, "--temperature", 0.7, "--top-k", 9, "--top-p", 0.8)
     greedy = run_edge(*command, "--temperature", 0, "--explain")
     assert sampled.out == asked.out != greedy.out
+    unused = "not used here: num_beams, no_repeat_ngram_size, which the model's generation_config"
+    assert sampled.err.count(unused) == 1
+    assert unused not in asked.err
+    first = json.loads(run_edge(*command, "--json").out)["token_ids"][0]
+    barred = run_edge(*command, "--json", "--explain", "--logit-bias", f"{first}=-1000")
+    assert json.loads(barred.out)["token_ids"][0] != first
+    assert f"logit-bias {first}=-1000" in barred.err
     assert "sampling: temperature 0 (greedy), repetition-penalty 1.0" in greedy.err
     plain = run_edge("run", talker, "-p", "Hello", "-n", 20, "--peer", daemon.address)
     assert greedy.out == plain.out

@@ -44,6 +44,13 @@ def test_a_conversation(model: edge.Model) -> None:
     assert reply.token_ids == by_hand.token_ids
     with model.stream_chat(TURNS, max_new_tokens=8) as stream:
         assert "".join(token.text for token in stream) == reply.text
+    quick = model.chat(TURNS, max_new_tokens=8, thinking=False)
+    written = "<system>Be brief.<user>Hello<assistant><quick>"
+    assert quick.token_ids == model.generate(written, max_new_tokens=8).token_ids
+    assert quick.token_ids != reply.token_ids
+    assert model.chat(TURNS, max_new_tokens=8, thinking=True).token_ids == reply.token_ids
+    with pytest.raises(edge.RequestError, match="use chat or stream_chat"):
+        model.generate("Hello", thinking=False)
     one = model.chat("Hello", edge.GenerationOptions(max_new_tokens=4))
     assert one.token_ids == model.chat([TURNS[1]], max_new_tokens=4).token_ids
 

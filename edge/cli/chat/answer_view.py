@@ -16,7 +16,7 @@ from edge.cli.chat.answer_text import cut_blocks
 from edge.errors import without_controls
 from edge.text.thinking import ThinkingSplitter
 
-Thinking = Literal["fold", "show", "hide"]
+Thoughts = Literal["fold", "show", "hide"]
 _REDRAW_S = 0.08
 _THOUGHT_LINES = 3
 
@@ -28,12 +28,12 @@ class AnswerView:
     """
 
     def __init__(
-        self, console: Console, *, markdown: bool, thinking: Thinking, begun: bool
+        self, console: Console, *, markdown: bool, thoughts: Thoughts, begun: bool
     ) -> None:
         """begun: the prompt's end has the model think already."""
         self._console = console
         self._markdown = markdown
-        self._thinking = thinking
+        self._thoughts = thoughts
         self._splitter = ThinkingSplitter(begun)
         self._thought = self._said = ""
         self._thought_words = 0
@@ -88,20 +88,20 @@ class AnswerView:
 
     def _tell_thought(self) -> None:
         thought, self._thought = self._thought.strip(), ""
-        if not thought or self._thinking == "hide":
+        if not thought or self._thoughts == "hide":
             return
-        if self._thinking == "show":
+        if self._thoughts == "show":
             self._console.print(Text(thought, style="dim italic"), Text(""), sep="\n")
         else:
             words = len(thought.split())
-            line = f"[thought for {words} words; /set thinking show shows the next ones]"
+            line = f"[thought for {words} words; /set thoughts show shows the next ones]"
             self._console.print(Text(line, style="dim italic"))
 
     def _last_block(self) -> RenderableType:
         """As much of its end as the screen has room for."""
         parts: list[RenderableType] = []
-        if self._thought.strip() and self._thinking != "hide":
-            lines = _THOUGHT_LINES if self._thinking == "fold" else self._console.height - 2
+        if self._thought.strip() and self._thoughts != "hide":
+            lines = _THOUGHT_LINES if self._thoughts == "fold" else self._console.height - 2
             parts.append(self._end_of(Text(self._thought.strip(), style="dim italic"), lines))
         if self._said.strip():
             parts.append(self._end_of(self._rendered(self._said), self._console.height - 2))

@@ -33,6 +33,9 @@ class Talk(Protocol):
     @property
     def usual_sampling(self) -> SamplingParameters: ...
 
+    def check(self, settings: Settings) -> None:
+        """Raises RequestError for what this model cannot be told."""
+
     def say(self, text: str) -> None:
         """A line or more, not of the model."""
 
@@ -114,7 +117,9 @@ def _set(talk: Talk, rest: str) -> None:
         return
     if not value.strip():
         raise RequestError(f"give a value, too: /set {name} VALUE; /show lists what is set")
-    talk.settings = talk.settings.changed(name, value.strip())
+    changed = talk.settings.changed(name, value.strip())
+    talk.check(changed)
+    talk.settings = changed
     talk.say(talk.settings.told(name, talk.usual_sampling))
 
 

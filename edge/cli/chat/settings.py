@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from edge.api.generation_options import GenerationOptions
-from edge.cli.chat.answer_view import Thinking
+from edge.cli.chat.answer_view import Thoughts
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.option_fields import OptionFacts, option_facts
 
 _SHORT = {"max_tokens": "max_new_tokens"}
-_WORDS = {"none": None, "default": None, "on": True, "off": False}
+_WORDS = {"none": None, "default": None}
+_SWITCH = {"on": True, "off": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,7 @@ class Settings:
     generation: GenerationOptions
     markdown: bool = True
     """Render it, on a terminal."""
-    thinking: Thinking = "fold"
+    thoughts: Thoughts = "fold"
     """What a model thinks before it answers: a line about it, all of it, or nothing."""
 
     def changed(self, name: str, value: str) -> Settings:
@@ -31,13 +33,13 @@ class Settings:
         field = name.strip("-").replace("-", "_")
         field = _SHORT.get(field, field)
         if field == "markdown":
-            return replace(self, markdown=_one_of(name, value, {"on": True, "off": False}))
-        if field == "thinking":
-            kinds: dict[str, Thinking] = {each: each for each in get_args(Thinking)}
-            return replace(self, thinking=_one_of(name, value, kinds))
+            return replace(self, markdown=_one_of(name, value, _SWITCH))
+        if field == "thoughts":
+            kinds: dict[str, Thoughts] = {each: each for each in get_args(Thoughts)}
+            return replace(self, thoughts=_one_of(name, value, kinds))
         names = _generation_names()
         if field not in names:
-            known = [*(each.replace("_", "-") for each in names), "markdown", "thinking"]
+            known = [*(each.replace("_", "-") for each in names), "markdown", "thoughts"]
             near = difflib.get_close_matches(name, known, 1)
             said = f"; near it: {near[0]}" if near else ""
             raise RequestError(f"{name} cannot be set{said}. There are {', '.join(known)}")
@@ -55,7 +57,7 @@ class Settings:
             (name.replace("_", "-"), _shown(getattr(self.generation, name), name, usual))
             for name in _generation_names()
         ]
-        return [*rows, ("markdown", "on" if self.markdown else "off"), ("thinking", self.thinking)]
+        return [*rows, ("markdown", "on" if self.markdown else "off"), ("thoughts", self.thoughts)]
 
 
 def _generation_names() -> list[str]:
@@ -77,6 +79,8 @@ def _value(name: str, text: str) -> Any:
         return () if _WORDS.get(text, text) is None else (text,)
     if (parse := _generation_facts()[name].parse) is not None:
         return parse(text)
+    if bool in kinds:
+        return _one_of(name, text, {**_SWITCH, "default": None})
     number = float if float in kinds else int
     try:
         return number(text)
@@ -92,8 +96,14 @@ def _one_of(name: str, value: str, choices: dict[str, Any]) -> Any:
 
 
 def _shown(value: object, name: str, usual: SamplingParameters) -> str:
-    if value is None and name != "seed" and hasattr(usual, name):
+    if isinstance(value, Mapping) and name == "logit_bias":
+        return ",".join(f"{id}={bias:g}" for id, bias in value.items())
+    if value is None and name not in ("seed", "logit_bias") and hasattr(usual, name):
         return f"{getattr(usual, name)} (the model's)"
+    if value is None and name == "thinking":
+        return "default (the template's)"
+    if isinstance(value, bool):
+        return "on" if value else "off"
     if value is None or value == ():
         return "none"
     return ", ".join(value) if isinstance(value, tuple) else str(value)

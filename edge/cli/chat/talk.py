@@ -54,7 +54,7 @@ class TerminalTalk:
         """Of the model's recoveries."""
         self._measured_again: set[tuple[str, ...]] = set()
         # A template that cannot be used is told before anyone types.
-        self._encoded([*conversation.messages(), {"role": "user", "content": "Hello"}])
+        self.check(settings)
 
     @property
     def model_name(self) -> str:
@@ -72,6 +72,11 @@ class TerminalTalk:
             f"{model.name} ({model.proposal.dtype}) on {count} device{'s' if count > 1 else ''}, "
             f"context {model.context_tokens} tokens\n"
             "/help for commands; Ctrl-C stops an answer, Ctrl-D leaves"
+        )
+
+    def check(self, settings: Settings) -> None:
+        self._encoded(
+            [*self.conversation.messages(), {"role": "user", "content": "Hello"}], settings
         )
 
     def say(self, text: str) -> None:
@@ -119,10 +124,14 @@ class TerminalTalk:
         )
         show_plan(self._model.proposal, title=f"{title} peers", unchanged=None, explain=False)
 
-    def _encoded(self, messages: list[dict[str, str]]) -> tuple[list[int], bool]:
+    def _encoded(
+        self, messages: list[dict[str, str]], settings: Settings | None = None
+    ) -> tuple[list[int], bool]:
         """Token ids of the prompt, and whether it has the model think already."""
         tokenizer = self._model.tokenizer
-        ids = tokenizer.encode_chat(messages)
+        ids = tokenizer.encode_chat(
+            messages, thinking=(settings or self.settings).generation.thinking
+        )
         return ids, tokenizer.begins_thinking(ids)
 
     def _answered(self, messages: list[dict[str, str]]) -> tuple[str, Reply | None]:
@@ -150,7 +159,7 @@ class TerminalTalk:
             return
         settings = self.settings
         with AnswerView(
-            self._console, markdown=settings.markdown, thinking=settings.thinking, begun=begun
+            self._console, markdown=settings.markdown, thoughts=settings.thoughts, begun=begun
         ) as view:
             for token in stream:
                 said.append(token.text)

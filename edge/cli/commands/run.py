@@ -34,6 +34,7 @@ from edge.cli.reply_view import (
     whole_reply,
 )
 from edge.coordinator.lasting_model import Recovery
+from edge.errors import RequestError
 from edge.kernels.sampling.logprobs import MOST_LOGPROBS
 from edge.planning.load_options import LoadOptions
 
@@ -140,7 +141,15 @@ def command(
         else:
             text: Prompt = prompt or ""
             if loaded.tokenizer.has_chat_template and not raw:
-                text = loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+                text = loaded.tokenizer.encode_chat(
+                    [{"role": "user", "content": prompt}], thinking=generation.thinking
+                )
+            elif generation.thinking is not None:
+                why = "--raw uses none" if raw else f"{loaded.name} has none"
+                raise RequestError(
+                    f"--thinking is told to a chat template, and {why}; leave out "
+                    f"{'one of the two' if raw else 'it'}"
+                )
             elif generation.max_new_tokens is None:
                 generation = replace(generation, max_new_tokens=_RAW_TOKENS)  # it may know no end
             stream = loaded.stream(text, generation)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from edge.cli.chat.answer_text import cut_blocks
-from edge.cli.chat.answer_view import AnswerView, Thinking
+from edge.cli.chat.answer_view import AnswerView, Thoughts
 from edge.text.thinking import CLOSE, OPEN, ThinkingSplitter
 
 WIDTH, HEIGHT = 60, 12
@@ -59,7 +59,7 @@ def screen_after(
     parts: Sequence[str],
     *,
     markdown: bool = True,
-    thinking: Thinking = "fold",
+    thoughts: Thoughts = "fold",
     begun: bool = False,
 ) -> list[str]:
     """All lines that the terminal has in the end, also those that scrolled away."""
@@ -68,7 +68,7 @@ def screen_after(
         file=output, force_terminal=True, width=WIDTH, height=HEIGHT, color_system=None,
         legacy_windows=False, _environ={},
     )  # fmt: skip
-    with AnswerView(console, markdown=markdown, thinking=thinking, begun=begun) as view:
+    with AnswerView(console, markdown=markdown, thoughts=thoughts, begun=begun) as view:
         for part in parts:
             view._next_s = 0.0  # each piece is drawn
             view.feed(part)
@@ -121,7 +121,7 @@ def test_what_was_there_stays_where_it_ends_in_the_middle() -> None:
     console = Console(file=output, force_terminal=True, width=WIDTH, height=HEIGHT)
 
     def interrupted() -> None:
-        with AnswerView(console, markdown=True, thinking="fold", begun=False) as view:
+        with AnswerView(console, markdown=True, thoughts="fold", begun=False) as view:
             view.feed("Half a sen")
             raise KeyboardInterrupt
 
@@ -192,12 +192,12 @@ def test_how_thoughts_are_shown() -> None:
     parts = ["<thi", "nk>", "One two ", "three.", "</think>", "\n\n", "The answer."]
     folded = screen_after(parts)
     assert folded == [
-        "[thought for 3 words; /set thinking show shows the next",
+        "[thought for 3 words; /set thoughts show shows the next",
         "ones]",
         "The answer.",
     ]
-    assert screen_after(parts, thinking="show") == ["One two three.", "", "The answer."]
-    assert screen_after(parts, thinking="hide") == ["The answer."]
-    assert screen_after(parts[2:], thinking="show", begun=True) == screen_after(
-        parts, thinking="show"
+    assert screen_after(parts, thoughts="show") == ["One two three.", "", "The answer."]
+    assert screen_after(parts, thoughts="hide") == ["The answer."]
+    assert screen_after(parts[2:], thoughts="show", begun=True) == screen_after(
+        parts, thoughts="show"
     )

@@ -40,32 +40,51 @@ def test_what_is_set() -> None:
         ("stop", "and then"),
         ("seed", "12"),
         ("markdown", "off"),
-        ("thinking", "hide"),
+        ("thoughts", "hide"),
+        ("thinking", "off"),
+        ("logit-bias", "7=-100,8=.5"),
     ):
         found = found.changed(name, value)
     assert found == Settings(
         generation=GenerationOptions(
-            max_new_tokens=7, temperature=0.5, top_p=0.9, top_k=3, stop=("and then",), seed=12
+            max_new_tokens=7,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=3,
+            stop=("and then",),
+            seed=12,
+            thinking=False,
+            logit_bias={7: -100, 8: 0.5},
         ),
         markdown=False,
-        thinking="hide",
+        thoughts="hide",
     )
     usual = SamplingParameters(temperature=0.3, min_p=0.1)
     assert ("max-new-tokens", "7") in found.rows(usual)
     assert ("stop", "and then") in found.rows(usual)
     assert ("temperature", "0.5") in found.rows(usual)
     assert ("min-p", "0.1 (the model's)") in found.rows(usual)
-    for name in ("max-tokens", "stop", "seed", "temperature"):
+    assert ("thinking", "off") in found.rows(usual)
+    assert ("logit-bias", "7=-100,8=0.5") in found.rows(usual)
+    assert found.changed("thinking", "on").generation.thinking is True
+    for name in ("max-tokens", "stop", "seed", "temperature", "thinking", "logit-bias"):
         found = found.changed(name, "none")
     assert (found.generation.max_new_tokens, found.generation.stop) == (None, ())
     assert (found.generation.seed, found.generation.temperature) == (None, None)
+    assert (found.generation.thinking, found.generation.logit_bias) == (None, None)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in SETTINGS.rows(SamplingParameters())])
 def test_whatever_is_listed_can_be_set(name: str, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "integer"}')
-    special = {"markdown": "off", "thinking": "hide", "json-schema": str(schema)}
+    special = {
+        "markdown": "off",
+        "thinking": "off",
+        "thoughts": "hide",
+        "logit-bias": "3=1",
+        "json-schema": str(schema),
+    }
     found = SETTINGS.changed(name, special.get(name, "1"))
     assert found != SETTINGS
     if name == "json-schema":
@@ -84,6 +103,9 @@ def test_whatever_is_listed_can_be_set(name: str, tmp_path: Path) -> None:
         ("temperature", "hot", "temperature is a number"),
         ("max-tokens", "0", "max_new_tokens must be 1 or more"),
         ("markdown", "yes", "markdown is one of on, off"),
+        ("thinking", "hide", "thinking is one of on, off, default, not 'hide'"),
+        ("logit-bias", "3", "'3' is no logit bias; write ID=BIAS"),
+        ("logit-bias", "-1=2", "a token id of logit_bias must be a whole number"),
         ("ignore-eos", "1", "cannot be set"),
     ],
 )

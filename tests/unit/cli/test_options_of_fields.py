@@ -27,6 +27,10 @@ class Wishes:
     maker: str = option(default_factory=lambda: "us", help="Who made it.")
     name: str | tuple[str, ...] = option((), help="What it is called; may be repeated.")
     is_loud: bool = option(False, help="Heard from afar.")
+    is_clean: bool | None = option(None, help="Or as it comes.")
+    marks: tuple[str, ...] = option(
+        (), repeats=True, parse=lambda text: tuple(text.split(",")), help="On it."
+    )
     inside: object = None
 
 
@@ -49,6 +53,7 @@ def test_each_is_read_as_its_type() -> None:
     told = outcome(
         *("--colour", "blue", "--num-wheels", "2", "--top-speed", "9", "-s", "3"),
         *("--length", "7", "--maker", "them", "--name", "a", "--name", "b", "--is-loud"),
+        *("--is-clean", "off", "--marks", "x,y", "--marks", "z"),
     )
     assert told == repr(
         Wishes(
@@ -58,6 +63,8 @@ def test_each_is_read_as_its_type() -> None:
             seats=3,
             name=("a", "b"),
             is_loud=True,
+            is_clean=False,
+            marks=("x", "y", "z"),
             length_mm=70,
             maker="them",
         )

@@ -100,6 +100,28 @@ def test_chat_variables_absent_values_and_reasoning_reach_the_template(tmp_path:
     )
 
 
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
+def test_whether_the_model_thinks_is_told_by_the_name_that_the_template_heeds(
+    tmp_path: Path, name: str
+) -> None:
+    source = f"{{{{ messages[0].content }}}}{{% if {name} is defined and {name} is false %}}at once"
+    write_checkpoint(tmp_path, byte_level(), {"chat_template": source + "{% endif %}"})
+    messages = [{"role": "user", "content": "Hello"}]
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), opened(tmp_path)
+    for told, values in ((None, {}), (True, {name: True}), (False, {name: False})):
+        assert ours.chat(messages, thinking=told) == theirs.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **values
+        )
+    assert ours.chat(messages, thinking=False) == "Helloat once"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_template_without_a_switch_for_thinking_says_so(tmp_path: Path, told: bool) -> None:
+    write_checkpoint(tmp_path, byte_level(), {"chat_template": CHAT_TEMPLATE})
+    with pytest.raises(RequestError, match=r"has no switch for thinking, and writes .*; leave it"):
+        opened(tmp_path).chat(MESSAGES, thinking=told)
+
+
 def test_the_template_writes_all_special_tokens_of_a_chat(tmp_path: Path) -> None:
     settings = {"bos_token": "<|begin|>", "chat_template": CHAT_TEMPLATE}
     ours = opened(write_checkpoint(tmp_path, byte_level(), settings))

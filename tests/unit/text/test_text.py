@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from edge.errors import CheckpointError, RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.text import TextStream, Tokenizer, read_end_ids, read_sampling
+from edge.text import TextStream, Tokenizer, read_end_ids, read_sampling, unused_settings
 from edge.text.gguf import gguf_sampling
 from tests.support.small_tokenizers import (
     KINDS,
@@ -235,6 +235,21 @@ def test_how_tokens_are_chosen(tmp_path: Path, content: Any, expected: dict[str,
     if content is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(content))
     assert read_sampling(tmp_path) == SamplingParameters(**expected)
+
+
+def test_what_would_change_answers_and_is_not_used_is_known_by_name(tmp_path: Path) -> None:
+    assert unused_settings(tmp_path) == ()
+    library: Any = transformers
+    config = library.GenerationConfig()
+    usual = config._get_default_generation_params()
+    told = {name: value for name, value in vars(config).items() if not name.startswith("_")}
+    (tmp_path / "generation_config.json").write_text(json.dumps({**told, **usual, **SAMPLED}))
+    assert unused_settings(tmp_path) == (), "as in transformers where nothing is said"
+    others = {"num_beams": 3, "suppress_tokens": [7], "max_length": 40}
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps({**usual, **others, "bos_token_id": 1, "_from_model_config": True})
+    )
+    assert set(unused_settings(tmp_path)) == set(others)
 
 
 def test_what_the_file_leaves_open_is_as_in_transformers(tmp_path: Path) -> None:
