@@ -38,11 +38,6 @@ class ComputeThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def backlog(self) -> int:
-        """How much waits for it."""
-        return self._queue.qsize()
-
     def post(self, work: Callable[[], None]) -> None:
         """Do it after all that was posted before. It raises nothing."""
         self._queue.put(work)

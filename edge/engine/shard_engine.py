@@ -80,9 +80,6 @@ class ShardEngine:
             self._copy,
             is_last_stage=self.layout.is_last_stage,
         )
-        self._steps_posted = 0
-        self._steps_begun = 0
-        """Each is written by one thread."""
         self._program: StageProgram | None = None
         self._prefixes: PrefixCache | None = None
         self._copies = (
@@ -224,10 +221,7 @@ class ShardEngine:
                 copies_all = self.assignment.copies_kv == "all"
                 self._copies.begin(request, 0 if copies_all else each.prompt_tokens)
 
-        self._steps_posted += 1
-
         def work(program: StageProgram | None) -> None:
-            self._steps_begun += 1
             if program is None:
                 raise PlanError("a step before the shard was loaded")
             self._choice.allow(step, masks)
@@ -258,19 +252,14 @@ class ShardEngine:
         return self._program is not None and self._program.batches_agree
 
     @property
-    def backlog(self) -> int:
-        """How much waits for the compute thread."""
-        return self._thread.backlog
-
-    @property
     def is_working(self) -> bool:
         """The compute thread is busy, be it with waiting for a neighbour in a step."""
         return self._thread.is_working
 
-    @property
-    def waiting_steps(self) -> int:
-        """Steps that have not begun. None do after a failure."""
-        return 0 if self._is_over else self._steps_posted - self._steps_begun
+    def at_turn(self, work: Callable[[], None]) -> None:
+        """Have the compute thread do this once all that it was told before is over. Quick work that
+        raises nothing."""
+        self._thread.post(work)
 
     def yield_run(self) -> None:
         """End the run under way after its current token; others are waiting."""
@@ -290,7 +279,7 @@ class ShardEngine:
     def match_prefix(
         self,
         request: str,
-        prompt: Sequence[int],
+        prompt: NDArray[np.int32],
         *,
         source: str | None = None,
         tokens: int = 0,
@@ -304,14 +293,14 @@ class ShardEngine:
         def work(program: StageProgram | None) -> None:
             if program is None:
                 return
-            found = 0
+            found, ids = 0, tuple(prompt.tolist())
             if self.layout.is_last_stage:
-                self._choice.recall(request, prompt)
+                self._choice.recall(request, ids)
             if source is not None:
                 found = program.take(request, source, tokens, moves=moves)
             if self._prefixes is not None and program.cache_digest:
                 found = self._prefixes.match(
-                    program, request, prompt, known=found, moved=source if moves else None
+                    program, request, ids, known=found, moved=source if moves else None
                 )
             self._report(messages.PrefixMatched(request=request, tokens=found))
 

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,6 @@ from edge.protocol.heartbeat import (
     show_life,
 )
 from edge.protocol.kept_files import AllKept, Keep
-from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ShardTimes
 from edge.protocol.token_masks import mask_bytes, read_masks
 from edge.transport import MEMBER, Channel, Frame, Member
@@ -77,12 +77,14 @@ Smaller ones have a room of their own, which is a part of what the process takes
 LARGE_ANSWERS = frozenset((Keep.kind, messages.Offer.kind, messages.Observed.kind))
 """Calls whose answers are as large as what was asked about."""
 
+OF_SESSIONS = frozenset((messages.Connect.kind, messages.PutKv.kind, messages.RunStep.kind))
+"""That may be large, where there is a session."""
+
 MAX_UNSENT_REPORTS = 64
 """Then no frame is read until some are sent: whoever does not read what it is told is not heard."""
 
-MAX_WAITING_POSTS = 8 * MAX_REQUESTS
-"""For a session: each request that is under way may be swapped out, reserved, matched, stepped and
-finished."""
+AT_ONCE = (messages.YieldRun, messages.AskLink)
+"""Posts that no compute thread carries out."""
 
 
 @dataclass(slots=True)
@@ -111,6 +113,7 @@ class Connection:
     ) -> None:
         self._peer = resources
         self._channel = channel
+        self._loop = asyncio.get_running_loop()
         self._user: Member | None = channel.remote_hello.get(MEMBER)
         self._owner = object() if self._user is None else self._user.id
         """Whose what is held counts as."""
@@ -242,12 +245,33 @@ class Connection:
                 await self._calls_read.put((frame, taken))
                 continue
             try:
-                self._posts[cls](from_frame(cls, frame))
+                await self._post(from_frame(cls, frame), taken)
             except Exception as error:
                 # A sender of nonsense that does not read what it is told is not read any more.
                 await self._channel.send(to_frame(Failed.kind, self._failed(error)))
             del frame  # no payload is kept while the next is waited for
             self._let_go(taken)
+
+    async def _post(self, post: Any, taken: _Taken) -> None:
+        """Hand it to its session, once that has not too many that wait. What is large of it stays
+        taken until the compute thread begins with it."""
+        if not isinstance(post, AT_ONCE):
+            hosted = self._session(post.session)
+            begun = await hosted.unbegun.take(taken.large + taken.small)
+            if self._mine.get(post.session) is not hosted:  # it ended meanwhile
+                begun()
+                self._session(post.session)
+            # It is the post's turn once all that was posted before is over.
+            hosted.shard.at_turn(partial(self._begun, begun, _Taken(large=taken.large)))
+            taken.large = 0
+        self._posts[type(post)](post)
+
+    def _begun(self, begun: Callable[[], None], taken: _Taken) -> None:
+        """For the compute thread."""
+        begun()
+        if taken.large:
+            with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
+                self._loop.call_soon_threadsafe(self._let_go, taken)
 
     def _end_waits(self, frame: Frame) -> None:
         session = frame.header.get("session")
@@ -294,7 +318,7 @@ class Connection:
         limits = messages.limits_of(kind)
         if not self._may_use or (kind == messages.Piece.kind and not self._writers):
             return SMALL
-        if kind == messages.PutKv.kind and not self._mine:
+        if kind in OF_SESSIONS and not self._mine:
             return SMALL
         if kind == messages.MatchPrefix.kind:
             contexts = [hosted.assignment.limits.context_tokens for hosted in self._mine.values()]
@@ -674,7 +698,7 @@ class Connection:
         return messages.Done()
 
     def _match_prefix(self, post: messages.MatchPrefix) -> None:
-        hosted = self._waiting_session(post.session)
+        hosted = self._session(post.session)
         prompt = token_ids(
             post.prompt,
             hosted.assignment.model.vocab_size,
@@ -688,13 +712,13 @@ class Connection:
         )
 
     def _reserve(self, post: messages.Reserve) -> None:
-        hosted = self._waiting_session(post.session)
+        hosted = self._session(post.session)
         if post.tokens > hosted.assignment.limits.context_tokens:
             raise ProtocolError(f"room for {post.tokens} tokens, which is not in the context")
         hosted.shard.reserve(post.request, post.tokens)
 
     def _run_step(self, post: messages.RunStep) -> None:
-        hosted = self._waiting_session(post.session)
+        hosted = self._session(post.session)
         vocab_size = hosted.assignment.model.vocab_size
         for request, terms in post.terms.items():
             if any(token >= vocab_size for token in terms.end_ids):
@@ -702,22 +726,19 @@ class Connection:
             if any(token >= vocab_size for token in terms.sampling.logit_bias):
                 raise ProtocolError(f"a bias of a token outside a vocabulary of {vocab_size}")
             hosted.announce(request)
-        stages = len(hosted.assignment.plan.stages)
-        if hosted.shard.waiting_steps >= 2 * stages + 4:  # a coordinator keeps one more than stages
-            raise ProtocolError(f"{hosted.shard.waiting_steps} steps wait to be computed")
         masks = NO_MASKS
         if hosted.shard.layout.is_last_stage:
             masks = read_masks(post.masked, post.masks, vocab_size)
         hosted.shard.step(post.step, post.terms, masks)
 
     def _yield_run(self, post: messages.YieldRun) -> None:
-        self._waiting_session(post.session).shard.yield_run()
+        self._session(post.session).shard.yield_run()
 
     def _swap_out(self, post: messages.SwapOut) -> None:
-        self._waiting_session(post.session).shard.swap_out(post.request)
+        self._session(post.session).shard.swap_out(post.request)
 
     def _finish(self, post: messages.Finish) -> None:
-        hosted = self._waiting_session(post.session)
+        hosted = self._session(post.session)
         hosted.forget(post.request)
         if post.kept_tokens < 0:
             raise ProtocolError(f"{post.kept_tokens} tokens of a cache")
@@ -726,13 +747,6 @@ class Connection:
     def _ask_link(self, post: messages.AskLink) -> None:
         state = self._session(post.session).shard.links.state((post.stage, post.rank))
         self._report(messages.LinkSent(stage=post.stage, rank=post.rank, sent=state.sent))
-
-    def _waiting_session(self, session: str) -> HostedShard:
-        """One that has not been sent more than any coordinator waits for."""
-        hosted = self._session(session)
-        if hosted.shard.backlog >= MAX_WAITING_POSTS:
-            raise ProtocolError(f"more than {MAX_WAITING_POSTS} posts wait to be carried out")
-        return hosted
 
     def _session(self, session: str) -> HostedShard:
         hosted = self._mine.get(session)

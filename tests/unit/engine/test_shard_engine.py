@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.typing import NDArray
 
@@ -173,7 +174,9 @@ def test_a_prompt_that_begins_like_another_is_not_computed_again(
         }
         with linked(PLANS[plan], kv_dtype=kv_dtype, places=places.__getitem__) as engines:
             before = engines.programs[0].counts.tokens
-            matched = engines.each(lambda session: session.match_prefix("r", PROMPT))
+            matched = engines.each(
+                lambda session: session.match_prefix("r", np.asarray(PROMPT, "<i4"))
+            )
             tokens = [each.tokens for each in matched if isinstance(each, PrefixMatched)]
             assert set(tokens) == set(expected[: len(matched)])
             known = min(tokens)
@@ -197,7 +200,9 @@ def test_what_a_session_has_read_is_there_for_the_next(plan: str, kv_dtype: KvDt
     ) -> tuple[int, list[int]]:
         places = {seat: kept_in(memories[seat], secret=secret) for seat in memories}
         with linked(PLANS[plan], kv_dtype=kv_dtype, places=places.__getitem__) as engines:
-            matched = engines.each(lambda session: session.match_prefix("r", prompt))
+            matched = engines.each(
+                lambda session: session.match_prefix("r", np.asarray(prompt, "<i4"))
+            )
             known = min(each.tokens for each in matched if isinstance(each, PrefixMatched))
             before = engines.programs[0].counts.tokens
             answer = engines.reply("r", prompt, count, known=known)
@@ -233,7 +238,7 @@ def test_a_step_that_fails_is_the_last_one() -> None:
         assert "takes up to 4 requests or 16 tokens" in failed.message
         session.step(Step(entries=(replace(entry, tokens=(1,)),)))
         session.swap_out("r")
-        session.match_prefix("r", PROMPT)
+        session.match_prefix("r", np.asarray(PROMPT, "<i4"))
         session.finish("r")
         prompt_times, _decode = session.measure().result(REPORT_WITHIN_S)
         assert (prompt_times.steps, found.programs[0].counts.steps) == (0, 0)

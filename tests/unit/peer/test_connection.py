@@ -24,15 +24,17 @@ from edge.memory.kv_budget import KvRoom
 from edge.memory.ledger import MEASURING, Floor, Ledger, Use
 from edge.offload import Manifest
 from edge.peer.access import UserLimits
-from edge.peer.connection import MAX_WAITING_POSTS, Connection
+from edge.peer.connection import Connection
 from edge.peer.hosted_shard import MAX_REQUESTS_UNDER_WAY, HostedShard
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
+from edge.peer.unbegun import MOST_UNBEGUN_BYTES
 from edge.protocol.client import PeerClient
-from edge.protocol.frame_codec import to_frame
+from edge.protocol.fields import token_bytes
+from edge.protocol.frame_codec import SMALL, to_frame
 from edge.protocol.heartbeat import ALIVE
 from edge.protocol.measurements import MemoryRate
-from edge.protocol.messages import Close, Connect, Finish
+from edge.protocol.messages import Close, Connect, Describe, Finish, MatchPrefix
 from edge.protocol.step import StepLimits
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
@@ -119,40 +121,120 @@ def test_who_sends_nonsense_and_does_not_listen_is_not_read_any_more(tmp_path: P
     talk(tmp_path, coordinate)
 
 
-def test_what_waits_for_a_compute_thread_has_a_limit(tmp_path: Path) -> None:
+LONG = 1 << 16
+"""Tokens of a prompt."""
+LOOK_FOR = to_frame(
+    "match_prefix", MatchPrefix(session="s", request="r", prompt=token_bytes([7] * LONG))
+)
+
+
+@pytest.mark.parametrize(
+    ("posts", "most"), [((FINISH,), 1000), ((LOOK_FOR, FINISH), 9)], ids=["small", "prompts"]
+)
+def test_what_waits_for_a_compute_thread_is_bounded(
+    posts: tuple[Frame, ...], most: int, tmp_path: Path
+) -> None:
+    """Who sends more is not read, and nothing is refused: the thread comes to all of it."""
     may_go_on = threading.Event()
 
     def wait() -> None:
         may_go_on.wait()
 
-    spec = plain_spec(num_layers=1)
+    spec = replace(plain_spec(num_layers=1), context_tokens=LONG)
+    limits = StepLimits(context_tokens=LONG, chunk_tokens=8, requests=1, cached_tokens=LONG)
 
     async def coordinate(
-        channel: MemoryChannel, _resources: PeerResources, connection: Connection
+        channel: MemoryChannel, resources: PeerResources, connection: Connection
     ) -> None:
-        assignment = solo_assignment(spec, LIMITS, WireRules(sums=(WireRule(),), hops=()))
+        assignment = solo_assignment(spec, limits, WireRules(sums=(WireRule(),), hops=()))
         hosted = HostedShard(
             assignment,
             Manifest(tensors=(), total_bytes=0),
             lambda _event: None,
             KvRoom(memory_bytes=None, disk=None),
         )
+        sent = 0
+
+        async def flood() -> None:
+            nonlocal sent
+            for _ in range(3 * most // len(posts)):
+                for post in posts:
+                    await channel.send(post)
+                    sent += 1
+
+        def read() -> int:
+            return sent - len(channel._outgoing.frames)
+
         try:
-            hosted.shard._thread.post(wait)
+            hosted.shard.at_turn(wait)
             connection._mine["s"] = hosted
-            for _ in range(2 * MAX_WAITING_POSTS):
-                await channel.send(FINISH)
-                if hosted.shard.backlog >= MAX_WAITING_POSTS:
-                    break
-            for _ in range(2):
-                await channel.send(FINISH)
-            refused = await told(channel)
-            assert f"more than {MAX_WAITING_POSTS} posts" in refused.header["message"]
-            assert hosted.shard.backlog <= MAX_WAITING_POSTS
+            flooding = asyncio.create_task(flood())
+            for _ in range(20 * most):
+                await asyncio.sleep(0)
+            assert 0 < read() <= most
+            assert 0 < hosted.unbegun.held_bytes <= MOST_UNBEGUN_BYTES
+            assert (resources.frames.held > 0) == (LOOK_FOR in posts)
+            may_go_on.set()
+            await flooding
+            await channel.send(to_frame("describe", Describe(), call=1))
+            while (answer := await told(channel)).header.get("call") != 1:
+                assert "describe" in answer.header["message"]
+            while resources.frames.held:  # noqa: ASYNC110 - a thread gives it back
+                await asyncio.sleep(0)
+            assert hosted.unbegun.held_bytes == 0
         finally:
             may_go_on.set()
             connection._mine.clear()
             await hosted.aclose()
+
+    talk(tmp_path, coordinate)
+
+
+def test_what_waits_for_a_session_that_ends_is_refused(tmp_path: Path) -> None:
+    """And holds nothing up."""
+    may_go_on = threading.Event()
+
+    def wait() -> None:
+        may_go_on.wait()
+
+    async def coordinate(
+        channel: MemoryChannel, _resources: PeerResources, connection: Connection
+    ) -> None:
+        assignment = solo_assignment(
+            plain_spec(num_layers=1), LIMITS, WireRules(sums=(WireRule(),), hops=())
+        )
+        hosted = HostedShard(
+            assignment,
+            Manifest(tensors=(), total_bytes=0),
+            lambda _event: None,
+            KvRoom(memory_bytes=None, disk=None),
+        )
+        hosted.shard.at_turn(wait)
+        begun = await hosted.unbegun.take(MOST_UNBEGUN_BYTES)
+        hosted.shard.at_turn(begun)
+        connection._mine["s"] = hosted
+        await channel.send(FINISH)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        connection._mine.clear()
+        may_go_on.set()
+        await hosted.aclose()
+        assert "not open" in (await told(channel)).header["message"]
+        assert hosted.unbegun.held_bytes == 0
+
+    talk(tmp_path, coordinate)
+
+
+@pytest.mark.parametrize("kind", ["step", "connect", "put_kv"])
+def test_without_a_session_its_frames_are_small(kind: str, tmp_path: Path) -> None:
+    """A large header costs the loop tens of milliseconds."""
+
+    async def coordinate(
+        channel: MemoryChannel, _resources: PeerResources, _connection: Connection
+    ) -> None:
+        await channel.send(Frame(kind, {"session": "s", "step": "x" * (SMALL.header_bytes + 1)}))
+        with pytest.raises(TransportError):
+            await told(channel)
 
     talk(tmp_path, coordinate)
 

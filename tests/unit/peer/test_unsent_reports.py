@@ -69,7 +69,8 @@ def test_who_is_told_and_does_not_listen_is_not_read_any_more(tmp_path: Path) ->
                 for _ in range(count):
                     await ours.send(RESERVE)
                     while (  # noqa: ASYNC110 - a thread carries them out
-                        hosted.shard.backlog and connection._reports.qsize() < MAX_UNSENT_REPORTS
+                        hosted.unbegun.held_bytes
+                        and connection._reports.qsize() < MAX_UNSENT_REPORTS
                     ):
                         await asyncio.sleep(0)
 
