@@ -22,9 +22,11 @@ __all__ = [
     "Drift",
     "Dtype",
     "EdgeError",
+    "Estimate",
     "FormatQuality",
     "GenerationOptions",
     "Inspection",
+    "KeptFiles",
     "KeptReply",
     "KvDtype",
     "LoadOptions",
@@ -34,19 +36,25 @@ __all__ = [
     "PeerError",
     "PeerInfo",
     "PeerLostError",
+    "PeerTimes",
+    "Plan",
     "PlanError",
     "Progress",
     "Proposal",
     "ProtocolError",
     "Quality",
     "Quantized",
+    "Recovery",
     "Reply",
     "ReplyStream",
     "RequestError",
+    "SamplingParameters",
     "Score",
     "Token",
     "TokenLogprob",
+    "Tokenizer",
     "ToolCall",
+    "Work",
     "Workload",
     "__version__",
     "inspect",
@@ -65,6 +73,8 @@ if TYPE_CHECKING:
     from edge.api.reply import AsyncReplyStream, Reply, ReplyStream
     from edge.api.scoring import Score
     from edge.coordinator.generation import Token, TokenLogprob
+    from edge.coordinator.lasting_model import Recovery
+    from edge.coordinator.work import Work
     from edge.errors import (
         CapacityError,
         CheckpointError,
@@ -76,12 +86,16 @@ if TYPE_CHECKING:
         ProtocolError,
         RequestError,
     )
-    from edge.partition import Parallel, Workload
+    from edge.kernels.sampling.parameters import SamplingParameters
+    from edge.partition import Estimate, Parallel, Plan, Workload
     from edge.planning.drift import Drift
     from edge.planning.load_options import LoadOptions
     from edge.planning.proposal import Proposal
     from edge.progress import Progress
+    from edge.protocol.kept_files import KeptFiles
     from edge.protocol.peer_info import PeerInfo
+    from edge.protocol.step_times import PeerTimes
+    from edge.text import Tokenizer
     from edge.text.answer_parts import ToolCall
     from edge.weights.formats import Dtype, KvDtype
 
@@ -93,25 +107,33 @@ _HOMES = {
     "Cluster": "edge.api.cluster",
     "Drift": "edge.planning.drift",
     "Dtype": "edge.weights.formats",
+    "Estimate": "edge.partition",
     "FormatQuality": "edge.api.quality",
     "GenerationOptions": "edge.api.generation_options",
     "Inspection": "edge.api.inspection",
+    "KeptFiles": "edge.protocol.kept_files",
     "KeptReply": "edge.api.kept_reply",
     "KvDtype": "edge.weights.formats",
     "LoadOptions": "edge.planning.load_options",
     "Model": "edge.api.model",
     "Parallel": "edge.partition",
     "PeerInfo": "edge.protocol.peer_info",
+    "PeerTimes": "edge.protocol.step_times",
+    "Plan": "edge.partition",
     "Progress": "edge.progress",
     "Proposal": "edge.planning.proposal",
     "Quality": "edge.api.quality",
     "Quantized": "edge.api.quantizing",
+    "Recovery": "edge.coordinator.lasting_model",
     "Reply": "edge.api.reply",
     "ReplyStream": "edge.api.reply",
+    "SamplingParameters": "edge.kernels.sampling.parameters",
     "Score": "edge.api.scoring",
     "Token": "edge.coordinator.generation",
     "TokenLogprob": "edge.coordinator.generation",
+    "Tokenizer": "edge.text",
     "ToolCall": "edge.text.answer_parts",
+    "Work": "edge.coordinator.work",
     "Workload": "edge.partition",
     "inspect": "edge.api.inspection",
 }

@@ -57,8 +57,8 @@ Messages = str | Sequence[Mapping[str, object]]
 
 
 def several(prompt: Prompt | Prompts) -> Sequence[Prompt] | None:
-    """The prompts of a list of them; None for a single prompt."""
-    if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
+    """The prompts of a list of them, which may be empty; None for a single prompt."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return None
     if all(isinstance(each, str | Sequence | np.ndarray) for each in prompt):
         return cast(Sequence[Prompt], prompt)
@@ -425,11 +425,11 @@ class AsyncModel(DescribedModel):
         """The whole answer to a text (special tokens are added) or to token ids (used as given).
 
         Of a list of such prompts the answers, in its order: as many at once as the model was loaded
-        for (`concurrency`). progress: a bar of those that are whole (None: on a terminal, and in a
-        notebook with ipywidgets), or a function that takes `Progress`. options, and by name what
-        differs from them: see `edge.GenerationOptions`. Raises RequestError for values out of
-        range or a prompt that does not fit the context, PeerLostError if a device goes away and
-        what is left cannot go on.
+        for (`concurrency`); of an empty one none. progress: a bar of those that are whole (None: on
+        a terminal, and in a notebook with ipywidgets), or a function that takes `Progress`.
+        options, and by name what differs from them: see `edge.GenerationOptions`. Raises
+        RequestError for values out of range or a prompt that does not fit the context,
+        PeerLostError if a device goes away and what is left cannot go on.
         """
         if (prompts := several(prompt)) is not None:
             replies: dict[int, Reply] = {}

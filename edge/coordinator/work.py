@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Since the model was loaded."""
+    """What peers were given to compute since the model was loaded."""
 
     prompt_tokens: int = 0
     """Of prompts, in steps that were sent; those whose keys and values were found are not in it."""

@@ -12,9 +12,9 @@ class StepTimes:
     """Seconds spent over `steps` steps, and what these read.
 
     compute_s: graphs and everything else of the shard itself. load_s: waiting for the disk, where
-    weights are streamed. reduce_s: sums over the stage, the
-    wait for its slowest shard included. receive_s: waiting for the stage before, and for the next
-    token. send_s: handing on. sample_s: choosing tokens with the other shards of the last stage.
+    weights are streamed. reduce_s: sums over the stage, the wait for its slowest shard included.
+    receive_s: waiting for the stage before, and for the next token. send_s: handing on. sample_s:
+    choosing tokens with the other shards of the last stage.
 
     read_bytes: of weights, from disk. experts: that tokens went through, where experts are brought
     in; experts_read: those of them that were not in memory.
@@ -90,7 +90,7 @@ class ShardTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTimes(ShardTimes):
-    """The same, and whose it is."""
+    """What a peer measured while it ran its shard of a model."""
 
     name: str
     stage: int

@@ -40,7 +40,7 @@ AUTO = "auto"
 """As the checkpoint itself has its weights, where it has them quantised; else the default."""
 DEFAULT_FORMAT = "int4"
 Dtype = Literal["auto", "float32", "int8", "int4", "int4-pure", "int3", "int2"]
-"""Number formats of weights: AUTO and those of the table."""
+"""Number formats of weights. auto: as the checkpoint has them where it is quantised, else int4."""
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 FEW_BITS: tuple[Dtype, ...] = ("int3", "int2")
 """Those that lose so much that people are told."""

@@ -17,6 +17,7 @@ from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
 from edge.partition.plan.plan import Plan
 
 Parallel = Literal["auto", "pipeline", "tensor"]
+"""How a model is divided: whole layers each, a part of every layer each; auto: as measured."""
 
 _Place = Callable[[ModelFacts, ClusterSpec, Workload], Plan | None]
 _Explain = Callable[[ModelFacts, ClusterSpec, Workload], tuple[Shortage, ...]]

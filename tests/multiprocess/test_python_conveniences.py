@@ -144,6 +144,9 @@ def test_many_prompts_have_their_answers_in_order(model: edge.Model) -> None:
     assert [reply.token_ids for reply in replies] == [
         model.generate(prompt, max_new_tokens=6).token_ids for prompt in prompts
     ]
+    assert model.generate([], max_new_tokens=6, progress=told.append) == []
+    assert model.generate([], temperature=0.5, progress=True) == []
+    assert model.embed([]).shape == (0, model.hidden_size)
     ids = [model.tokenizer.encode(prompt) for prompt in prompts[:2]]
     assert [each.token_ids for each in model.generate(ids, max_new_tokens=6)] == [
         each.token_ids for each in replies[:2]
@@ -202,7 +205,9 @@ def test_messages_are_no_prompt(model: edge.Model) -> None:
 def test_how_things_are_shown(cluster: edge.Cluster, model: edge.Model, talker: Path) -> None:
     assert repr(model) == "<Model talker (float32) on 1 device, context 512 tokens>"
     assert repr(cluster) == "<Cluster of 1 peer: local-1; 1 model loaded>"
-    assert {"Cluster", "Score", "inspect"} <= set(dir(edge))
+    assert set(dir(edge)) == set(edge.__all__) >= {"Cluster", "Score", "inspect", "Estimate"}
+    for held in (model.sampling, model.work, model.plan, model.tokenizer, *model.measure()):
+        assert isinstance(held, getattr(edge, type(held).__name__)), "it has a public name"
     prompt = [5] * 3
     reply = model.generate(prompt, max_new_tokens=2)
     shown = f"of 2 tokens (length): {reply.text!r}>"

@@ -10,10 +10,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, get_args, get_origin
 
 import click
 
@@ -24,7 +27,11 @@ from edge.api.local_peers import LocalSettings
 from edge.cli.main import cli
 from edge.models.claims import Rope
 from edge.option_fields import option_facts
+from edge.partition import Stage, Term
+from edge.partition.fit import placement
+from edge.protocol.step_times import StepTimes
 from edge.text.description import TokenizerFacts
+from edge.weights import formats
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
@@ -40,6 +47,21 @@ Keys and caches are where the system keeps a user's settings and caches, unless
 The exit code is 0, 1 after an error (one sentence on standard error), 2 for wrong usage, or
 130 after Ctrl-C.
 """
+
+PARTS: dict[str, tuple[type, ...]] = {
+    "Inspection": (LayerKind, Rope, StoredType, HeldAs, KvFacts, TokenizerFacts),
+    "Plan": (Stage,),
+    "Estimate": (Term,),
+    "PeerTimes": (StepTimes,),
+}
+"""What fields of public classes are of."""
+
+LITERALS: dict[str, ModuleType] = {
+    "Dtype": formats,
+    "KvDtype": formats,
+    "Parallel": placement,
+}
+"""Where public names for a few words are given their meaning."""
 
 METAVARS = {"INTEGER RANGE": "N", "INTEGER": "N", "FLOAT": "NUMBER"}
 
@@ -110,24 +132,44 @@ def _python() -> Iterator[str]:
         if isinstance(value, type) and not issubclass(value, Exception):
             yield f"### edge.{name}\n"
             yield "```text\n" + "\n".join(_class(value)).strip() + "\n```\n"
+        elif get_origin(value) is Literal:
+            yield f"### edge.{name}\n"
+            yield f"```text\n{_note_on(name)}\n\n{_words(value)}\n```\n"
         elif inspect.isfunction(value):
             yield f"### edge.{name}\n"
             yield "```text\n" + "\n".join(_member(name, staticmethod(value))).strip() + "\n```\n"
-    yield "### What `edge.Inspection` consists of\n"
-    for value in (LayerKind, Rope, StoredType, HeldAs, KvFacts, TokenizerFacts):
-        yield f"#### {value.__name__}\n"
-        yield "```text\n" + "\n".join(_class(value)).strip() + "\n```\n"
+    for name, parts in PARTS.items():
+        yield f"### What `edge.{name}` consists of\n"
+        for value in parts:
+            yield f"#### {value.__name__}\n"
+            yield "```text\n" + "\n".join(_class(value)).strip() + "\n```\n"
     yield "### Settings of `Cluster.local`\n"
     yield "```text\n" + "\n".join(_settings(LocalSettings)).strip() + "\n```\n"
     yield "### Errors\n"
     yield f"```text\n{inspect.getdoc(edge.errors)}\n```"
 
 
+def _note_on(name: str) -> str:
+    """What stands under a name in the module that it is of."""
+    body = ast.parse(inspect.getsource(LITERALS[name])).body
+    for each, note in itertools.pairwise(body):
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == name:
+            assert isinstance(note, ast.Expr)
+            assert isinstance(note.value, ast.Constant)
+            return inspect.cleandoc(str(note.value.value))
+    raise AssertionError(f"nothing is said of edge.{name}")
+
+
+def _words(value: Any) -> str:
+    return "One of " + ", ".join(f'"{each}"' for each in get_args(value))
+
+
 def _class(value: type) -> Iterator[str]:
     yield inspect.cleandoc(value.__doc__ or "")
     yield ""
     if dataclasses.is_dataclass(value):
-        notes = _field_notes(value)
+        bases = [each for each in reversed(value.__mro__) if dataclasses.is_dataclass(each)]
+        notes = {name: note for each in bases for name, note in _field_notes(each).items()}
         for field in dataclasses.fields(value):
             default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
             yield f"{field.name}: {_type(field.type)}{default}"
@@ -209,7 +251,9 @@ def _parameters(parameters: list[inspect.Parameter]) -> Iterator[str]:
 
 def _type(annotation: Any) -> str:
     """As it stands in the source, where annotations are not evaluated."""
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    if isinstance(annotation, type):
+        return annotation.__name__
+    return re.sub(r"\b(?:edge|typing|collections)\.(?:\w+\.)*", "", str(annotation))
 
 
 def _indented(text: str | None) -> Iterator[str]:
