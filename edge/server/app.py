@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -308,7 +308,10 @@ class Server:
 
     async def _body(self, request: Request) -> tuple[str, Fields]:
         """The name of the model that is meant, and the whole."""
-        body = parse_body(await request.body())
+        try:
+            body = parse_body(await request.body())
+        except ClientDisconnect:
+            raise _gone() from None
         return self._shelf.find(body.need_text("model")), body
 
 
@@ -354,12 +357,17 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
     try:
         await asyncio.wait([doing, watching], return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
-            raise Refusal(499, "the client has gone")
+            raise _gone()
         return doing.result()
     finally:
         for task in (doing, watching):
             task.cancel()
         await asyncio.gather(doing, watching, return_exceptions=True)
+
+
+def _gone() -> Refusal:
+    """Nobody reads it; logs and metrics do."""
+    return Refusal(499, "the client has gone")
 
 
 def _events(lines: AsyncGenerator[str]) -> Response:

@@ -262,6 +262,7 @@ _REFUSALS = {
     "401": "A key is wanted, or another one",
     "404": "There is no such model",
     "405": "Another method is wanted",
+    "408": "The body does not come",
     "413": "The body is too large",
     "429": "Too many requests of this client; come again after `Retry-After`",
     "503": "There is no room now; come again after `Retry-After`",

@@ -15,6 +15,7 @@ _KINDS = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -31,6 +32,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a defect
     message: str
     param: str | None = None
     code: str | None = None
+    closes: bool = False
+    """Nothing more is read of the connection."""
 
     def body(self, dialect: Dialect) -> dict[str, Any]:
         kind = _KINDS.get(self.status, "api_error")
@@ -49,9 +52,12 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a defect
 
     @property
     def headers(self) -> dict[str, str]:
+        found = {"Connection": "close"} if self.closes else {}
         if self.status in {429, 503}:
-            return {"Retry-After": str(RETRY_AFTER_S)}
-        return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+            found["Retry-After"] = str(RETRY_AFTER_S)
+        elif self.status == 401:
+            found["WWW-Authenticate"] = "Bearer"
+        return found
 
 
 def refusal_of(error: EdgeError) -> Refusal:

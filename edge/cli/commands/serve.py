@@ -29,6 +29,7 @@ from edge.partition import Parallel, Plan
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
 from edge.server.app import MOST_ANSWERS, Server
+from edge.server.connections import most_connections, web_config
 from edge.server.guard import Rules
 from edge.server.keys import read_keys
 from edge.server.previews import Previews
@@ -336,16 +337,8 @@ async def serve(
             pooling=pooling,
             previews=Previews(places, propose),
         )
-        config = uvicorn.Config(
-            server.app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=round(_DRAIN_S),
-            h11_max_incomplete_event_size=64 << 10,
-        )
+        config = web_config(server.app, most_connections=most_connections(max_answers))
+        config.timeout_graceful_shutdown = round(_DRAIN_S)
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         host, port = listening.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

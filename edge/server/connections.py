@@ -1,0 +1,171 @@
+"""Connections to a server: how many there are, and how long each may keep it waiting.
+
+uvicorn waits for ever for a request that does not come, or comes byte by byte, and for a client
+that reads nothing. Keys cannot help: nothing of a request was read yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from edge.server.guard import dialect_of, refuse
+from edge.server.refusals import Refusal
+
+MOST_HEAD_S = 20.0
+"""From a connection's first sign, or the first byte of a further request, to the end of the
+head."""
+MOST_BODY_S = 150.0
+"""For the body, where nobody reads it. Who reads it refuses sooner (`Rules.most_body_s`)."""
+MOST_UNREAD_S = 120.0
+"""That a client reads nothing of what lies ready for it."""
+MOST_IDLE_S = 30.0
+"""Between two requests."""
+
+_FURTHER = 256
+"""Connections beyond one for each answer."""
+_MOST_HEAD_BYTES = 64 << 10
+
+
+def most_connections(most_answers: int) -> int:
+    """For clients of so many answers at once, those that are told to come again, and pages."""
+    return most_answers + most_answers // 4 + _FURTHER
+
+
+def web_config(app: ASGIApp, *, most_connections: int) -> uvicorn.Config:
+    """For uvicorn, with the limits above. Too many connections at once: one that waits for its next
+    request is closed; where all are busy, the new one is told so."""
+
+    class Limited(_Connection):
+        most = most_connections
+
+    return uvicorn.Config(
+        app,
+        http=Limited,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=round(MOST_IDLE_S),
+        h11_max_incomplete_event_size=_MOST_HEAD_BYTES,
+    )
+
+
+class _Connection(H11Protocol):
+    """uvicorn's own, with an end to waiting."""
+
+    most: int
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._awaited: object = None
+        """What the deadline is of: a head, or a body."""
+        self._unread: asyncio.TimerHandle | None = None
+        self._waits_since_s = self.loop.time()
+
+    @property
+    def is_waiting(self) -> bool:
+        """No request is under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most and not self._has_made_room():
+            self.app = _too_many
+        self._watch()
+
+    def _has_made_room(self) -> bool:
+        waiting = [
+            each
+            for each in self.connections
+            if isinstance(each, _Connection) and each is not self and each.is_waiting
+        ]
+        if not waiting:
+            return False
+        min(waiting, key=lambda each: each._waits_since_s).transport.abort()
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def _watch(self) -> None:
+        """A deadline for what is awaited now, where that is something else than before."""
+        awaited = self.conn.their_state
+        if awaited is self._awaited:
+            return
+        self._stop_watching()
+        self._awaited = awaited
+        limits_s = {h11.IDLE: MOST_HEAD_S, h11.SEND_BODY: MOST_BODY_S}
+        if (limit_s := limits_s.get(awaited)) is not None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(limit_s, self.transport.abort)
+
+    def _stop_watching(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def on_response_complete(self) -> None:
+        self._waits_since_s = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(MOST_UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_awaiting_reader()
+
+    def _stop_awaiting_reader(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        self._stop_awaiting_reader()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """In JSON, as everything else; where an answer has begun, nothing can be said."""
+        body = json.dumps(Refusal(400, msg).body("openai")).encode()
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        events = (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        )
+        try:
+            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        except h11.LocalProtocolError:
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+
+async def _too_many(scope: Scope, _receive: Receive, send: Send) -> None:
+    refusal = Refusal(
+        503, "too many connections are open, and all are busy; try again soon", closes=True
+    )
+    await refuse(refusal, dialect_of(scope["path"]), send)
