@@ -32,6 +32,7 @@ from edge.models.families import read_family
 from edge.offload import INDEX_FILE, StoreError, indexed_files
 from edge.progress import OnProgress, Progress
 from edge.text.files import read_json
+from edge.weights.checkpoint import check_place
 from edge.weights.folder_form import CONFIG
 from edge.weights.hub_cache import UNFINISHED, folder_of
 from edge.weights.model_names import NotCached, chosen_gguf, find_model, wanted_files
@@ -68,6 +69,16 @@ async def model_path(model: str | Path, progress: bool | OnProgress | None) -> P
         return await run_blocking(
             partial(_unless_stopped, partial(_fetch, found, tell), stop), stop=stop.set
         )
+
+
+def check_model(model: str | Path) -> None:
+    """Raises what `model_path` and opening would raise, of what is seen at once and on this disk
+    alone: so a mistyped name is told before peers are looked for."""
+    found = find_model(model, hub_cache=hub_cache())
+    if isinstance(found, Path):
+        check_place(found)
+        return
+    _check_online(found)
 
 
 def model_path_now(model: str | Path) -> Path:
@@ -122,12 +133,8 @@ def _report_nothing() -> None:
 
 def _fetch(wanted: NotCached, on_progress: OnProgress) -> Path:
     """Raises what `model_path` does; what came before is kept."""
+    _check_online(wanted)
     hub, name = _client(), wanted.name
-    if hub.constants.HF_HUB_OFFLINE:
-        raise CheckpointError(
-            f"{name}: {wanted.lacking}{wanted.near}; Hugging Face is not asked while "
-            "HF_HUB_OFFLINE is set: unset it, or copy the repository's folder into the cache"
-        )
     cache = hub_cache()
     with _quiet(hub), _told(hub, wanted):
         info = hub.HfApi().model_info(name.repository, revision=name.revision, files_metadata=True)
@@ -150,6 +157,17 @@ def _fetch(wanted: NotCached, on_progress: OnProgress) -> Path:
     if isinstance(found, NotCached):
         raise CheckpointError(f"{name} was fetched, and is not whole: {found.lacking}")
     return found
+
+
+def _check_online(wanted: NotCached) -> None:
+    _report_nothing()
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise CheckpointError(
+            f"{wanted.name}: {wanted.lacking}{wanted.near}; Hugging Face is not asked while "
+            "HF_HUB_OFFLINE is set: unset it, or copy the repository's folder into the cache"
+        )
 
 
 def _commit(value: object) -> str:

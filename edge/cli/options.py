@@ -13,6 +13,7 @@ import click
 
 from edge.api.cluster import Cluster
 from edge.api.generation_options import GenerationOptions
+from edge.api.hub_download import check_model
 from edge.cli.field_options import given_options
 from edge.errors import PlanError, RequestError
 from edge.offload import parse_json, read_file
@@ -159,9 +160,14 @@ def way_to(options: ClusterOptions, load: LoadOptions | None = None) -> Way:
 
 
 @contextmanager
-def open_cluster(options: ClusterOptions, load: LoadOptions | None = None) -> Iterator[Cluster]:
-    """The cluster that the options name; see `way_to`."""
+def open_cluster(
+    options: ClusterOptions, load: LoadOptions | None = None, *, model: str | None = None
+) -> Iterator[Cluster]:
+    """The cluster that the options name; see `way_to`. model: looked for first, where it is given:
+    raises what `check_model` does before any peer is looked for, or started."""
     way = way_to(options, load)
+    if model is not None:
+        check_model(model)
     with getattr(Cluster, way.verb)(*way.arguments, **way.named) as cluster:
         yield cluster
 

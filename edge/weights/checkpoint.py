@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge.errors import CheckpointError, RequestError
+from edge.models.families import read_family
 from edge.models.spec import TABLES, tensor_shapes
 from edge.offload import StoreError, is_gguf, note_model
 from edge.progress import OnProgress
 from edge.text import Tokenizer, TokenizerFiles
+from edge.text.files import read_json
 from edge.weights.encoding import Encoding, Rounded
-from edge.weights.folder_form import open_folder
+from edge.weights.folder_form import CONFIG, open_folder
+from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm
 from edge.weights.formats import WeightFormat
 from edge.weights.gguf_form import gguf_in, open_gguf_model
@@ -48,7 +51,7 @@ class Checkpoint:
         try:
             given = Path(path).expanduser()
             folder = given.resolve()
-            is_file = given.is_file() and (given.suffix.lower() == ".gguf" or is_gguf(given))
+            is_file = _is_gguf_file(given)
         except (TypeError, ValueError, RuntimeError) as error:
             raise RequestError(
                 f"{path!r} is not a path ({error}); give the folder of a Hugging Face checkpoint"
@@ -170,13 +173,36 @@ def _adapted(form: CheckpointForm, lora: str | Path) -> CheckpointForm:
         raise CheckpointError(str(error)) from error
 
 
-def _open_folder(folder: Path) -> CheckpointForm:
+def check_place(path: Path) -> None:
+    """Raises CheckpointError where no checkpoint is, or one of a form or family that is not known:
+    by a look at the folder and its config.json, which takes a moment."""
+    folder = path.resolve()
+    if _is_gguf_file(path) or (_holds_no_safetensors(folder) and gguf_in(folder) is not None):
+        return
+    _check_is_folder(folder)
+    check_folder(folder)
+    read_family(read_json(folder / CONFIG), source=str(folder / CONFIG))
+
+
+def _is_gguf_file(path: Path) -> bool:
+    return path.is_file() and (path.suffix.lower() == ".gguf" or is_gguf(path))
+
+
+def _holds_no_safetensors(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.glob("*.safetensors"))
+
+
+def _check_is_folder(folder: Path) -> None:
     if not folder.is_dir():
         what = "neither a folder nor a GGUF file" if folder.exists() else "not there"
         raise CheckpointError(
             f"{folder} is {what}; give the folder of a Hugging Face checkpoint "
             "(config.json, *.safetensors, tokenizer.json), or a GGUF file"
         )
-    if not any(folder.glob("*.safetensors")) and (gguf := gguf_in(folder)) is not None:
+
+
+def _open_folder(folder: Path) -> CheckpointForm:
+    _check_is_folder(folder)
+    if _holds_no_safetensors(folder) and (gguf := gguf_in(folder)) is not None:
         return open_gguf_model(gguf)
     return open_folder(folder)

@@ -43,7 +43,23 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("quality {model} --text none.txt", USAGE, "'none.txt' does not exist"),
     ("run nothere -p x {peer}", ERROR, "nothere is not there; give the folder of a Hugging Face"),
     ("run nothere -p x --json {peer}", ERROR, "nothere is not there; give the folder"),
-    ("chat nothere {peer}", ERROR, "nothere is not there; give the folder"),
+    *(
+        # Nobody is at this address: the model is looked for first.
+        (f"{command} --peer 127.0.0.1:{{closed}}", ERROR, "nothere is not there; give the folder")
+        for command in (
+            "run nothere -p x",
+            "chat nothere",
+            "plan nothere",
+            "bench nothere",
+            "quality nothere",
+            "quantize nothere --out new",
+            "serve nothere --port 0",
+            "serve {model} nothere --port 0",
+        )
+    ),
+    ("run notes.txt -p x --peer 127.0.0.1:{closed}", ERROR, "is neither a folder nor a GGUF file"),
+    ("run empty -p x --peer 127.0.0.1:{closed}", ERROR, "config.json is missing; give the folder"),
+    ("chat strange --peer 127.0.0.1:{closed}", ERROR, "'strange' is not a family Edge runs"),
     ("inspect nothere", ERROR, "nothere is not there; give the folder"),
     ("inspect note.txt", ERROR, "(near: notes.txt); give the folder of a Hugging Face checkpoint"),
     ("run org/name -p x {peer}", ERROR, "org/name: nothing of it is in the cache"),
@@ -94,6 +110,8 @@ def test_a_mistake_is_told_in_a_sentence(
     (tmp_path / "notes.txt").write_text("hi")
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "config.json").write_text('{"model_type": "strange"}')
     with socket.socket() as taken, socket.socket() as closed:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -74,7 +74,7 @@ def command(
         context_tokens=options.context_tokens or context_tokens,
         concurrency=wanted.requests,
     )
-    with open_cluster(peers, options) as cluster:
+    with open_cluster(peers, options, model=model) as cluster:
         rates = cluster.memory_rates()
         loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)

@@ -48,7 +48,7 @@ def command(
       edge chat path/to/checkpoint --system "Answer in one sentence." --peer 192.168.1.7:5000
     """
     is_terminal = is_a_terminal()
-    with typed_ahead(), open_cluster(peers, options) as cluster:
+    with typed_ahead(), open_cluster(peers, options, model=model) as cluster:
         loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)
         talk = TerminalTalk(

@@ -83,7 +83,7 @@ def command(
             output_tokens=usual.output_tokens if output_tokens is None else output_tokens,
         )
         options = replace(options, workload=workload)
-    with open_cluster(peers, options) as cluster:
+    with open_cluster(peers, options, model=model) as cluster:
         proposal = cluster.propose(
             model, options, changes=changes, measure="again" if measure else "missing"
         )

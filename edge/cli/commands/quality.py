@@ -67,7 +67,7 @@ def command(
     text: str | None = None
     if text_file is not None:
         text = read_text(text_file, tokens=wanted.windows * wanted.window_tokens)
-    with open_cluster(peers, options) as cluster:
+    with open_cluster(peers, options, model=model) as cluster:
         found = cluster.quality(
             model,
             options,

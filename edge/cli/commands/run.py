@@ -132,7 +132,7 @@ def command(
             raise click.MissingParameter(ctx=context, param=parameter, param_hint=hint)
         if prompt == "-":
             prompt = sys.stdin.read()
-        cluster = stack.enter_context(open_cluster(peers, options))
+        cluster = stack.enter_context(open_cluster(peers, options, model=model))
         loaded = cluster.load(model, options, resumes=kept)
         tell_why_not_predicted(loaded)
         if kept is not None:

@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -20,10 +21,12 @@ import uvicorn
 
 from edge.api.async_cluster import AsyncCluster
 from edge.api.async_model import AsyncModel
+from edge.api.hub_download import check_model
 from edge.cli.field_options import given_options
 from edge.cli.logs import LogOptions, set_up_logging
 from edge.cli.options import ClusterOptions, cluster_options, model_options, read_plan, way_to
 from edge.cli.service_unit import Service, install_unit, server_task, service_unit
+from edge.concurrency.blocking import run_blocking
 from edge.errors import RequestError
 from edge.partition import Parallel, Plan
 from edge.planning.load_options import LoadOptions
@@ -306,6 +309,8 @@ async def serve(
 
     key_file: where the rules have their keys from; None: there are none.
     """
+    for each in models:
+        await run_blocking(partial(check_model, each.place))
     async with _opened(peers, _largest(models, options)) as cluster:
         plan = options.plan if isinstance(options.plan, str) else "auto"
         planned = replace(options, plan=plan)
