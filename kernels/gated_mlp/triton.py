@@ -1,4 +1,5 @@
-"""activation(gate) · up on a GPU, of one fused gate and up product, in one pass over memory."""
+"""activation(gate) · up on a GPU, of one fused gate and up product, in one pass over memory; and
+the activation alone, for blocks without gates."""
 
 from __future__ import annotations
 
@@ -20,6 +21,26 @@ def _sigmoid(x):
 
 
 @triton.jit
+def _activated(x, activation: tl.constexpr):
+    if activation == "silu":
+        active = x * _sigmoid(x)
+    elif activation == "gelu":
+        active = x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        # 0.5 · (1 + tanh(z)) = sigmoid(2z)
+        active = x * _sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return active
+
+
+@triton.jit
+def _activated_kernel(x, out, count, activation: tl.constexpr, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, _activated(value, activation).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _gated_kernel(gate_up, out, columns, activation: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
@@ -27,14 +48,28 @@ def _gated_kernel(gate_up, out, columns, activation: tl.constexpr, block: tl.con
     start = gate_up + row * 2 * columns + at
     gate = tl.load(start, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
-    if activation == "silu":
-        active = gate * _sigmoid(gate)
-    elif activation == "gelu":
-        active = gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-    else:
-        # 0.5 · (1 + tanh(z)) = sigmoid(2z)
-        active = gate * _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    active = _activated(gate, activation)
     tl.store(out + row * columns + at, (active * up).to(out.dtype.element_ty), mask=inside)
+
+
+def activated(
+    x: Tensor,
+    *,
+    activation: Activation,
+    out: Tensor | None = None,
+    launch: Launch | None = None,
+) -> Tensor:
+    """x [...] → like x. `out` may be x. Raises ValueError."""
+    check("x", x, dtypes=FLOATS)
+    _check_activation(activation)
+    out = output("out", out, shape=x.shape, like=x)
+    if not out.numel():
+        return out
+    block = min(padded(x.numel()), _LARGEST_BLOCK)
+    options = (launch or Launch(num_stages=1)).options()
+    grid = (triton.cdiv(x.numel(), block),)
+    _activated_kernel[grid](x, out, x.numel(), activation=activation, block=block, **options)
+    return out
 
 
 def gated(
@@ -48,8 +83,7 @@ def gated(
     check("gate_up", gate_up, dtypes=FLOATS)
     if not gate_up.ndim or gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up holds two halves, so {list(gate_up.shape)} cannot be its shape")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
+    _check_activation(activation)
     columns = gate_up.shape[-1] // 2
     out = output("out", out, shape=(*gate_up.shape[:-1], columns), like=gate_up)
     if not out.numel():
@@ -59,3 +93,8 @@ def gated(
     grid = (out.numel() // columns, triton.cdiv(columns, block))
     _gated_kernel[grid](gate_up, out, columns, activation=activation, block=block, **options)
     return out
+
+
+def _check_activation(activation: Activation) -> None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")

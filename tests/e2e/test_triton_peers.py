@@ -89,6 +89,7 @@ def test_a_model_without_kernels_on_gpus_is_computed_by_the_others(
             ("llama", "tensor_2", "triton"),
             ("gemma2", "tensor_2", "triton"),
             ("glm4", "tensor_2", "ort"),
+            ("gpt2", "tensor_2", "triton"),
         ],
         of=(1, 2),
     ),
@@ -101,7 +102,8 @@ def test_greedy_tokens_are_those_of_transformers(
     first: str,
 ) -> None:
     layers = 4 if layout == "pipeline_2" else 2
-    checkpoint = tiny_checkpoint(family, layers=layers, heads=HEADS)
+    heads = None if family == "gpt2" else HEADS  # which divide its width into odd parts
+    checkpoint = tiny_checkpoint(family, layers=layers, heads=heads)
     prompt = checkpoint.prompt(PROMPT_TOKENS)
     plan = plan_of(checkpoint, layout, first)
     with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:

@@ -265,6 +265,7 @@ def make_checkpoint(
     if layers is not None:
         fewer = {
             "num_hidden_layers": layers,
+            "n_layer": layers,
             "max_window_layers": layers // 2,
             "num_kv_shared_layers": max(0, layers - 4),  # behind one of each kind
         }

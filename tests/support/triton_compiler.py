@@ -17,8 +17,9 @@ from triton.runtime.jit import JITFunction
 
 from edge.kernels.attention.triton import AttentionTiles, attention
 from edge.kernels.embedding.triton import embedding
-from edge.kernels.gated_mlp.triton import gated
+from edge.kernels.gated_mlp.triton import activated, gated
 from edge.kernels.kv_cache.gpu_cache import KvCache
+from edge.kernels.layer_norm.triton import add_layer_norm
 from edge.kernels.matmul.triton import matmul
 from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 from edge.kernels.rms_norm.triton import add_rms_norm
@@ -84,9 +85,11 @@ def launch_rows() -> None:
     """What treats each row by itself is compiled alike for every architecture."""
     x = torch.zeros(1, HIDDEN, dtype=torch.bfloat16)
     add_rms_norm(x, x, torch.ones(HIDDEN), epsilon=1e-5)
+    add_layer_norm(x, x, torch.ones(HIDDEN), torch.zeros(HIDDEN), epsilon=1e-5)
     embedding(_INDICES, x)
     for activation in ("silu", "gelu", "gelu_tanh"):
         gated(x, activation=activation)
+        activated(x, activation=activation)
     top_k(x, 1)
     top_k(x[:, :256], 4)
     angles = torch.zeros(4, HEAD_SIZE // 2)

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from edge.backends.triton.device import Device
     from edge.backends.triton.program import TritonProgram
 
-PART_KINDS = frozenset(("attention", "gated_mlp"))
-"""What `layers.py` has blocks for, in their plain form; known here, too, so that a refusal needs no
-torch."""
+PART_KINDS = frozenset(("attention", "gated_mlp", "plain_mlp"))
+"""What `layers.py` has blocks for; known here, too, so that a refusal needs no torch."""
+
+_FURTHER = frozenset(("norms with biases", "learned positions"))
+"""What it has besides, of `ALL_NEEDS`."""
 
 KEPT_FREE_BYTES = 1 << 30
 """The part of a GPU's memory for activations, CUDA's own, and a desktop that is drawn with it."""
@@ -42,7 +44,7 @@ class TritonBackend:
     """
 
     name = "triton"
-    lacks = ALL_NEEDS - PART_KINDS
+    lacks = ALL_NEEDS - PART_KINDS - _FURTHER
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads

@@ -18,6 +18,7 @@ from edge.backends.triton.device import Device
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.tuning import Tuning
 from edge.backends.triton.weights import Product, to_device
+from edge.kernels.layer_norm.triton import add_layer_norm, layer_norm
 from edge.kernels.rms_norm.triton import add_rms_norm, rms_norm
 from edge.models.rotary import Rotary
 from edge.models.spec import ModelSpec
@@ -35,19 +36,28 @@ class Block(Protocol):
 
 
 class Norm:
-    """RMSNorm of the residual stream, for products to come."""
+    """RMSNorm of the residual stream for products to come, or LayerNorm where there is a bias."""
 
-    def __init__(self, weight: Tensor, epsilon: float, activations: torch.dtype) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, epsilon: float, activations: torch.dtype
+    ) -> None:
         self._weight = weight
+        self._bias = bias
         self._epsilon = epsilon
         self._activations = activations
 
     def __call__(self, hidden: Tensor, addend: Tensor | None) -> Tensor:
         """With an addend, that is added to `hidden` in place first."""
         out = torch.empty(hidden.shape, dtype=self._activations, device=hidden.device)
+        weight, bias, epsilon = self._weight, self._bias, self._epsilon
         if addend is None:
-            return rms_norm(hidden, self._weight, epsilon=self._epsilon, out=out)
-        add_rms_norm(hidden, addend, self._weight, epsilon=self._epsilon, out=out, total=hidden)
+            if bias is None:
+                return rms_norm(hidden, weight, epsilon=epsilon, out=out)
+            return layer_norm(hidden, weight, bias, epsilon=epsilon, out=out)
+        if bias is None:
+            add_rms_norm(hidden, addend, weight, epsilon=epsilon, out=out, total=hidden)
+        else:
+            add_layer_norm(hidden, addend, weight, bias, epsilon=epsilon, out=out, total=hidden)
         return out
 
 
@@ -96,7 +106,8 @@ class Shop:
     def norm(self, name: str) -> Norm | Cast:
         if name not in self.arrays:
             return Cast(self.activations)
-        return Norm(self.vector(name), self.spec.norm_epsilon, self.activations)
+        bias = self.vector(f"{name}_bias") if f"{name}_bias" in self.arrays else None
+        return Norm(self.vector(name), bias, self.spec.norm_epsilon, self.activations)
 
     def addend(self, name: str) -> Addend:
         """name: of the norm, if there is one."""

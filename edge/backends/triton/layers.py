@@ -22,6 +22,7 @@ from edge.backends.triton.device import Device
 from edge.backends.triton.gated_mlp import GatedMlpBlock
 from edge.backends.triton.observation import Grams
 from edge.backends.triton.paged_kv_cache import BlockCache
+from edge.backends.triton.plain_mlp import PlainMlpBlock
 from edge.backends.triton.streaming import StreamedLayers
 from edge.backends.triton.tuning import open_tuning
 from edge.backends.triton.weights import Product, Weight, read_weight, to_device
@@ -53,6 +54,7 @@ class Segment:
 _BLOCKS: Mapping[str, Callable[[Shop, int, Any], Block]] = {
     "attention": AttentionBlock.of,
     "gated_mlp": GatedMlpBlock.of,
+    "plain_mlp": PlainMlpBlock.of,
 }
 """By kind of part; `PART_KINDS` in `backend.py` names the same."""
 
@@ -93,8 +95,9 @@ class ShardOperators:
         layout = self.layout
         self.grams = Grams(layout, device) if observes else None
         self.embedding: Tensor | None = None
-        if layout.embedding and streamed is None:
-            self.embedding = to_device(arrays.read("embedding"), device)
+        """None where the host looks up rows: of what streams, and where positions have some."""
+        if streamed is None:
+            self._place_embedding()
         shop = Shop(
             spec=spec,
             arrays=arrays,
@@ -134,7 +137,11 @@ class ShardOperators:
         self._streamed = streamed
         for product in self._products:
             product.place(self._layer_weight)
-        if streamed is None and self.layout.embedding:
+        if streamed is None:
+            self._place_embedding()
+
+    def _place_embedding(self) -> None:
+        if self.layout.embedding and "positions" not in self._arrays:
             self.embedding = to_device(self._arrays.read("embedding"), self._device)
 
     def segments(self) -> tuple[Segment, ...]:

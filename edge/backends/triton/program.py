@@ -129,7 +129,10 @@ class TritonProgram:
         rows = self.receive_buffer(step)
         if self._is_embedded_by_host:
             tokens = np.asarray([token for entry in step.entries for token in entry.tokens])
-            self._embedding.read_into(rows.reshape(tokens.size, -1), tokens)
+            positions = [np.arange(entry.position, entry.end) for entry in step.entries]
+            self._embedding.read_into(
+                rows.reshape(tokens.size, -1), tokens, np.concatenate(positions)
+            )
             buffers.hidden.to_device(0, rows.size)
         elif hidden is not None:
             if hidden.ctypes.data != rows.ctypes.data:

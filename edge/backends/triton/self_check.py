@@ -23,10 +23,12 @@ from edge.backends.triton.device import Device
 from edge.backends.triton.gated_mlp import GatedMlpBlock
 from edge.backends.triton.layers import ShardOperators
 from edge.backends.triton.paged_kv_cache import scale_groups
+from edge.backends.triton.plain_mlp import PlainMlpBlock
 from edge.backends.triton.weights import Product
 from edge.kernels.embedding.reference import embedding
-from edge.kernels.gated_mlp.reference import gated
+from edge.kernels.gated_mlp.reference import activated, gated
 from edge.kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
+from edge.kernels.layer_norm.reference import add_layer_norm, layer_norm
 from edge.kernels.logits.reference import finish_logits as finished
 from edge.kernels.logits.triton import finish_logits
 from edge.kernels.matmul.reference import matmul
@@ -73,6 +75,8 @@ def check_agreement(
                 check.attention(block)
             elif isinstance(block, GatedMlpBlock):
                 check.gated(block, layer)
+            elif isinstance(block, PlainMlpBlock):
+                check.plain(block, layer)
         for addend in operators.addends[layer]:
             check.addend(addend, layer)
     if operators.head is not None:
@@ -137,17 +141,20 @@ class _Check:
     def norm(self, norm: Norm | Cast, name: str) -> None:
         if isinstance(norm, Cast):
             return
-        weight = self._arrays.read(name)
+        weight, bias = self._arrays.read(name), self._arrays.vector(f"{name}_bias")
         x, addend = self.normal(2, ROWS[0], len(weight)), self.normal(2, ROWS[0], len(weight))
         hidden = torch.from_numpy(x[0].copy()).to(self._device.torch)
         epsilon = self._spec.norm_epsilon
-        self.compare(
-            f"rms_norm ({name})", norm(hidden, None), rms_norm(x[0], weight, epsilon=epsilon)
-        )
-        normed, total = add_rms_norm(x[0], addend[0], weight, epsilon=epsilon)
+        if bias is None:
+            operator, alone = "rms_norm", rms_norm(x[0], weight, epsilon=epsilon)
+            normed, total = add_rms_norm(x[0], addend[0], weight, epsilon=epsilon)
+        else:
+            operator, alone = "layer_norm", layer_norm(x[0], weight, bias, epsilon=epsilon)
+            normed, total = add_layer_norm(x[0], addend[0], weight, bias, epsilon=epsilon)
+        self.compare(f"{operator} ({name})", norm(hidden, None), alone)
         given = norm(hidden, torch.from_numpy(addend[0]).to(self._device.torch))
-        self.compare(f"add_rms_norm ({name})", given, normed)
-        self.compare(f"add_rms_norm ({name})", hidden, total)
+        self.compare(f"add_{operator} ({name})", given, normed)
+        self.compare(f"add_{operator} ({name})", hidden, total)
 
     def addend(self, addend: Addend, layer: int) -> None:
         if addend.weight is None:
@@ -208,6 +215,14 @@ class _Check:
         given = block.gate(self.tensor(gate_up))
         expected = gated(self.rounded(gate_up), activation=block.part.activation)
         self.compare(f"gated_mlp ({block.gate_up.name})", given, expected)
+        self.product(block.down)
+
+    def plain(self, block: PlainMlpBlock, layer: int) -> None:
+        self.norm(block.norm, f"layers.{layer}.mlp_norm")
+        self.product(block.up)
+        up = self.normal(ROWS[-1], block.part.columns)
+        expected = activated(self.rounded(up), activation=block.part.activation)
+        self.compare(f"activated ({block.up.name})", block.activate(self.tensor(up)), expected)
         self.product(block.down)
 
     def attention(self, block: AttentionBlock) -> None:

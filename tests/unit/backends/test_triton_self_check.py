@@ -10,28 +10,45 @@ import pytest
 
 from edge.backends.registry import open_backend
 from edge.errors import RequestError
+from edge.models.plain_mlp import PlainMlp
+from edge.models.spec import LayerSpec, ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits
 from edge.weights.layout import shard_layout
 from tests.support.formats import uniform_format
 from tests.support.halves import SPEC
 from tests.support.plans import make_plan
-from tests.support.specs import changed
+from tests.support.specs import changed, plain_layer, spec_of
 from tests.support.triton_face import device
 
 ONE_LAYER = changed(SPEC, num_layers=1, windows=(None,))
+WITH_BIASES = spec_of(
+    [
+        LayerSpec(
+            mixer=plain_layer(norm_bias=True).mixer,
+            feed_forward=PlainMlp(columns=16, activation="gelu_tanh", bias=True, norm_bias=True),
+        )
+    ],
+    norm_bias=True,
+)
 LIMITS = StepLimits(context_tokens=16, chunk_tokens=8, requests=2, cached_tokens=16)
 
 TRITON = "edge.backends.triton"
 
 
-def load(folder: Path, *, dtype: str = "float32", kv_dtype: Any = "float32") -> None:
+def load(
+    folder: Path,
+    spec: ModelSpec = ONE_LAYER,
+    *,
+    dtype: str = "float32",
+    kv_dtype: Any = "float32",
+) -> None:
     assert device() == "cpu"
     chosen = uniform_format(dtype)
-    layout = shard_layout(ONE_LAYER, make_plan(ONE_LAYER, "solo", model="m"), stage=0, rank=0)
+    layout = shard_layout(spec, make_plan(spec, "solo", model="m"), stage=0, rank=0)
     with written_weights(layout, chosen, folder) as weights:
         backend = open_backend("triton", threads=1)
-        backend.load(ONE_LAYER, layout, weights, chosen, limits=LIMITS, kv_dtype=kv_dtype).close()
+        backend.load(spec, layout, weights, chosen, limits=LIMITS, kv_dtype=kv_dtype).close()
 
 
 def slightly_wrong(results: Any) -> Any:
@@ -52,28 +69,41 @@ def another_id(results: Any) -> Any:
     return results
 
 
+WRONG = [
+    (f"{TRITON}.layers.embedding", slightly_wrong, "embedding"),
+    (f"{TRITON}.blocks.rms_norm", slightly_wrong, "rms_norm (layers.0.attention_norm)"),
+    (f"{TRITON}.blocks.add_rms_norm", slightly_wrong, "add_rms_norm (layers.0.attention_norm)"),
+    (
+        f"{TRITON}.attention.attention",
+        slightly_wrong,
+        "rope and attention (layer 0, 5 of 5 tokens)",
+    ),
+    (f"{TRITON}.gated_mlp.gated", slightly_wrong, "gated_mlp (layers.0.gate_up)"),
+    (f"{TRITON}.weights.matmul", slightly_wrong, "matmul (layers.0.qkv, 1 row)"),
+    (f"{TRITON}.weights.matmul", nowhere, "errs by nan"),
+    ("edge.backends.triton.self_check.top_k", slightly_wrong, "top_k (1 of"),
+    ("edge.backends.triton.self_check.top_k", another_id, "top_k (1 of"),
+]
+WRONG_WITH_BIASES = [
+    (f"{TRITON}.blocks.layer_norm", slightly_wrong, "layer_norm (layers.0.attention_norm)"),
+    (f"{TRITON}.blocks.add_layer_norm", slightly_wrong, "add_layer_norm (layers.0.attention_norm)"),
+    (f"{TRITON}.plain_mlp.activated", slightly_wrong, "activated (layers.0.up)"),
+    (f"{TRITON}.weights.matmul", slightly_wrong, "matmul (layers.0.qkv, 1 row)"),
+]
+
+
 @pytest.mark.parametrize(
-    ("face", "breaks", "operator"),
+    ("face", "breaks", "operator", "spec"),
     [
-        (f"{TRITON}.layers.embedding", slightly_wrong, "embedding"),
-        (f"{TRITON}.blocks.rms_norm", slightly_wrong, "rms_norm (layers.0.attention_norm)"),
-        (f"{TRITON}.blocks.add_rms_norm", slightly_wrong, "add_rms_norm (layers.0.attention_norm)"),
-        (
-            f"{TRITON}.attention.attention",
-            slightly_wrong,
-            "rope and attention (layer 0, 5 of 5 tokens)",
-        ),
-        (f"{TRITON}.gated_mlp.gated", slightly_wrong, "gated_mlp (layers.0.gate_up)"),
-        (f"{TRITON}.weights.matmul", slightly_wrong, "matmul (layers.0.qkv, 1 row)"),
-        (f"{TRITON}.weights.matmul", nowhere, "errs by nan"),
-        ("edge.backends.triton.self_check.top_k", slightly_wrong, "top_k (1 of"),
-        ("edge.backends.triton.self_check.top_k", another_id, "top_k (1 of"),
+        *((*each, ONE_LAYER) for each in WRONG),
+        *((*each, WITH_BIASES) for each in WRONG_WITH_BIASES),
     ],
 )
 def test_the_operator_that_is_wrong_is_named(
     face: str,
     breaks: Callable[[Any], Any],
     operator: str,
+    spec: ModelSpec,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,7 +112,7 @@ def test_the_operator_that_is_wrong_is_named(
     right = getattr(__import__(module, fromlist=[name]), name)
     monkeypatch.setattr(face, lambda *values, **named: breaks(right(*values, **named)))
     with pytest.raises(RequestError) as refused:
-        load(tmp_path)
+        load(tmp_path, spec)
     sentence = str(refused.value)
     assert operator in sentence
     assert "CPU, Triton interpreted" in sentence
@@ -103,6 +133,10 @@ def test_a_kernel_for_many_rows_is_checked_as_well(
     monkeypatch.setattr(triton_weights, "matmul_nbits", wrong)
     with pytest.raises(RequestError, match=r"matmul_nbits \(layers.0.qkv, 5 rows\) errs by"):
         load(tmp_path, dtype="int4")
+
+
+def test_norms_with_biases_and_blocks_without_gates_that_agree_are_loaded(tmp_path: Path) -> None:
+    load(tmp_path, WITH_BIASES)
 
 
 @pytest.mark.parametrize(

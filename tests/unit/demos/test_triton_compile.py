@@ -21,7 +21,8 @@ REPOSITORY = Path(__file__).parents[3]
 KERNELS = {
     "attention": {"attend_tile", "_combine_kernel"},
     "embedding": {"_embedding_kernel"},
-    "gated_mlp": {"_gated_kernel"},
+    "gated_mlp": {"_activated_kernel", "_gated_kernel"},
+    "layer_norm": {"_layer_norm_kernel"},
     "matmul": {"_gemv_kernel", "_gemm_kernel", "_sum_kernel"},
     "matmul_nbits": {"_gemv_kernel", "_gemm_kernel"},
     "rms_norm": {"_rms_norm_kernel"},

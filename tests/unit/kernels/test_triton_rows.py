@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edge.kernels.embedding import reference as embedding_reference
 from edge.kernels.gated_mlp import reference as gated_reference
+from edge.kernels.layer_norm import reference as layer_norm_reference
 from edge.kernels.logits import reference as logits_reference
 from edge.kernels.rms_norm import reference as norm_reference
 from tests.support.operator_face import normal
@@ -75,6 +76,47 @@ def test_add_rms_norm(seed: int, rows: int, columns: int, dtype: str) -> None:
 
 @FEW
 @given(
+    seed=seeds, rows=st.integers(1, 3), columns=st.integers(1, 300), dtype=dtypes,
+    mean=st.sampled_from([0.0, 30.0]),
+)  # fmt: skip
+def test_layer_norm(seed: int, rows: int, columns: int, dtype: str, mean: float) -> None:
+    """Also of rows whose mean is far from what is left without it; of one number nothing is."""
+    from edge.kernels.layer_norm.triton import layer_norm
+
+    x = rounded(mean + normal(seed, rows, columns), dtype)
+    weight, bias = normal(seed + 1, columns), normal(seed + 2, columns)
+    out = output(rows, columns, dtype=dtype)
+    inputs = tensor(x, dtype), tensor(weight), tensor(bias)
+    assert layer_norm(*inputs, epsilon=EPSILON, out=out) is out
+    expected = layer_norm_reference.layer_norm(x, weight, bias, epsilon=EPSILON)
+    assert_close(out, expected, dtype, tolerance=1e-4 if dtype == "float32" else None)
+    assert_only_inside_written(out)
+
+
+@FEW
+@given(seed=seeds, rows=st.integers(1, 3), columns=st.integers(2, 300), dtype=dtypes)
+def test_add_layer_norm(seed: int, rows: int, columns: int, dtype: str) -> None:
+    """The sum is rounded before it is normed, and may lie where it was."""
+    from edge.kernels.layer_norm.triton import add_layer_norm
+
+    x, addend = (rounded(normal(seed + i, rows, columns), dtype) for i in range(2))
+    weight, bias = normal(seed + 2, columns), normal(seed + 3, columns)
+    out, total = (output(rows, columns, dtype=dtype) for _ in range(2))
+    total.copy_(tensor(x, dtype))
+    add_layer_norm(
+        total, tensor(addend, dtype), tensor(weight), tensor(bias),
+        epsilon=EPSILON, out=out, total=total,
+    )  # fmt: skip
+    sums = rounded(x + addend, dtype)
+    np.testing.assert_array_equal(array(total), sums)
+    expected = layer_norm_reference.layer_norm(sums, weight, bias, epsilon=EPSILON)
+    assert_close(out, expected, dtype, tolerance=1e-4 if dtype == "float32" else None)
+    for written in (out, total):
+        assert_only_inside_written(written)
+
+
+@FEW
+@given(
     seed=seeds, first=st.integers(0, 60), count=st.integers(1, 40), hidden=sizes, dtype=dtypes,
     id_dtype=st.sampled_from(["int32", "int64"]),
 )  # fmt: skip
@@ -117,6 +159,24 @@ def test_gated(
     out = output(rows, columns, dtype=dtype)
     gated(tensor(gate_up, dtype), activation=activation, out=out)
     assert_close(out, gated_reference.gated(gate_up, activation=activation), dtype)
+    assert_only_inside_written(out)
+
+
+@FEW
+@given(
+    seed=seeds, rows=st.integers(1, 5), columns=st.integers(1, 700), dtype=dtypes,
+    activation=st.sampled_from(gated_reference.ACTIVATIONS), gain=st.sampled_from([0.0, 1.0, 100]),
+)  # fmt: skip
+def test_activated(
+    seed: int, rows: int, columns: int, dtype: str, activation: Any, gain: float
+) -> None:
+    """In place, too, and where a program's numbers end within a row."""
+    from edge.kernels.gated_mlp.triton import activated
+
+    x = rounded(gain * normal(seed, rows, columns), dtype)
+    out = output(rows, columns, dtype=dtype)
+    assert activated(out.copy_(tensor(x, dtype)), activation=activation, out=out) is out
+    assert_close(out, gated_reference.activated(x, activation=activation), dtype)
     assert_only_inside_written(out)
 
 
