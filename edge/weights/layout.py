@@ -132,7 +132,8 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
                 for each in part.matrices(prefix, hidden_size, units)
             )
             vectors += part.vectors(prefix, hidden_size, units, is_first=is_first)
-    if first and spec.learned_positions and not any(each.vocab for each in this.slices[:rank]):
+    is_first_of_tokens = shard.vocab and not any(each.vocab for each in this.slices[:rank])
+    if first and spec.learned_positions and is_first_of_tokens:
         rows = (("positions", range(spec.context_tokens)),)
         vectors.append(VectorSlice(name="positions", parts=rows, row_size=hidden_size))
     if last and shard.vocab:

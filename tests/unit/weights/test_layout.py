@@ -313,3 +313,18 @@ def test_a_large_table_is_in_parts() -> None:
     assert layout.token_tables[-1].stop == spec.vocab_size
     joints = zip(layout.token_tables, layout.token_tables[1:], strict=False)
     assert all(before.stop == after.start for before, after in joints)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rows_of_positions_are_added_once(name: str) -> None:
+    """By the first that has tokens' rows, also where the first shard has none."""
+    spec = replace(SPEC, learned_positions=True)
+    plan = make_plan(spec, name, model="m")
+    holders = [
+        layout.embedding
+        for number in range(len(plan.stages))
+        for layout in stage_layouts(plan, number, spec)
+        if any(vector.name == "positions" for vector in layout.vectors)
+    ]
+    (rows,) = holders
+    assert rows.start == 0 < len(rows)
