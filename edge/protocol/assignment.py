@@ -52,6 +52,8 @@ class Assignment:
             raise ValueError(f"chunks of {limits.chunk_tokens} tokens; 1 to {MAX_CHUNK_TOKENS}")
         if not 0 < limits.requests <= MAX_REQUESTS:
             raise ValueError(f"{limits.requests} requests at once; 1 to {MAX_REQUESTS}")
+        if not limits.cached_tokens:
+            raise ValueError("no memory for the keys and values of one token")
         if max(limits.cached_tokens, limits.disk_tokens) < limits.context_tokens:
             raise ValueError("room for fewer tokens than one request may have")
         rules = self.wire_rules
