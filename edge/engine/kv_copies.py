@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -32,28 +33,73 @@ COPIED_AFTER_S: Mapping[Copies, float] = {"answers": 0.5, "all": 0.05}
 Whoever asked for all wants a short pause; else it is to cost nothing while nothing is lost."""
 
 MOST_UNSENT_BYTES = 4 << 20
-"""Copies that wait to be sent, of all sessions of a coordinator. Where its link is slower than
-that, tokens are copied later."""
+"""Copies that wait to be sent, of all sessions of a device. Where its link is slower than that,
+tokens are copied later."""
+
+MOST_UNSENT_OF_ALL_BYTES = 16 << 20
+
+
+class CopyRooms:
+    """How much may wait to be sent, of each device and of all. For all threads."""
+
+    def __init__(
+        self, of_one: int = MOST_UNSENT_BYTES, of_all: int = MOST_UNSENT_OF_ALL_BYTES
+    ) -> None:
+        self._lock = threading.Lock()
+        self._of_one = of_one
+        self._free = of_all
+        self._held: Counter[object] = Counter()
+
+    @property
+    def held(self) -> int:
+        """By all together."""
+        return self._held.total()
+
+    def of(self, owner: object) -> CopyRoom:
+        """For one of its connections."""
+        return CopyRoom(self, owner)
+
+    def take(self, owner: object, num_bytes: int) -> bool:
+        """Whether there is room; then it is taken."""
+        with self._lock:
+            if num_bytes > min(self._free, self._of_one - self._held[owner]):
+                return False
+            self._held[owner] += num_bytes
+            self._free -= num_bytes
+            return True
+
+    def give_back(self, owner: object, num_bytes: int) -> None:
+        with self._lock:
+            self._held[owner] -= num_bytes
+            self._free += num_bytes
+            if not self._held[owner]:
+                del self._held[owner]
 
 
 class CopyRoom:
-    """How much may wait to be sent. For all threads."""
+    """What the sessions of one connection have of it."""
 
-    def __init__(self, num_bytes: int = MOST_UNSENT_BYTES) -> None:
+    def __init__(self, rooms: CopyRooms, owner: object) -> None:
+        self._rooms = rooms
+        self._owner = owner
+        self._held = 0
         self._lock = threading.Lock()
-        self._free = num_bytes
 
     def take(self, num_bytes: int) -> bool:
         """Whether there is room; then it is taken."""
         with self._lock:
-            if num_bytes > self._free:
-                return False
-            self._free -= num_bytes
-            return True
+            takes = self._rooms.take(self._owner, num_bytes)
+            self._held += num_bytes if takes else 0
+            return takes
 
     def give_back(self, num_bytes: int) -> None:
         with self._lock:
-            self._free += num_bytes
+            self._held -= num_bytes
+            self._rooms.give_back(self._owner, num_bytes)
+
+    def give_back_all(self) -> None:
+        """What is not sent never is."""
+        self.give_back(self._held)
 
 
 class RowStorage(Protocol):

@@ -20,7 +20,7 @@ from edge.backends.interface import Backend, KvStorage, ShardWeights, StageProgr
 from edge.engine.compute_thread import ComputeThread
 from edge.engine.distributed_sampling import TokenChoice
 from edge.engine.kv_calibration import calibration_step
-from edge.engine.kv_copies import CopyRoom, KvCopies, put_copy
+from edge.engine.kv_copies import CopyRoom, CopyRooms, KvCopies, put_copy
 from edge.engine.prefix_cache import PrefixCache, PrefixPlaces
 from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
@@ -85,7 +85,7 @@ class ShardEngine:
         self._copies = (
             None
             if assignment.copies_kv == "none"
-            else KvCopies(report, copy_room or CopyRoom(), assignment.copies_kv)
+            else KvCopies(report, copy_room or CopyRooms().of(None), assignment.copies_kv)
         )
         self._begun_s: dict[str, float] = {}
         """When requests began that are not over, for the log."""

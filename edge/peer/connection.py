@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
@@ -20,7 +22,6 @@ from edge import partition, transport
 from edge.backends.interface import ShardWeights, StageProgram
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.engine.compute_thread import ThreadEndedError
-from edge.engine.kv_copies import CopyRoom
 from edge.engine.prefix_cache import PrefixPlaces
 from edge.engine.shard_engine import NO_MASKS
 from edge.errors import (
@@ -59,6 +60,7 @@ from edge.protocol.heartbeat import (
 from edge.protocol.kept_files import AllKept, Keep
 from edge.protocol.step_times import ShardTimes
 from edge.protocol.token_masks import mask_bytes, read_masks
+from edge.protocol.topology import neighbours
 from edge.transport import MEMBER, Channel, Frame, Member
 from edge.transport.frame import FrameLimits
 from edge.weights.shard_tensors import check_tensors
@@ -101,6 +103,9 @@ class _Taken:
             self.small += num_bytes
 
 
+_log = logging.getLogger(__name__)
+
+
 class Connection:
     """`run` it once; when it returns, nothing of the coordinator's is left here."""
 
@@ -120,6 +125,7 @@ class Connection:
         self._offers = Held(resources.offers, self._owner)
         self._manifest_entries = Held(resources.manifest_entries, self._owner)
         self._shards = Held(resources.shards, self._owner)
+        self._links = Held(resources.links, self._owner)
         self._silent_after_s = silent_after_s
         self._hearing = Hearing(channel, silent_after_s=silent_after_s)
         self._calls_read: asyncio.Queue[tuple[Frame, _Taken]] = asyncio.Queue(MAX_WAITING_CALLS)
@@ -127,10 +133,12 @@ class Connection:
         self._frame = _Taken()
         """By the frame which is being read, and by all that wait, too:"""
         self._frames = _Taken()
+        self._admitted_s = 0.0
+        """When a part of the frame that is being read was."""
         self._reports: asyncio.Queue[tuple[Event, Callable[[], None]]] = asyncio.Queue()
         """And what to call once each is sent."""
         self._report_sent = asyncio.Event()
-        self._copy_room = CopyRoom()
+        self._copy_room = resources.copy_room.of(self._owner)
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
         self._mine: dict[str, HostedShard] = {}
@@ -142,7 +150,7 @@ class Connection:
         """What is kept ready for this coordinator, as long as it is there."""
         self._is_gone = False
         self._kept = ExitStack()
-        self._profiling = ProfilingCalls(resources, self._user)
+        self._profiling = ProfilingCalls(resources, self._user, self._owner)
         self._calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
             messages.Describe: self._describe,
             messages.SetMemory: self._set_memory,
@@ -180,6 +188,7 @@ class Connection:
                 show_life(self._channel),
                 self._tell_silence(),
                 self._hearing.until_silent(),  # the memory it holds may serve others
+                self._until_too_slow(),
                 until_expelled(self._peer.credentials, self._user, self._neighbours),
             )
         ]
@@ -200,6 +209,7 @@ class Connection:
         for parked in self._parked:
             self._peer.let_go(parked)
         async with AsyncExitStack() as stack:  # each of these whatever became of those before
+            stack.callback(self._copy_room.give_back_all)
             stack.callback(self._manifest_entries.give_back_all)
             stack.callback(self._offers.give_back_all)
             stack.callback(self._let_go, replace(self._frames))
@@ -248,7 +258,7 @@ class Connection:
                 await self._post(from_frame(cls, frame), taken)
             except Exception as error:
                 # A sender of nonsense that does not read what it is told is not read any more.
-                await self._channel.send(to_frame(Failed.kind, self._failed(error)))
+                await self._send_in_time(to_frame(Failed.kind, self._failed(error)))
             del frame  # no payload is kept while the next is waited for
             self._let_go(taken)
 
@@ -284,8 +294,10 @@ class Connection:
         is_large = num_bytes > SMALL_PART_BYTES
         room = self._peer.frames if is_large else self._peer.small_frames
         self._hearing.not_listening()
+        self._admitted_s = math.inf
         await room.take(self._owner, num_bytes)
         self._hearing.listening()
+        self._admitted_s = self._loop.time()
         for taken in (self._frame, self._frames):
             taken.add(num_bytes, is_large=is_large)
 
@@ -339,7 +351,7 @@ class Connection:
             async with self._large_answer(frame.kind):
                 answering = self._answer(frame)
                 del frame  # which may be large; it is not kept while its answer is sent
-                await self._channel.send(await answering)
+                await self._send_in_time(await answering)
             self._let_go(taken)
 
     @contextlib.asynccontextmanager
@@ -364,14 +376,26 @@ class Connection:
                 self._copy_room.give_back(len(report.rows))
 
     async def _send_in_time(self, frame: Frame) -> None:
-        """Raises TransportError for who reads no MiB in the time in which silence is a loss: a
-        session waits meanwhile, and whoever needs the peer's promise waits for the session."""
-        patience_s = self._silent_after_s * (1 + len(frame.payload) / (1 << 20))
+        """Raises TransportError for who does not read it: a session waits meanwhile, and whoever
+        needs the peer's promise waits for the session; or room that is others', too, is taken."""
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(self._patience_s(len(frame.payload))):
                 await self._channel.send(frame)
         except TimeoutError:
-            raise transport.TransportError("the coordinator reads nothing of its reports") from None
+            raise transport.TransportError("the coordinator reads nothing it is told") from None
+
+    def _patience_s(self, num_bytes: int) -> float:
+        """Who moves no MiB in the time in which silence is a loss is lost."""
+        return self._silent_after_s * (1 + num_bytes / (1 << 20))
+
+    async def _until_too_slow(self) -> None:
+        """Return when a large frame does not come in time: others wait for its room."""
+        while True:
+            await asyncio.sleep(LOOK_AT_LINKS_EVERY_S)
+            late_s = self._loop.time() - self._admitted_s
+            if self._frame.large and late_s > self._patience_s(self._frame.large):
+                _log.info("%s sends a large frame too slowly", self._channel.peer)
+                return
 
     async def _tell_silence(self) -> None:
         """Who waits cannot know whether the other one computes or the link is dead; whoever is
@@ -413,7 +437,8 @@ class Connection:
         limits = cls.limits
         if max(limits.header_bytes, limits.payload_bytes) <= LARGE_BYTES:
             return from_frame(cls, frame)
-        async with self._peer.reading:  # it may take many times its size for a moment
+        # It may take many times its size for a moment.
+        async with self._peer.reading.turn(self._owner):
             return await run_blocking(lambda: from_frame(cls, frame))
 
     def _failed(self, error: Exception) -> Failed:
@@ -426,7 +451,7 @@ class Connection:
         return self._peer.describe(self._user)
 
     async def _set_memory(self, call: messages.SetMemory) -> PeerDescription:
-        await self._peer.promise(call.bytes)
+        await self._peer.promise(call.bytes, self._user)
         return self._peer.describe(self._user)
 
     async def _take_over(self, call: messages.TakeOver) -> messages.Done:
@@ -571,7 +596,7 @@ class Connection:
         except BaseException:
             self._peer.leases.give_back(assignment.key)
             self._peer.release(assignment.key)
-            self._shards.give_back()
+            self._give_back_shard(assignment)
             if parked is not None:
                 await uninterrupted(run_blocking(parked.close))
             raise
@@ -592,7 +617,10 @@ class Connection:
             backend = await run_blocking(self._peer.backend)
             more_bytes = load_bytes(assignment.layout, assignment.weight_format)
             # Two at once would take the same room.
-            async with self._peer.loading, self._peer.room_to_load(more_bytes):
+            async with (
+                self._peer.loading.turn(self._owner),
+                self._peer.room_to_load(more_bytes),
+            ):
                 weights = ShardWeights(
                     path=path,
                     manifest=manifest,
@@ -641,7 +669,7 @@ class Connection:
             await self._peer.reserve(key, use, self._user)
             try:
                 leases.check(self._user_id, call.lease)  # it may have waited for memory
-                self._shards.take()
+                self._take_shard(call.assignment)
             except EdgeError:
                 self._peer.release(key)
                 raise
@@ -651,6 +679,18 @@ class Connection:
                 await uninterrupted(run_blocking(parked.close))
             raise
         return parked
+
+    def _take_shard(self, assignment: Assignment) -> None:
+        self._shards.take()
+        try:
+            self._links.take(_links(assignment))
+        except CapacityError:
+            self._shards.give_back()
+            raise
+
+    def _give_back_shard(self, assignment: Assignment) -> None:
+        self._shards.give_back()
+        self._links.give_back(_links(assignment))
 
     def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
         """What a new shard's weights are given of the host's memory; None where there is none."""
@@ -783,7 +823,7 @@ class Connection:
         finally:
             self._peer.sessions.pop(key, None)
             self._peer.leases.give_back(key)
-            self._shards.give_back()
+            self._give_back_shard(hosted.assignment)
             try:
                 if program is not None:
                     await self._park(hosted, program, stays=is_asked)
@@ -822,3 +862,9 @@ def _mapped(error: Exception) -> Exception:
 def _entries(manifest: Manifest) -> int:
     """Tensors and pieces: what its memory goes by."""
     return sum(1 + len(tensor.pieces) for tensor in manifest.tensors)
+
+
+def _links(assignment: Assignment) -> int:
+    """That a shard has with others of its plan."""
+    sizes = tuple(len(stage.shards) for stage in assignment.plan.stages)
+    return len(neighbours(sizes, (assignment.stage, assignment.rank)))

@@ -25,12 +25,8 @@ from edge.protocol.carrying import MAX_ADDRESSES, carry_along
 from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import integer, text
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
-from edge.transport import Channel, Credentials, Link
+from edge.transport import Channel, Credentials, Link, Member
 from edge.version import __version__
-
-MAX_PROBES = 4
-"""Links that are answered at once; further ones wait, or are given up by who made them."""
-
 
 MAX_TOLD = 16
 """Other versions of which the daemon says that somebody has them."""
@@ -52,7 +48,6 @@ class PeerDaemon:
     ) -> None:
         """Raises what `PeerResources` raises for settings that cannot be."""
         self.resources = PeerResources(settings, credentials, id, epoch)
-        self._probes = asyncio.Semaphore(MAX_PROBES)
         self._listener: transport.Listener | None = None
         self._discovery: transport.Discovery | None = None
         self._gossip: list[asyncio.Task[None]] = []
@@ -180,7 +175,9 @@ class PeerDaemon:
     async def _take_link(self, link: Link, hello: Mapping[str, Any]) -> None:
         """A neighbour's link for one of our sessions, or a probe; anything else is closed."""
         if hello.get("probe") is True:
-            async with self._probes:
+            member = hello.get(transport.MEMBER)
+            owner = member.id if isinstance(member, Member) else object()
+            async with self.resources.probes_answered.turn(owner):
                 await answer_probe(link)
             return
         try:

@@ -50,10 +50,11 @@ _DIAL_TIMEOUT_S = 2.0
 class ProfilingCalls:
     """One coordinator's measurements on this peer."""
 
-    def __init__(self, resources: PeerResources, user: Member | None) -> None:
-        """What a measurement takes counts as the user's."""
+    def __init__(self, resources: PeerResources, user: Member | None, owner: object) -> None:
+        """What a measurement takes counts as the user's, and its turn as the owner's."""
         self._peer = resources
         self._user = user
+        self._owner = owner
         self._name = f"{MEASURING}{uuid.uuid4().hex}"
         """What it takes, in the peer's ledger."""
 
@@ -68,7 +69,7 @@ class ProfilingCalls:
 
     async def _memory_rate(self, _call: MemoryRate) -> ReadRate:
         peer, threads = self._peer, self._peer.settings.threads
-        async with peer.measurement:
+        async with peer.measurement.turn(self._owner):
             budget_bytes = sample_budget_bytes(peer.free_bytes(self._user))
             most_bytes = min(most_read_bytes(threads), budget_bytes)
             await peer.reserve(self._name, Use(buffer_bytes=most_bytes), self._user)
@@ -80,7 +81,7 @@ class ProfilingCalls:
 
     async def _profile(self, call: Profile) -> PeerProfile:
         peer, stop = self._peer, StopFlag()
-        async with peer.measurement:
+        async with peer.measurement.turn(self._owner):
             budget_bytes = sample_budget_bytes(
                 min(
                     peer.ledger.model_free_bytes,
@@ -131,11 +132,13 @@ class ProfilingCalls:
         )
 
     async def _probe(self, call: Probe) -> LinkTimes:
-        link = await self._link(call)
-        return await probe(link, small_bytes=call.small_bytes, large_bytes=call.large_bytes)
+        async with self._peer.probes.turn(self._owner):
+            link = await self._link(call)
+            return await probe(link, small_bytes=call.small_bytes, large_bytes=call.large_bytes)
 
     async def _glance(self, call: Glance) -> LinkGlance:
-        return await glance(await self._link(call), small_bytes=call.small_bytes)
+        async with self._peer.probes.turn(self._owner):
+            return await glance(await self._link(call), small_bytes=call.small_bytes)
 
     async def _link(self, call: LinkQuestion) -> Link:
         hello = {"name": self._peer.settings.name, "probe": True}

@@ -18,6 +18,7 @@ from edge import offload
 from edge.backends.interface import Backend, StageProgram
 from edge.backends.registry import open_backend
 from edge.concurrency.blocking import run_blocking, uninterrupted
+from edge.engine.kv_copies import CopyRooms
 from edge.errors import CapacityError, ProtocolError, RequestError
 from edge.host.addresses import reachable
 from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
@@ -38,17 +39,20 @@ from edge.peer.parked import Parked, ParkedKey
 from edge.peer.quota import Quota, Room
 from edge.peer.rare_log import RareLog
 from edge.peer.settings import PeerSettings
+from edge.peer.turns import Turns
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import MAX_SESSIONS, HostedModel, PeerDescription
 from edge.protocol.fields import printable
 from edge.protocol.kept_files import AllKept
 from edge.transport import Credentials, Member
-from edge.transport.listener import MAX_CONNECTIONS
 from edge.version import __version__
 
 MAX_SHARDS = 16
 """That one device may offer to a peer, or run there."""
+
+MAX_LINKS = 256
+"""Of one device's plans, with the other shards: each is a descriptor, and up to half a MiB."""
 
 MAX_MANIFEST_ENTRIES = 1 << 18
 """Of all offers together: 400 bytes of memory each, and a TiB of weights has as many pieces."""
@@ -56,7 +60,10 @@ MAX_MANIFEST_ENTRIES = 1 << 18
 SMALL_FRAMES_BYTES = 4 << 20
 """Of small frames that are read or wait to be answered, those of all coordinators together."""
 
-MAX_LARGE_ANSWERS = 4
+MAX_LARGE_ANSWERS = 8
+
+MAX_PROBES_ANSWERED = 2
+"""At once, of links that other devices probe."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,12 +105,15 @@ class PeerResources:
         """By the keys of their assignments."""
         self.leaving = asyncio.Event()
         """Set once whoever runs this daemon has stopped it: no session begins any more."""
-        self.measurement = asyncio.Lock()
-        """Held while the device is measured: two at once would measure each other."""
-        self.loading = asyncio.Lock()
-        """Held while a shard is loaded, which takes more for moments."""
-        self.reading = asyncio.Lock()
-        """Held while a large frame is read, likewise."""
+        self.measurement = Turns()
+        """While the device is measured: two at once would measure each other."""
+        self.loading = Turns()
+        """While a shard is loaded, which takes more for moments."""
+        self.reading = Turns()
+        """While a large frame is read, likewise."""
+        self.probes = Turns()
+        """While a link is made to be probed: each holds a thread."""
+        self.probes_answered = Turns(MAX_PROBES_ANSWERED)
         self.reached: dict[str, str] = {}
         """Where other members answered, by their ids."""
         self.leases = Leases()
@@ -112,9 +122,12 @@ class PeerResources:
         """For large ones, from their first byte until they are answered; by device."""
         self.small_frames = Room(of_one=SMALL_FRAMES_BYTES // 4, of_all=SMALL_FRAMES_BYTES)
         """Likewise for small ones: a step does not wait for weights of others."""
-        self.large_answers = Room(of_one=MAX_LARGE_ANSWERS, of_all=MAX_CONNECTIONS)
-        """How many are made and sent at once to one device, which may not read them."""
+        self.large_answers = Room(of_one=MAX_LARGE_ANSWERS // 4, of_all=MAX_LARGE_ANSWERS)
+        """How many are made and sent at once."""
+        self.copy_room = CopyRooms()
+        """For copies of keys and values on their way to coordinators."""
         self.shards = Quota("shards", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
+        self.links = Quota("links between shards", of_one=MAX_LINKS, of_all=2 * MAX_LINKS)
         self.offers = Quota("shards on offer", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
         self.manifest_entries = Quota(
             "tensors and pieces on offer",
@@ -147,7 +160,7 @@ class PeerResources:
         """For what the device has no room for, in another memory; None: there is none."""
         self._parked = Parked(self.release)
         self._released = asyncio.Event()
-        self._promising = asyncio.Lock()
+        self._promising = Turns()
         self._backend: Backend | None = None
         self._backend_mutex = threading.Lock()
 
@@ -250,7 +263,7 @@ class PeerResources:
         A measurement that its coordinator has just ended is waited for, and a change of the
         promise: what that frees is not there before it is done. What is parked gives way.
         """
-        async with self._promising:
+        async with self._promising.turn(None if user is None else user.id):
             pass
         try:
             self._take(name, use, user)
@@ -346,7 +359,7 @@ class PeerResources:
         """One that was parked and is like this. Whoever takes it reserves its memory."""
         return self._parked.take(ParkedKey.of(owner, assignment))
 
-    async def promise(self, asked_bytes: int) -> None:
+    async def promise(self, asked_bytes: int, user: Member | None = None) -> None:
         """Stay under another budget from now on; what is loaded goes on, with the same tokens.
 
         What is too much is given back before this returns. Raises RequestError, with the minimum,
@@ -363,10 +376,10 @@ class PeerResources:
                 f"{format_size(most_bytes)} that {whose}; ask for less, or start the peer there "
                 "with more --memory"
             )
-        await uninterrupted(self._promise(asked_bytes))
+        await uninterrupted(self._promise(asked_bytes, None if user is None else user.id))
 
-    async def _promise(self, asked_bytes: int) -> None:
-        async with self._promising, self.loading:
+    async def _promise(self, asked_bytes: int, owner: str | None) -> None:
+        async with self._promising.turn(owner), self.loading.turn(owner):
             await self._parked.clear()
             before = self.ledger
             sessions = dict(self.sessions)

@@ -26,6 +26,7 @@ from edge.cli.logs import LogOptions, set_up_logging
 from edge.cli.service_unit import Service, install_unit, peer_task, service_unit
 from edge.errors import RequestError
 from edge.host.cuda_driver import num_cuda_devices, use_only
+from edge.host.descriptors import allow_descriptors
 from edge.host.free_memory import format_size
 from edge.membership.identity import peer_id
 from edge.membership.roles import LEND
@@ -151,6 +152,7 @@ def command(
     if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
         opened = open_backend(backend, threads=settings.threads)
         settings = replace(settings, processor=opened.device_name)
+    allow_descriptors()
     serve = functools.partial(_serve, supervised=supervised, as_json=as_json or supervised)
     if insecure and settings.allow:
         raise RequestError(

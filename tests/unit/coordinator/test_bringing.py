@@ -84,7 +84,7 @@ def test_what_was_parked_is_closed_where_its_load_is_cut_off(
             async with bringing.source() as source:
                 brought = await make_ready(bringing, (0, 0), peer, source)
             (parked,) = peers._parked._parked
-            async with peers.loading:  # by somebody else
+            async with peers.loading.turn("another"):  # by somebody else
                 opening = asyncio.create_task(bringing.open("again", (0, 0), peer, brought))
                 while not peers.sessions:  # noqa: ASYNC110  nobody is told
                     await asyncio.sleep(0.001)
@@ -121,7 +121,7 @@ def test_who_is_replaced_as_it_waits_for_its_turn_to_load_hears_of_it(tmp_path: 
 
     async def main(checkpoint: Checkpoint) -> None:
         async with brought_to(checkpoint, tmp_path) as (resources, bringing, peer, brought):
-            async with resources.loading:  # by somebody else
+            async with resources.loading.turn("another"):  # by somebody else
                 opening = asyncio.create_task(bringing.open("s", (0, 0), peer, brought))
                 while not resources.sessions:  # noqa: ASYNC110  nobody is told
                     await asyncio.sleep(0.001)
@@ -130,7 +130,7 @@ def test_who_is_replaced_as_it_waits_for_its_turn_to_load_hears_of_it(tmp_path: 
             async with asyncio.timeout(60):
                 with pytest.raises(RequestError, match="another coordinator has taken over"):
                     await opening
-                async with resources.loading:
+                async with resources.loading.turn("another"):
                     pass
 
     with Checkpoint.open(MODEL) as checkpoint:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from demos.bundled import MODEL
 from edge.backends.host_cache import HostCache
-from edge.engine.kv_copies import COPIED_AFTER_S, COPIED_TOKENS, CopyRoom, KvCopies, put_copy
+from edge.engine.kv_copies import COPIED_AFTER_S, COPIED_TOKENS, CopyRooms, KvCopies, put_copy
 from edge.errors import RequestError
 from edge.protocol.assignment import Copies
 from edge.protocol.frame_codec import Event
@@ -61,7 +61,7 @@ def taken(copies: KvCopies, own: HostCache, last: int) -> None:
 
 def test_an_answer_is_copied_piece_by_piece_and_put_elsewhere() -> None:
     own, told = storage(30), list[Event]()
-    copies = KvCopies(told.append, CopyRoom())
+    copies = KvCopies(told.append, CopyRooms().of("a"))
     copies.begin("a", 5)
     taken(copies, own, 30)
     pieces = pieces_of(told)
@@ -81,7 +81,7 @@ def test_a_chunk_is_copied_in_large_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     def pieces(most_bytes: int) -> list[int]:
         monkeypatch.setattr("edge.engine.kv_copies.CHUNK_COPY_BYTES", most_bytes)
         told = list[Event]()
-        copies = KvCopies(told.append, CopyRoom())
+        copies = KvCopies(told.append, CopyRooms().of("a"))
         copies.begin("a", 0)
         chunk = StepEntry(request="a", position=0, tokens=tuple(range(40)), logit_rows=0)
         copies.take(Step(entries=(chunk,)), own, now_s=0.0)
@@ -109,7 +109,7 @@ def test_of_a_large_model_fewer_tokens_are_in_one_copy(
     monkeypatch.setattr("edge.engine.kv_copies.MOST_COPY_BYTES", most_bytes)
     monkeypatch.setattr("edge.engine.kv_copies.CHUNK_COPY_BYTES", most_bytes // 2)
     told = list[Event]()
-    copies = KvCopies(told.append, CopyRoom())
+    copies = KvCopies(told.append, CopyRooms().of("a"))
     copies.begin("a", 0)
     chunk = StepEntry(request="a", position=0, tokens=tuple(range(12)), logit_rows=0)
     copies.take(Step(entries=(chunk,)), own, now_s=0.0)
@@ -120,7 +120,7 @@ def test_of_a_large_model_fewer_tokens_are_in_one_copy(
 @pytest.mark.parametrize("of", ["answers", "all"])
 def test_of_slow_answers_fewer_tokens_are_copied_at_once(of: Copies) -> None:
     own, told = storage(30), list[Event]()
-    copies = KvCopies(told.append, CopyRoom(), of)
+    copies = KvCopies(told.append, CopyRooms().of("a"), of)
     copies.begin("a", 5)
     for position in range(12):
         copies.take(computed(position), own, now_s=0.4 * COPIED_AFTER_S[of] * position)
@@ -131,7 +131,7 @@ def test_of_slow_answers_fewer_tokens_are_copied_at_once(of: Copies) -> None:
 def test_what_waits_is_bounded_and_comes_later() -> None:
     own, told = storage(30), list[Event]()
     piece = sum(each.nbytes for each in _rows(own, 0, COPIED_TOKENS))
-    room = CopyRoom(piece)
+    room = CopyRooms(piece).of("a")
     copies = KvCopies(told.append, room)
     copies.begin("a", 2)
     taken(copies, own, 30)
@@ -141,6 +141,22 @@ def test_what_waits_is_bounded_and_comes_later() -> None:
     assert [each.first for each, _ in pieces_of(told)] == [2, 2 + COPIED_TOKENS]
 
 
+def test_what_waits_of_a_device_and_of_all_has_a_limit() -> None:
+    """On however many connections; what is never sent is given back with its connection."""
+    rooms = CopyRooms(of_one=10, of_all=15)
+    first, second, other = rooms.of("a"), rooms.of("a"), rooms.of("b")
+    assert first.take(6)
+    assert not second.take(5)
+    assert second.take(4)
+    assert not other.take(6)
+    assert other.take(5)
+    first.give_back(2)
+    first.give_back_all()
+    second.give_back_all()
+    assert rooms.held == 5
+    assert first.take(10)
+
+
 def test_answers_of_one_step_are_copied_in_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     own, told = storage(30), list[Event]()
     own.put_rows("b", 0, [each + 1 for each in _rows(own, 0, 30)])
@@ -148,7 +164,7 @@ def test_answers_of_one_step_are_copied_in_one_frame(monkeypatch: pytest.MonkeyP
 
     def frames() -> list[list[str]]:
         told.clear()
-        copies = KvCopies(told.append, CopyRoom())
+        copies = KvCopies(told.append, CopyRooms().of("a"))
         copies.begin("a", 0)
         copies.begin("b", 2)
         for position in range(10):
@@ -185,7 +201,7 @@ def test_rows_that_are_not_shared_evenly_are_refused() -> None:
 
 def test_others_than_begun_are_not_copied() -> None:
     own, told = storage(30), list[Event]()
-    copies = KvCopies(told.append, CopyRoom())
+    copies = KvCopies(told.append, CopyRooms().of("a"))
     taken(copies, own, 30)
     copies.begin("a", 2)
     copies.forget("a")

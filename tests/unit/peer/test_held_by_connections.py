@@ -81,7 +81,7 @@ def test_small_frames_and_records_of_a_device_are_bounded(
                 )
                 stack.push_async_callback(channel.aclose)
                 channels.append(channel)
-            async with resources.measurement:
+            async with resources.measurement.turn("another"):
                 gc.collect()
                 tracemalloc.start()
                 try:
