@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -58,6 +59,10 @@ class Pool(Protocol):
 
     def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
         """What `count` slots from `first` have but keys and values; none where all can be cut."""
+        ...
+
+    def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
+        """Let a slot have these, as `states` gives them of one."""
         ...
 
     def wrote(self, slot: int, length: int) -> None: ...
@@ -154,9 +159,7 @@ class CacheMoves:
             return 0
         target = self._open(request)
         slot = self._pool.open(source)
-        both = self._pool.states(target, 1), self._pool.states(slot, 1)
-        for new, state in zip(*both, strict=True):
-            new[...] = state
+        self._pool.put_states(target, self._pool.states(slot, 1))
         for layer in self._layers:
             rows = self._pool.rows(layer, slot, 0, tokens)
             with self._pool.filling(layer, target, tokens) as into:
@@ -313,7 +316,8 @@ class CacheMoves:
             for number, state in enumerate(states):
                 both = np.empty((2, 1, _half(state), 1), np.float32)
                 place.read(number, *both)
-                state[...] = both.reshape(-1)[: state.size].reshape(state.shape)
+                states[number] = both.reshape(-1)[: state.size].reshape(state.shape)
+            self._pool.put_states(slot, states)
 
     def _drop_from_tier(self, request: str) -> None:
         if self._tier is not None:

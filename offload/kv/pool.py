@@ -132,6 +132,11 @@ class KVPool:
         """Of `count` slots from `first`, as views of the pool."""
         return [state[first : first + count] for state in self._states]
 
+    def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
+        """Let a slot have these, as `states` gives them of one."""
+        for own, state in zip(self.states(slot, 1), states, strict=True):
+            own[...] = state
+
     def shrink(self, slot: int, length: int) -> None:
         """Forget what is behind the first `length` tokens, if there is more, and free its pages."""
         old = self._lengths[slot]

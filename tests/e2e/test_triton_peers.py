@@ -90,6 +90,7 @@ def test_a_model_without_kernels_on_gpus_is_computed_by_the_others(
             ("gemma2", "tensor_2", "triton"),
             ("glm4", "tensor_2", "ort"),
             ("gpt2", "tensor_2", "triton"),
+            ("lfm2", "tensor_2", "triton"),
         ],
         of=(1, 2),
     ),

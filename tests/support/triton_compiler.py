@@ -25,6 +25,7 @@ from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 from edge.kernels.rms_norm.triton import add_rms_norm
 from edge.kernels.rope.triton import rope, rope_store
 from edge.kernels.sampling.triton import top_k
+from edge.kernels.short_convolution.triton import short_convolution
 from edge.kernels.triton_launch import GemmTiles
 
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN = 8, 2, 128, 1024
@@ -71,6 +72,7 @@ def main() -> None:
     launch_rows()
     for splits in DECODE_SPLITS:
         launch_attention(bits=8, queries=1, splits=splits)
+    launch_states()
     launch_attention(bits=None, queries=64, splits=1)
     launch_products(rows=(4, 16), bits=8)
     # Products of this one are of other instructions.
@@ -100,6 +102,21 @@ def launch_rows() -> None:
         rope_store(
             qkv, cache(bits), angles, angles, positions=_INDICES, sequences=_INDICES,
             norms=(norm, norm),
+        )  # fmt: skip
+
+
+def launch_states() -> None:
+    """One token of a request, and a chunk of a prompt."""
+    for rows in (1, 64):
+        told: dict[str, Any] = {
+            "slots": _INDICES,
+            "sequences": torch.zeros(rows, dtype=torch.int32),
+            "starts": torch.zeros(2, dtype=torch.int32),
+            "max_tokens": rows,
+        }
+        short_convolution(
+            torch.zeros(rows, 3 * HIDDEN, dtype=torch.bfloat16), torch.zeros(1, 2, HIDDEN),
+            torch.zeros(HIDDEN, 3), bias=torch.zeros(HIDDEN), **told,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edge.backends.triton.device import Device
     from edge.backends.triton.program import TritonProgram
 
-PART_KINDS = frozenset(("attention", "gated_mlp", "plain_mlp"))
+PART_KINDS = frozenset(("attention", "gated_mlp", "plain_mlp", "short_convolution"))
 """What `layers.py` has blocks for; known here, too, so that a refusal needs no torch."""
 
 _FURTHER = frozenset(("norms with biases", "learned positions"))

@@ -23,6 +23,7 @@ from edge.backends.triton.gated_mlp import GatedMlpBlock
 from edge.backends.triton.observation import Grams
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.plain_mlp import PlainMlpBlock
+from edge.backends.triton.short_convolution import ShortConvolutionBlock
 from edge.backends.triton.streaming import StreamedLayers
 from edge.backends.triton.tuning import open_tuning
 from edge.backends.triton.weights import Product, Weight, read_weight, to_device
@@ -55,6 +56,7 @@ _BLOCKS: Mapping[str, Callable[[Shop, int, Any], Block]] = {
     "attention": AttentionBlock.of,
     "gated_mlp": GatedMlpBlock.of,
     "plain_mlp": PlainMlpBlock.of,
+    "short_convolution": ShortConvolutionBlock.of,
 }
 """By kind of part; `PART_KINDS` in `backend.py` names the same."""
 

@@ -3,14 +3,15 @@
 A block table says where each request's tokens lie (Kwon et al., PagedAttention, 2023), so memory is
 kept for the tokens under way together, not for the longest context of every request, and nothing
 moves when requests come and go. Codes of 8 and 4 bits have scales of their own for each token.
-What is longer than memory has all of it: see `long_request_blocks.py`.
+What is longer than memory has all of it: see `long_request_blocks.py`. Layers that have states in
+place of them keep those in a request's slot: see `request_states.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from edge.backends.triton.device import Device, Mirror
 from edge.backends.triton.long_request_blocks import SpreadBlocks
+from edge.backends.triton.request_states import RequestStates
 from edge.errors import RequestError
 from edge.kernels.kv_cache.gpu_cache import KvCache
 from edge.offload import KVLayer, KVShape
@@ -66,6 +68,9 @@ class BlockCache:
         self._in_table: list[tuple[str, int]] = []
         """For each row of the table: whose blocks they are, and how many."""
         self._free = list(range(self.num_blocks - 1, -1, -1))
+        # A state takes its memory at once: it is counted for so many, and nobody's is kept.
+        self._num_slots = limits.requests if layout.states else limits.caches
+        self.states_of_layers = RequestStates(layout, device, slots=self._num_slots)
         self._slots: dict[str, int] = {}
         self._blocks: dict[int, list[int]] = {}
         """By slot."""
@@ -122,11 +127,18 @@ class BlockCache:
         )
         """What a tier must keep of one request."""
 
-    can_cut = True
+    @property
+    def can_cut(self) -> bool:
+        """What a request has of its first tokens is what it had when it had no more."""
+        return not self.states_of_layers
 
     def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
-        """None: parts that have some are refused."""
-        return []
+        """What `count` slots from `first` have but keys and values. Copies."""
+        return self.states_of_layers.read(first, count)
+
+    def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
+        """As `states` gives them of one slot."""
+        self.states_of_layers.write(slot, states)
 
     @property
     def is_spread(self) -> bool:
@@ -155,11 +167,12 @@ class BlockCache:
         if request not in self._slots:
             if self.is_spread:
                 raise KeyError("one that is longer than memory has all of it")
-            free = set(range(self._limits.caches)).difference(self._slots.values())
+            free = set(range(self._num_slots)).difference(self._slots.values())
             if not free:
-                raise KeyError(f"all {self._limits.caches} places are taken")
+                raise KeyError(f"all {self._num_slots} places are taken")
             slot = self._slots[request] = min(free)
             self._blocks[slot], self._lengths[slot] = [], 0
+            self.states_of_layers.clear(slot)
         return self._slots[request]
 
     def length(self, slot: int) -> int:
@@ -198,6 +211,7 @@ class BlockCache:
                 continue
             self._reach(slot, entry.end)
             self._write_row(row, entry.request, self._blocks[slot])
+        self.states_of_layers.place([self._slots[entry.request] for entry in step.entries])
 
     def begin_layer(self, index: int) -> None:
         """The step's tokens have blocks in this layer of the request that has all memory."""

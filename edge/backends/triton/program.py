@@ -167,6 +167,8 @@ class TritonProgram:
 
     @property
     def cache_digest(self) -> str:
+        if not self._cache.can_cut:
+            return ""
         layout = self._operators.layout
         long = [each.is_long(self._limits.context_tokens) for each in layout.rotations]
         return (
@@ -180,6 +182,8 @@ class TritonProgram:
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
         if request not in self._cache or not self._moves.is_inside(request):
             return None
+        if not self._cache.can_cut:
+            return None
         slot = self._cache.open(request)
         if self._cache.length(slot) < last:
             return None
@@ -187,6 +191,8 @@ class TritonProgram:
         return [each for layer in layers for each in self._cache.rows(layer, slot, first, last)]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        if not self._cache.can_cut:
+            raise RequestError("keys and values of a model whose layers have states besides")
         slot = self._cache.open(request)
         for layer in range(self._cache.shape.num_layers):
             keys, values = rows[2 * layer : 2 * layer + 2]

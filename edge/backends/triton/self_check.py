@@ -6,7 +6,7 @@ the shard's own weights where they lie; of wide products a part is compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,12 +18,13 @@ from edge.backends.self_check import ROWS, Judge, heads_of, spread
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.attention import AttentionBlock
 from edge.backends.triton.blocks import Addend, Cast, Norm
-from edge.backends.triton.buffers import StepBuffers
+from edge.backends.triton.buffers import Lane, StepBuffers
 from edge.backends.triton.device import Device
 from edge.backends.triton.gated_mlp import GatedMlpBlock
 from edge.backends.triton.layers import ShardOperators
 from edge.backends.triton.paged_kv_cache import scale_groups
 from edge.backends.triton.plain_mlp import PlainMlpBlock
+from edge.backends.triton.short_convolution import ShortConvolutionBlock
 from edge.backends.triton.weights import Product
 from edge.kernels.embedding.reference import embedding
 from edge.kernels.gated_mlp.reference import activated, gated
@@ -36,6 +37,7 @@ from edge.kernels.rms_norm.reference import add_rms_norm, rms_norm
 from edge.kernels.sampling.ranking import likeliest
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
 from edge.kernels.sampling.triton import top_k
+from edge.kernels.short_convolution.reference import short_convolution
 from edge.protocol.step import Step, StepEntry, StepLimits
 
 LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
@@ -75,6 +77,8 @@ def check_agreement(
                 check.attention(block)
             elif isinstance(block, GatedMlpBlock):
                 check.gated(block, layer)
+            elif isinstance(block, ShortConvolutionBlock):
+                check.short_convolution(block)
             elif isinstance(block, PlainMlpBlock):
                 check.plain(block, layer)
         for addend in operators.addends[layer]:
@@ -225,6 +229,47 @@ class _Check:
         self.compare(f"activated ({block.up.name})", block.activate(self.tensor(up)), expected)
         self.product(block.down)
 
+    def short_convolution(self, block: ShortConvolutionBlock) -> None:
+        self.norm(block.norm, f"layers.{block.layer}.attention_norm")
+        self.product(block.mixed)
+        channels, width = block.weights.shape
+        weights = _array(block.weights)
+        bias = None if block.bias is None else _array(block.bias)
+        state = np.zeros((width - 1, channels), np.float32)
+        for lane in self._steps_of_one_request():
+            mixed = self.normal(lane.num_rows, 3 * channels)
+            expected, state = short_convolution(
+                *np.split(self.rounded(mixed), 3, axis=-1),
+                past=state,
+                convolution=weights,
+                bias=bias,
+            )
+            label = f"short_convolution (layer {block.layer}, {lane.num_rows} tokens)"
+            self.compare(label, block.convolve(self.tensor(mixed), lane), expected)
+        self.product(block.output)
+
+    def _steps_of_one_request(self) -> Iterator[Lane]:
+        """A chunk of a prompt, then a token after it."""
+        cache, first = self._operators.cache, 0
+        try:
+            for length in self._lengths():
+                step = _step(first, [0] * length)
+                cache.place(step)
+                (lane,) = self._buffers.lanes([step])
+                yield lane
+                first += length
+                cache.wrote(cache.open(_REQUEST), first)
+        finally:
+            cache.release(_REQUEST)
+
+    def _lengths(self) -> list[int]:
+        limits = self._limits
+        most = min(limits.chunk_tokens, limits.context_tokens, limits.cached_tokens)
+        lengths = [min(ROWS[-1], most)]
+        if lengths[0] < min(limits.context_tokens, limits.cached_tokens):
+            lengths.append(1)
+        return lengths
+
     def attention(self, block: AttentionBlock) -> None:
         self.norm(block.norm, f"layers.{block.layer}.attention_norm")
         self.product(block.qkv)
@@ -234,10 +279,7 @@ class _Check:
     def _attention(self, block: AttentionBlock) -> None:
         """A chunk of a prompt, then a token after it."""
         part, limits, cache = block.part, self._limits, self._operators.cache
-        most = min(limits.chunk_tokens, limits.context_tokens, limits.cached_tokens)
-        lengths = [min(ROWS[-1], most)]
-        if lengths[0] < min(limits.context_tokens, limits.cached_tokens):
-            lengths.append(1)
+        lengths = self._lengths()
         num_heads = part.num_heads + 2 * part.num_kv_heads
         qkv = self.normal(sum(lengths), num_heads, part.head_size)
         heads = heads_of(
@@ -255,25 +297,18 @@ class _Check:
             values=self._kept(heads.values, bits),
         )
         first = 0
-        try:
-            for length in lengths:
-                step = _step(first, [0] * length)
-                cache.place(step)
-                (lane,) = self._buffers.lanes([step])
-                end = first + length
-                expected = heads.attend(first, end, part)
-                # And as in a long context, whose keys may be divided: that is another kernel.
-                for max_keys in sorted({lane.max_keys, limits.context_tokens}):
-                    given = block.attend(
-                        self.tensor(qkv[first:end].reshape(length, -1)),
-                        replace(lane, max_keys=max_keys),
-                    )
-                    label = f"rope and attention (layer {block.layer}, {length} of {end} tokens)"
-                    self.compare(label, given, expected, LARGEST_CACHE_ERROR[bits])
-                cache.wrote(cache.open(_REQUEST), end)
-                first = end
-        finally:
-            cache.release(_REQUEST)
+        for lane in self._steps_of_one_request():
+            length, end = lane.num_rows, first + lane.num_rows
+            expected = heads.attend(first, end, part)
+            # And as in a long context, whose keys may be divided: that is another kernel.
+            for max_keys in sorted({lane.max_keys, limits.context_tokens}):
+                given = block.attend(
+                    self.tensor(qkv[first:end].reshape(length, -1)),
+                    replace(lane, max_keys=max_keys),
+                )
+                label = f"rope and attention (layer {block.layer}, {length} of {end} tokens)"
+                self.compare(label, given, expected, LARGEST_CACHE_ERROR[bits])
+            first = end
 
     def _kept(self, heads: Array, bits: int | None) -> Array:
         """What the cache makes of keys or values [tokens, heads, head_size]."""

@@ -11,6 +11,7 @@ import pytest
 from edge.backends.registry import open_backend
 from edge.errors import RequestError
 from edge.models.plain_mlp import PlainMlp
+from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import LayerSpec, ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits
@@ -30,6 +31,15 @@ WITH_BIASES = spec_of(
         )
     ],
     norm_bias=True,
+)
+WITH_STATES = spec_of(
+    [
+        LayerSpec(mixer=mixer, feed_forward=plain_layer().feed_forward)
+        for mixer in (
+            ShortConvolution(num_units=2, unit_channels=7, convolution=3, bias=True),
+            plain_layer().mixer,
+        )
+    ]
 )
 LIMITS = StepLimits(context_tokens=16, chunk_tokens=8, requests=2, cached_tokens=16)
 
@@ -90,6 +100,13 @@ WRONG_WITH_BIASES = [
     (f"{TRITON}.plain_mlp.activated", slightly_wrong, "activated (layers.0.up)"),
     (f"{TRITON}.weights.matmul", slightly_wrong, "matmul (layers.0.qkv, 1 row)"),
 ]
+WRONG_WITH_STATES = [
+    (
+        f"{TRITON}.short_convolution.short_convolution",
+        slightly_wrong,
+        "short_convolution (layer 0, 5 tokens)",
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +114,7 @@ WRONG_WITH_BIASES = [
     [
         *((*each, ONE_LAYER) for each in WRONG),
         *((*each, WITH_BIASES) for each in WRONG_WITH_BIASES),
+        *((*each, WITH_STATES) for each in WRONG_WITH_STATES),
     ],
 )
 def test_the_operator_that_is_wrong_is_named(
@@ -135,8 +153,9 @@ def test_a_kernel_for_many_rows_is_checked_as_well(
         load(tmp_path, dtype="int4")
 
 
-def test_norms_with_biases_and_blocks_without_gates_that_agree_are_loaded(tmp_path: Path) -> None:
-    load(tmp_path, WITH_BIASES)
+@pytest.mark.parametrize("spec", [WITH_BIASES, WITH_STATES])
+def test_other_parts_that_agree_are_loaded(spec: ModelSpec, tmp_path: Path) -> None:
+    load(tmp_path, spec)
 
 
 @pytest.mark.parametrize(

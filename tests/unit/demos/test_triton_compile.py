@@ -28,6 +28,7 @@ KERNELS = {
     "rms_norm": {"_rms_norm_kernel"},
     "rope": {"_rope_kernel", "_rope_store_kernel"},
     "sampling": {"_best_kernel", "_unpack_kernel"},
+    "short_convolution": {"_convolution_kernel", "_state_kernel"},
 }
 
 SMALLEST_SHARED_MEMORY = 99 << 10

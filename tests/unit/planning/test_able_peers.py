@@ -52,7 +52,7 @@ def test_needs_are_known(family: str) -> None:
         ("gemma3_text", ""),
         ("mixtral", "experts"),
         ("gpt_oss", "experts, attention sinks"),
-        ("lfm2", "short_convolution"),
+        ("lfm2", ""),
         ("qwen3_5_text", "linear_attention, gates of attention"),
         ("gpt2", ""),
         ("glm4_moe_lite", "experts, latent attention"),
