@@ -123,6 +123,7 @@ def observation_of(
             kv_dtype="float32",
             observes=True,
             share_prefixes=False,
+            prefixes_of=None,
             workload=None,
             context_tokens=window_tokens + 1,
             concurrency=min(_AT_ONCE, windows),

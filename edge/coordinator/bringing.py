@@ -128,12 +128,14 @@ class Bringing:
             copies_kv=self.copies_kv,
         )
         self.on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
-        secret = peer.prefix_secret(is_shared=self.options.share_prefixes)
+        trusted = self.options.trusted
+        is_shared = self.options.share_prefixes or bool(trusted)
         opened = await brought.client.call(
             Open(
                 assignment=assignment,
                 lease=self.lease,
-                prefix_secret=secret,
+                prefix_secret=peer.prefix_secret(is_shared=is_shared),
+                prefixes_of=trusted,
                 expected=self.expected.get(peer.id),
             )
         )

@@ -2,8 +2,10 @@
 
 Of all plans that it has run, as long as what computes them is the same. A block's key is the hash
 of all tokens up to its end and of all that its keys and values depend on as well, made with the
-owner's secret: who has another one does not even learn that a block is there. There are two places,
-and what is in memory is taken from there.
+owner's secret: who has another one does not even learn that a block is there. Several devices may
+share a secret. A block's key is also made of who has left it, which the peer knows by its
+certificate: nobody leaves a block that another one takes for its own, or for one of a device that
+it trusts. There are two places, and what is in memory is taken from there.
 
 In memory are small blocks. They are copied when a session ends, for until then its own cache has
 them. Who asks for them knows how much of them is of use: as much as would be computed in steps that
@@ -25,7 +27,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +43,10 @@ MEMORY_BLOCK_TOKENS = 16
 as fast as they are asked for."""
 
 
+OWNER_DIGITS = 16
+"""Of a device's id, in a block's key: fewer can be met by trying keys."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixPlaces:
     """Where a session's beginnings are kept, and whose they are."""
@@ -51,13 +57,26 @@ class PrefixPlaces:
     """Of whom they belong to."""
     owner: str = ""
     """The id of the device whose they are."""
+    trusted: tuple[str, ...] = ()
+    """Beginnings of ids of other devices that share the secret: what they have left is taken."""
+
+
+class _Key(NamedTuple):
+    """Of a block: under which it is left, and under which trusted devices have left it."""
+
+    own: str
+    others: tuple[str, ...]
+
+    def there(self, place: PrefixMemory | PrefixStore) -> str | None:
+        """The one under which there is such a block."""
+        return next(filter(place.has, (self.own, *self.others)), None)
 
 
 @dataclass(slots=True)
 class _Unkept:
     """The blocks of a request's prompt that are not on disk yet, by their keys in order."""
 
-    keys: deque[str]
+    keys: deque[_Key]
     first: int
     """The first one's first token."""
 
@@ -65,13 +84,13 @@ class _Unkept:
 class _Keys:
     """Of the blocks of one request, as far as its tokens are computed as a prompt is."""
 
-    def __init__(self, digest: hmac.HMAC, block_tokens: int) -> None:
-        """digest: of all but the tokens that counts."""
-        self._digest = digest
+    def __init__(self, digests: Sequence[hmac.HMAC], block_tokens: int) -> None:
+        """digests: of all but the tokens that counts, one of them for each device."""
+        self._digests = digests
         self._block_tokens = block_tokens
         self._rest: tuple[int, ...] = ()
         """Tokens behind the last whole block."""
-        self.keys: list[str] = []
+        self.keys: list[_Key] = []
 
     @property
     def _first(self) -> int:
@@ -86,8 +105,11 @@ class _Keys:
         size = self._block_tokens
         whole = len(known) // size * size
         for first in range(0, whole, size):
-            self._digest.update(np.asarray(known[first : first + size], "<i8").tobytes())
-            self.keys.append(self._digest.copy().hexdigest())
+            block = np.asarray(known[first : first + size], "<i8").tobytes()
+            for digest in self._digests:
+                digest.update(block)
+            own, *others = (digest.copy().hexdigest() for digest in self._digests)
+            self.keys.append(_Key(own, tuple(others)))
         self._rest = known[whole:]
 
 
@@ -99,6 +121,8 @@ class PrefixCache:
         self._disk = places.disk
         self._secret = places.secret
         self._owner = places.owner
+        whose = (places.owner, *places.trusted)
+        self._whose = tuple(dict.fromkeys(each[:OWNER_DIGITS] for each in whose))
         self._chunk_tokens = assignment.limits.chunk_tokens
         self._most_tokens = assignment.limits.cached_tokens
         self._most_requests = assignment.limits.caches
@@ -137,12 +161,12 @@ class PrefixCache:
         self, program: KvStorage, request: str, prompt: Sequence[int], known: int, most: int
     ) -> int:
         size = MEMORY_BLOCK_TOKENS
-        of_request = _Keys(self._facts(program, size), size)
+        of_request = _Keys(self._digests(program, size), size)
         of_request.add(0, prompt)
         self._keys[request] = of_request
         while len(self._keys) > self._most_requests:  # more than there are caches for
             del self._keys[next(iter(self._keys))]
-        there = list(takewhile(self._memory.has, of_request.keys[: max(0, most) // size]))
+        there = _there(self._memory, of_request.keys[: max(0, most) // size])
         self._memory.use(there)
         found = known
         if len(there) * size > known:
@@ -163,16 +187,17 @@ class PrefixCache:
         if self._disk is None:
             return known
         size = self._chunk_tokens
-        of_prompt = _Keys(self._facts(program, size), size)
+        of_prompt = _Keys(self._digests(program, size), size)
         of_prompt.add(0, prompt)
         keys = of_prompt.keys
         self._await_writer()
         found = known
-        if sum(1 for _key in takewhile(self._disk.has, keys)) * size > known:
-            for number in range(known // size, len(keys)):
+        there = _there(self._disk, keys)
+        if len(there) * size > known:
+            for number in range(known // size, len(there)):
                 end = (number + 1) * size
                 rows = self._rows(program)
-                if end > most or not self._disk.get(keys[number], rows, self._secret):
+                if end > most or not self._disk.get(there[number], rows, self._secret):
                     break
                 program.put_rows(request, number * size, rows)
                 found = end
@@ -196,7 +221,7 @@ class PrefixCache:
         if self._disk is None or not self._unkept or not self._is_idle():
             return
         for request, unkept in self._unkept.items():
-            while unkept.keys and self._disk.has(unkept.keys[0]):
+            while unkept.keys and unkept.keys[0].there(self._disk):
                 self._next(unkept)
             if not unkept.keys:
                 continue
@@ -206,7 +231,7 @@ class PrefixCache:
                 for into, some in zip(block, rows, strict=True):
                     into[...] = some
                 kept = self._writer.submit(
-                    self._disk.put, unkept.keys[0], block, self._secret, self._owner
+                    self._disk.put, unkept.keys[0].own, block, self._secret, self._owner
                 )
                 self._writing = (request, kept)
                 self._next(unkept)
@@ -231,18 +256,18 @@ class PrefixCache:
             for request, of_request in self._keys.items():
                 self._keep_in_memory(program, request, of_request.keys)
 
-    def _keep_in_memory(self, program: KvStorage, request: str, keys: Sequence[str]) -> None:
+    def _keep_in_memory(self, program: KvStorage, request: str, keys: Sequence[_Key]) -> None:
         """The beginning of a request; of what there is too much, its end goes first."""
         memory, size = self._memory, MEMORY_BLOCK_TOKENS
         first_rows = program.rows(request, 0, size)
         if first_rows is None:
             return
         for number in reversed(range(min(len(keys), memory.most_blocks(first_rows, self._owner)))):
-            if memory.has(keys[number]):
-                memory.use((keys[number],))
+            if (there := keys[number].there(memory)) is not None:
+                memory.use((there,))
                 continue
             rows = program.rows(request, number * size, (number + 1) * size)
-            if rows is not None and not memory.put(keys[number], rows, self._owner):
+            if rows is not None and not memory.put(keys[number].own, rows, self._owner):
                 return
 
     def _is_idle(self) -> bool:
@@ -269,10 +294,19 @@ class PrefixCache:
         unkept.keys.popleft()
         unkept.first += self._chunk_tokens
 
-    def _facts(self, program: KvStorage, block_tokens: int) -> hmac.HMAC:
-        """What a block's key is made of, but for the tokens."""
-        facts = f"{self._shard} {program.cache_digest} {block_tokens}".encode()
-        return hmac.new(self._secret, facts, hashlib.sha256)
+    def _digests(self, program: KvStorage, block_tokens: int) -> list[hmac.HMAC]:
+        """What a block's key is made of, but for the tokens: where this device has left it, and
+        where those have that it trusts."""
+        facts = f"{self._shard} {program.cache_digest} {block_tokens}"
+        return [
+            hmac.new(self._secret, f"{facts} {whose}".encode(), hashlib.sha256)
+            for whose in self._whose
+        ]
+
+
+def _there(place: PrefixMemory | PrefixStore, keys: Sequence[_Key]) -> list[str]:
+    """Under which keys the blocks are there, up to the first that is not."""
+    return list(takewhile(bool, (key.there(place) or "" for key in keys)))
 
 
 def _shard_digest(assignment: Assignment) -> str:

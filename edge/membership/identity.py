@@ -77,6 +77,18 @@ def is_peer_of(id: str, device: str) -> bool:
     return any(id == peer_id(device, number) for number in range(MOST_PEERS))
 
 
+LEAST_DIGITS = 16
+"""Of an id that somebody writes: fewer can be met by trying keys."""
+
+
+def read_ids(text: str) -> tuple[str, ...] | None:
+    """Ids of devices, or their first digits, with commas between them; None for anything else."""
+    found = tuple(each.replace(" ", "").lower() for each in text.split(","))
+    digits = set("0123456789abcdef")
+    are_ids = all(LEAST_DIGITS <= len(each) <= 32 and set(each) <= digits for each in found)
+    return found if are_ids else None
+
+
 def fingerprint(id: str) -> str:
     """An id for people to compare: its first 16 digits, in fours."""
     return " ".join(id[start : start + 4] for start in range(0, 16, 4))

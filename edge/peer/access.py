@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 from edge.errors import RequestError
 from edge.host.free_memory import parse_size
-from edge.membership.identity import fingerprint, is_peer_of
+from edge.membership.identity import LEAST_DIGITS, fingerprint, is_peer_of, read_ids
 from edge.membership.roles import USE
 from edge.transport import Member
-
-_LEAST_DIGITS = 16
-"""Fewer can be met by trying keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +28,12 @@ class UserLimits:
 def parse_allowed(text: str) -> tuple[str, ...]:
     """Beginnings of ids from "use=ID,ID". Raises RequestError otherwise."""
     what, _, ids = text.partition("=")
-    found = tuple(each.replace(" ", "").lower() for each in ids.split(","))
-    for each in found:
-        is_id = _LEAST_DIGITS <= len(each) <= 32 and set(each) <= set("0123456789abcdef")
-        if what.strip() != "use" or not is_id:
-            raise RequestError(
-                f"{text!r:.80} does not say who may use this peer; write use=ID or use=ID,ID, with "
-                f"the ids that `edge cluster show` lists, or their first {_LEAST_DIGITS} digits or "
-                "more"
-            )
+    found = read_ids(ids)
+    if what.strip() != "use" or found is None:
+        raise RequestError(
+            f"{text!r:.80} does not say who may use this peer; write use=ID or use=ID,ID, with "
+            f"the ids that `edge cluster show` lists, or their first {LEAST_DIGITS} digits or more"
+        )
     return found
 
 

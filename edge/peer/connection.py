@@ -612,6 +612,7 @@ class Connection:
                 disk=hosted.kv.prefixes,
                 secret=call.prefix_secret,
                 owner=self._user_id or "",
+                trusted=call.prefixes_of,
             )
         try:
             backend = await run_blocking(self._peer.backend)

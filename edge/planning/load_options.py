@@ -10,11 +10,13 @@ from typing import Literal, TypedDict, get_args
 from edge.errors import RequestError
 from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.kernels.matmul_nbits.reference import Accuracy
+from edge.membership.identity import LEAST_DIGITS, read_ids
 from edge.memory.step_memory import has_states
 from edge.models.attention import Attention
 from edge.models.spec import ModelSpec
 from edge.option_fields import option
 from edge.partition import Parallel, Plan, Workload
+from edge.protocol.messages import MOST_TRUSTED
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WIRES, Wire
 from edge.weights.checkpoint import Checkpoint
@@ -56,6 +58,26 @@ CHUNK_TOKENS = 256
 SHORTER_CHUNK_TOKENS = 128
 """The same with remainders of keys and values: scores over the whole context are then in memory
 three times for each row."""
+
+
+def parse_devices(text: str) -> tuple[str, ...]:
+    """Ids of devices, or their first digits. Raises RequestError otherwise."""
+    found = read_ids(text)
+    if found is None:
+        raise RequestError(
+            f"{text!r:.80} names no devices; write ID or ID,ID, with the ids that `edge cluster "
+            f"show` lists, or their first {LEAST_DIGITS} digits or more"
+        )
+    return found
+
+
+def _check_devices(ids: object) -> None:
+    if not isinstance(ids, tuple | list) or not all(isinstance(each, str) for each in ids):
+        raise RequestError(f"prefixes_of must be ids of devices, not {ids!r:.80}")
+    if len(ids) > MOST_TRUSTED:
+        raise RequestError(f"prefixes_of has {len(ids)} devices; {MOST_TRUSTED} is the most")
+    for each in ids:
+        parse_devices(each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +178,23 @@ class LoadOptions:
     share_prefixes: bool = option(
         False,
         help="Let other members of the cluster find the beginnings of prompts that peers keep in "
-        "memory and on disk (--kv-disk); else only this device finds them.",
+        "memory and on disk (--kv-disk), where they name this device (--prefixes-of); else only "
+        "this device finds them.",
     )
     """What a peer keeps of keys and values is found, and read on disk, by who has their key: this
     device, or each member of the cluster."""
+
+    prefixes_of: tuple[str, ...] | None = option(
+        None,
+        parse=parse_devices,
+        repeats=True,
+        metavar="ID,…",
+        help="Also find the beginnings that these devices have left with --share-prefixes, which "
+        "this one then does, too: ids, or their first 16 digits, as `edge cluster show` lists "
+        "them. Name those that you trust: whoever leaves a beginning can leave a wrong one, which "
+        "changes what is answered.",
+    )
+    """What others have left is never taken for what these or this device have."""
 
     workload: Workload | None = None
     """What the plan should be fast at; 512 tokens of prompt and 128 of answer if None."""
@@ -229,6 +264,8 @@ class LoadOptions:
             raise RequestError(
                 f"share_prefixes must be True or False, not {self.share_prefixes!r:.80}"
             )
+        if self.prefixes_of is not None:
+            _check_devices(self.prefixes_of)
         if not isinstance(self.lora, str | Path | None):
             raise RequestError(f"lora must be the path of a folder, not {self.lora!r:.80}")
         if self.standby not in get_args(Standby):
@@ -298,6 +335,11 @@ class LoadOptions:
             yield most
             most = min(most - 1, max(usual, 1 << (most - 1).bit_length() - 1))
 
+    @property
+    def trusted(self) -> tuple[str, ...]:
+        """`prefixes_of`, as ids are compared."""
+        return tuple(id for each in self.prefixes_of or () for id in parse_devices(each))
+
     def planned_workload(self, spec: ModelSpec) -> Workload:
         """What the plan should be fast at; the memory it keeps is that of the whole context.
 
@@ -334,6 +376,7 @@ class LoadOverrides(TypedDict, total=False):
     kv_dtype: KvDtype
     workload: Workload | None
     share_prefixes: bool
+    prefixes_of: tuple[str, ...] | None
     stream: Streaming
     standby: Standby
     wait_for_peers_s: float

@@ -75,6 +75,9 @@ _SentManifest = Annotated[
 
 SECRET_BYTES = 32
 
+MOST_TRUSTED = 16
+"""Devices whose beginnings of prompts a session may find: each costs a hash for each block."""
+
 
 def _secret(payload: Buffer) -> bytes:
     if len(payload) != SECRET_BYTES:
@@ -183,6 +186,8 @@ class Open(Call[Opened]):
     """Sessions of earlier terms of the same run end first."""
     prefix_secret: _Secret
     """Of whom beginnings of prompts belong to that are kept. Forgotten with the session."""
+    prefixes_of: Annotated[tuple[str, ...], AtMost(MOST_TRUSTED)] = ()
+    """Beginnings of ids of other devices with the same secret: what they have left is taken."""
     expected: ExpectedStep | None = None
     """What its steps should take; a peer that takes longer says so."""
 

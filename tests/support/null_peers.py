@@ -82,13 +82,14 @@ async def load(
     path: Path = MODEL,
     credentials: Credentials | None = None,
     share_prefixes: bool = False,
+    prefixes_of: tuple[str, ...] = (),
 ) -> LoadedModel:
     """The bundled model, or one of its shape, cut by the layout of that name."""
     peers = [await describe_peer(daemon.resources.addresses[0], credentials) for daemon in daemons]
     plan = bundled_plan(layout, devices=[peer.id for peer in peers])
     stages = len(plan.stages)
     with Checkpoint.open(path) as checkpoint:
-        options = LoadOptions(dtype="int8", share_prefixes=share_prefixes)
+        options = LoadOptions(dtype="int8", share_prefixes=share_prefixes, prefixes_of=prefixes_of)
         bringing = Bringing(
             checkpoint=checkpoint,
             plan=plan,

@@ -40,7 +40,9 @@ from edge.planning.load_options import LoadOptions
 
 _RAW_TOKENS = 128
 
-_CHANGEABLE = {"share_prefixes", "stream", "standby", "wait_for_peers_s", "replan"}
+_CHANGEABLE = {
+    "share_prefixes", "prefixes_of", "stream", "standby", "wait_for_peers_s", "replan",
+}  # fmt: skip
 """What no token depends on."""
 
 

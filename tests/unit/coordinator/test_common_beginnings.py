@@ -169,19 +169,24 @@ def test_what_a_plan_has_read_is_there_for_the_next(
 
 
 def test_what_one_device_has_asked_no_other_finds(path: Path, tmp_path: Path) -> None:
-    """Unless both share what they have asked."""
+    """Unless it shares that, and the other one names it."""
     home = Membership.founded("home")
     assert home.authority is not None
     members = [
         Membership.enrolled(home.authority, home.tag_key, name) for name in ("kitchen", "attic")
     ]
     one, other = [shown(each) for each in members]
-    prompt = tokens(0, 100)
 
     async def main() -> None:
         async with null_peers(tmp_path, 1, membership=home) as daemons:
 
-            async def again(who: Credentials, *, share_prefixes: bool = False) -> int:
+            async def again(
+                who: Credentials,
+                prompt: Sequence[int],
+                *,
+                shares: bool = False,
+                finds: tuple[str, ...] = (),
+            ) -> int:
                 model = await load(
                     daemons,
                     "solo",
@@ -190,14 +195,21 @@ def test_what_one_device_has_asked_no_other_finds(path: Path, tmp_path: Path) ->
                     tmp_path,
                     path=path,
                     credentials=who,
-                    share_prefixes=share_prefixes,
+                    share_prefixes=shares,
+                    prefixes_of=finds,
                 )
                 return await ask(model, prompt, path)
 
-            assert await again(one) == 0
-            assert await again(other) == 0
-            assert await again(one) == 96
-            assert await again(one, share_prefixes=True) == 0
-            assert await again(other, share_prefixes=True) == 96
+            kept, left, named = (tokens(number, 100) for number in range(3))
+            assert await again(one, kept) == 0
+            assert await again(other, kept) == 0
+            assert await again(one, kept) == 96
+            trusted = members[0].identity.id[:16]
+            assert await again(other, kept, finds=(trusted,)) == 0, "it was not shared"
+            assert await again(one, left, shares=True) == 0
+            assert await again(other, left, shares=True) == 0, "who has shared it was not named"
+            assert await again(other, left, shares=True) == 96
+            assert await again(one, named, shares=True) == 0
+            assert await again(other, named, finds=(trusted,)) == 96
 
     asyncio.run(main())

@@ -236,3 +236,74 @@ def test_disk_goes_on_where_memory_ends(store: SlowStore) -> None:
     assert prefixes.match(there.as_storage(), "other", LONG) == 56
     assert (there.rows_there[:, :56, 0] == LONG[:56]).all()
     prefixes.close()
+
+
+MALLORY, ALICE, BOB = ("a" * 32, "b" * 32, "c" * 32)
+
+
+def shared(
+    owner: str,
+    *,
+    memory: PrefixMemory | None = None,
+    disk: PrefixStore | None = None,
+    trusted: tuple[str, ...] = (),
+) -> PrefixCache:
+    """Of a device that has the secret of its cluster."""
+    return PrefixCache(
+        PrefixPlaces(
+            memory=memory or PrefixMemory(), disk=disk, secret=SECRET, owner=owner, trusted=trusted
+        ),
+        ASSIGNMENT,
+    )
+
+
+def leave(prefixes: PrefixCache, program: Cache) -> None:
+    """What the program has of LONG, in memory or on disk."""
+    prefixes.match(cache().as_storage(), "r", LONG)
+    for _block in range(len(LONG) // BLOCK):
+        prefixes.keep(program.as_storage())
+        prefixes._await_writer()
+    prefixes.forget(program.as_storage(), "r", is_kept=True)
+    prefixes.close(program.as_storage())
+
+
+@pytest.mark.parametrize("is_disk", [False, True], ids=["memory", "disk"])
+def test_what_a_member_leaves_is_found_by_who_names_it_alone(
+    is_disk: bool, store: SlowStore
+) -> None:
+    """Keys and values that are wrong, under the prompt of others, whose secret it has."""
+    store.may_write.set()
+    memory = PrefixMemory()
+    memory.limit(1 << 20)
+    place: dict[str, Any] = {"disk": store} if is_disk else {"memory": memory}
+    wrong = computed(60)
+    wrong.rows_there[...] = -1.0
+    leave(shared(MALLORY, **place), wrong)
+
+    def found_by(owner: str, *trusted: str) -> tuple[int, bool]:
+        """So many tokens, and whether all of them are as they are computed."""
+        prefixes, there = shared(owner, trusted=trusted, **place), cache()
+        tokens = prefixes.match(there.as_storage(), "r", LONG)
+        prefixes.close()
+        return tokens, bool((there.rows_there[:, :tokens, 0] == LONG[:tokens]).all())
+
+    most = 56 if is_disk else 48
+    assert found_by(ALICE) == (0, True)
+    assert found_by(ALICE, BOB) == (0, True)
+    assert found_by(ALICE, MALLORY) == (most, False), "its own choice"
+    leave(shared(ALICE, **place), computed(60))
+    assert found_by(ALICE) == (most, True)
+    assert found_by(BOB, ALICE[:16]) == (most, True)
+    assert found_by(BOB) == (0, True)
+
+
+def test_of_what_others_have_left_only_what_is_new_is_left_again(store: SlowStore) -> None:
+    store.may_write.set()
+    half, whole = computed(32), computed(60)
+    leave(shared(ALICE, disk=store), half)
+    assert len(store._sizes) == 32 // BLOCK
+    leave(shared(BOB, disk=store, trusted=(ALICE,)), whole)
+    assert len(store._sizes) == len(LONG) // BLOCK
+    prefixes, there = shared(BOB, disk=store, trusted=(ALICE,)), cache()
+    assert prefixes.match(there.as_storage(), "r", LONG) == 56
+    prefixes.close()

@@ -15,6 +15,7 @@ from edge.planning.load_options import (
     DEFAULT_CONTEXT_TOKENS,
     MAX_REQUESTS_AT_ONCE,
     LoadOptions,
+    parse_devices,
 )
 from edge.weights.formats import AUTO, DTYPES, ENCODINGS, Dtype
 from tests.support.specs import plain_spec
@@ -75,6 +76,10 @@ def test_a_workload_that_does_not_fit_the_context() -> None:
         ({"concurrency": 0}, "concurrency must be 1 to"),
         ({"concurrency": True}, "concurrency must be 1 to"),
         ({"dtype": "fp4"}, "dtype 'fp4'"),
+        ({"prefixes_of": "0123456789abcdef"}, "prefixes_of must be ids of devices"),
+        ({"prefixes_of": (5,)}, "prefixes_of must be ids of devices"),
+        ({"prefixes_of": ("0123456789abcde",)}, "names no devices; write ID"),
+        ({"prefixes_of": ("0123456789abcdef",) * 17}, "17 devices; 16 is the most"),
         ({"stream": True}, "stream must be 'auto', 'on' or 'off', not True"),
         ({"workload": 512}, r"workload must be an edge.Workload, not 512"),
     ],
@@ -89,3 +94,12 @@ def test_the_names_of_formats_are_those_of_the_table() -> None:
     """For who checks types, and for who adds one."""
     assert (AUTO, *ENCODINGS) == DTYPES
     assert get_type_hints(LoadOptions)["dtype"] == Dtype == edge.Dtype
+
+
+def test_devices_are_named_as_they_are_shown() -> None:
+    assert parse_devices("0123 4567 89AB cdef,ffffffffffffffff0") == (
+        "0123456789abcdef",
+        "ffffffffffffffff0",
+    )
+    named = LoadOptions(prefixes_of=("0123 4567 89AB cdef",))
+    assert named.trusted == ("0123456789abcdef",)
