@@ -60,6 +60,12 @@ def amount_of(event: Progress, rate: float | None) -> str:
     return f"{said}, {rate / scale:.1f}{name}/s"
 
 
+def length_of(event: Progress) -> int | None:
+    """How long a bar is; None for work of one piece that is under way: nobody knows how much of it
+    is done, and a bar at its beginning would say that nothing is."""
+    return None if event.total == 1 and event.done == 0 else event.total
+
+
 def _scale(number: float) -> tuple[int, str]:
     return max(((size, word) for size, word in _SCALES if number >= size), default=(1, ""))
 
@@ -98,10 +104,11 @@ def progress_bars(show: bool | OnProgress | None = None) -> Iterator[OnProgress]
     def on_progress(event: Progress) -> None:
         key = (event.phase, event.peer)
         if key not in tasks:
-            tasks[key] = display.add_task(label_of(event), total=event.total, amount="")
+            tasks[key] = display.add_task(label_of(event), total=length_of(event), amount="")
         task = tasks[key]
         rate = display.tasks[display.task_ids.index(task)].speed
-        display.update(task, completed=event.done, total=event.total, amount=amount_of(event, rate))
+        amount = amount_of(event, rate)
+        display.update(task, completed=event.done, total=length_of(event), amount=amount)
 
     with display:
         yield on_progress

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
+from edge.cli.own_files import write_own
 from edge.errors import RequestError
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE, TOKEN_VARIABLE
@@ -19,7 +20,6 @@ from edge.membership.store import CONFIG_VARIABLE, TOKEN_VARIABLE
 _MARK = "# Written by {}, which writes it anew.\n"
 _CARRIED = (CACHE_VARIABLE, CONFIG_VARIABLE, TOKEN_VARIABLE, "HF_HOME", "HF_HUB_CACHE")
 _SYSTEM_FOLDER = Path("/etc/systemd/system")
-_MOST_UNIT_BYTES = 64 << 10
 
 _EVERYWHERE = """\
 NoNewPrivileges=yes
@@ -181,20 +181,7 @@ def write_unit(place: Path, service: Service) -> None:
     """Raises RequestError where nothing can be written, and for a file that somebody else wrote."""
     writer = service.task.written_by
     try:
-        with place.open("rb") as file:
-            is_ours = file.read(_MOST_UNIT_BYTES).startswith(_MARK.format(writer).encode())
-    except FileNotFoundError:
-        is_ours = True
-    except OSError as error:
-        raise _unusable(place, error) from error
-    if not is_ours:
-        raise RequestError(
-            f"{place} is there already, and not written by {writer}; move it away, or take over "
-            "what you want of the unit that is printed instead"
-        )
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(service_unit(service), encoding="utf-8")
+        write_own(place, service_unit(service), mark=_MARK.format(writer), writer=writer)
     except OSError as error:
         raise _unusable(place, error) from error
 

@@ -35,15 +35,18 @@ def write_all(descriptor: int, content: memoryview, offset: int) -> None:
         offset += count
 
 
-def write_durably(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes, *, mode: int | None = None) -> None:
     """The file with this content, or what was there before; it survives a loss of power.
 
-    A process that is killed leaves `<name>.partial`. Raises StoreError.
+    mode: who may read and write it, from the beginning; None: as the process's umask says. A
+    process that is killed leaves `<name>.partial`. Raises StoreError.
     """
     draft = path.with_name(f"{path.name}.partial")
     with disk_errors_as_store_errors(path):
         try:
             with draft.open("wb", buffering=0) as file:
+                if mode is not None:
+                    os.fchmod(file.fileno(), mode)
                 write_all(file.fileno(), memoryview(content), 0)
                 os.fsync(file.fileno())
             draft.replace(path)

@@ -14,11 +14,14 @@ from tests.architecture.test_names import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "guide" / "environment.md"
 NAME = re.compile(r"_?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
-ONE_WORD = {"HOME", "LANG", "TERM", "TZ"}
+ONE_WORD = {"EDITOR", "HOME", "LANG", "TERM", "TZ", "VISUAL"}
 VALUES = {"PCI_BUS_ID"}
 """Of variables."""
-BY_LIBRARIES = {"XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "NO_COLOR"}
-"""`platformdirs` reads the first three, `rich` and `prompt_toolkit` the last."""
+BY_LIBRARIES = {
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"),
+    *("EDITOR", "NO_COLOR", "VISUAL"),
+}
+"""`platformdirs` reads those that begin with XDG, `rich` and `prompt_toolkit` the others."""
 
 
 def read_or_set(module: Path) -> Iterator[str]:

@@ -277,8 +277,15 @@ def test_every_command(chat: Open, tmp_path: Path) -> None:
         say("/save text", "is there already and is no")
         say("/save /", "edge: / is there already and is no")
         assert turns_of(terminal, tmp_path / "c.json") == turns
-        terminal.send(f"/sa{TAB}")
-        terminal.wait_for("> /save")
+        for typed, offered, completed in (
+            ("/sa", "/save", "> /save"),
+            (" te", "text", "> /save text"),
+            (f"{CTRL_C}/set mnp", "min-p", "> /set min-p"),
+        ):
+            terminal.send(typed)
+            terminal.wait(lambda: terminal.text.endswith(f" {offered}"))  # noqa: B023 - at once
+            terminal.send(TAB)
+            terminal.wait(lambda: terminal.last_line == completed)  # noqa: B023 - at once
         terminal.send(CTRL_C)
         say("/bye", "/bye")
         assert terminal.end() == 0
@@ -319,11 +326,23 @@ def test_without_colours(chat: Open) -> None:
             assert bool(COLOURS.search(terminal.output)) == has_colours
 
 
-def test_a_terminal_that_moves_no_cursor(chat: Open) -> None:
-    """Lines are read and written as from a pipe."""
+def test_a_terminal_that_moves_no_cursor(chat: Open, tmp_path: Path) -> None:
+    """Lines are read as the system reads them, but whole: it keeps 4,095 bytes of one."""
     with chat(environment={"TERM": "dumb"}) as terminal:
-        terminal.say("Hello")
+        terminal.wait(terminal.reads_keys)
+        terminal.send(f"Helxx{BACKSPACE}{BACKSPACE}lo{ENTER}")
+        terminal.wait_for("Hello")
         terminal.wait_for("[cut at 6")
+        terminal.wait(terminal.reads_keys)
+        text = "x" * 9_000 + "ü its end"
+        terminal.send(f"/system {text}{ENTER}")
+        terminal.wait_for("system: xxxx")
+        terminal.wait(terminal.reads_keys)
+        terminal.send(f"/save a.json{ENTER}")
+        terminal.wait_for("2 turns are in")
+        kept = json.loads((tmp_path / "a.json").read_text())
+        assert (kept["system"], kept["turns"][0]["content"]) == (text, "Hello")
+        terminal.wait(terminal.reads_keys)
         terminal.send(CTRL_D)
         assert terminal.end() == 0
         assert "\x1b" not in terminal.output

@@ -361,6 +361,45 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["run", "--dtype", "int8 int4 int4-pure int3 int2"]
 
 
+@pytest.mark.parametrize(
+    ("shell", "place", "said"),
+    [
+        ("bash", ".local/share/bash-completion/completions/edge", "bash-completion"),
+        ("zsh", ".zfunc/_edge", "fpath+="),
+        ("fish", ".config/fish/completions/edge.fish", "read it"),
+    ],
+)
+def test_completion_is_installed_where_the_shell_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, place: str, said: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    file = tmp_path / place
+    first = run_edge("completion", shell, "--install")
+    assert (first.code, first.err) == (0, "")
+    assert first.out.splitlines()[0] == f"Wrote {file}"
+    assert said in first.out
+    written = file.read_text()
+    assert written.startswith("#compdef edge\n# Written by" if shell == "zsh" else "# Written by")
+    again = run_edge("completion", shell, "--install")
+    assert again.out.splitlines()[0] == f"{file} is as it should be"
+    file.write_text(written.replace("_EDGE_COMPLETE", "_OLD"))
+    assert run_edge("completion", shell, "--install").out.startswith("Wrote ")
+    assert file.read_text() == written
+    file.write_text("my own")
+    refused = run_edge("completion", shell, "--install")
+    assert "is there already, and not written by edge completion --install; move" in (
+        refused.sentence()
+    )
+    assert file.read_text() == "my own"
+    if shell == "bash":
+        file.write_text(written)
+        script = f"source {file} && complete -p edge"
+        told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+        assert "-F _edge_completion edge" in told.stdout
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_is_told_how(shell: str) -> None:
     outcome = run_edge("completion", shell)

@@ -18,6 +18,8 @@ from tests.support.processes import EDGE
 UP, DOWN, LEFT, BACKSPACE = "\x1b[A", "\x1b[B", "\x1b[D", "\x7f"
 CTRL_C, CTRL_D, ENTER, ALT_ENTER, TAB = "\x03", "\x04", "\r", "\x1b\r", "\t"
 _AT_ONCE_S = 0.1
+_LOCAL_FLAGS = 3
+"""Their place in what `termios` tells."""
 PATIENCE_S = 120.0
 
 
@@ -122,6 +124,10 @@ class Terminal:
         is_aside = self.output.rpartition("\x1b[?1049")[2].startswith("h")
         now = termios.tcgetattr(self._process.child_fd)
         return now == self._found and not is_hidden and not is_aside
+
+    def reads_keys(self) -> bool:
+        """Whether the program is asking, and reads what is typed key by key."""
+        return not termios.tcgetattr(self._process.child_fd)[_LOCAL_FLAGS] & termios.ICANON
 
     def resize(self, columns: int, lines: int) -> None:
         self._screen.resize(lines, columns)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from edge.cli.chat.conversation import Conversation, check_text
-from edge.cli.chat.settings import Settings
+from edge.cli.chat.settings import Settings, setting_names, words_of
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import read_file
@@ -18,6 +18,7 @@ from edge.offload import read_file
 _COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
 _FILE_AND_TEXT = re.compile(r'("[^"\n]+"|\S+)\s*(.*)', re.DOTALL)
 """A name with spaces stands in quotes."""
+_OF_FILES = ("/file", "/load", "/save")
 _MOST_TEXT_BYTES = 16 << 20
 
 
@@ -79,6 +80,18 @@ def run_command(talk: Talk, line: str) -> bool:
         said = f"/{near[0]} is near it, and " if near else ""
         raise RequestError(f"/{name} is no command; {said}/help lists them all")
     return COMMANDS[name].run(talk, rest) is not False
+
+
+def suggestions(line: str) -> Sequence[str] | None:
+    """What the last word of the beginning of a line may be; None: the name of a file."""
+    if not line.startswith("/") or "\n" in line:
+        return []
+    command, *words = line.split(" ")
+    if not words:
+        return [f"/{name}" for name in ("help", *COMMANDS)]
+    if command == "/set":
+        return setting_names() if len(words) == 1 else words_of(words[0]) * (len(words) == 2)
+    return None if command in _OF_FILES and len(words) == 1 else []
 
 
 def _help(talk: Talk) -> None:

@@ -13,6 +13,8 @@ from edge.offload import StoreError, parse_json, read_file, write_durably
 
 _FORMAT = "edge conversation"
 _MOST_FILE_BYTES = 64 << 20
+_MODE = 0o600
+"""For nobody else to read: people say things to a model that are their own."""
 _ROLES = ("user", "assistant")
 
 
@@ -53,7 +55,8 @@ class Conversation:
             raise RequestError(f"{path} is there already and is no conversation; name another file")
         value = {"format": _FORMAT, "model": model, "system": self.system, "turns": self.turns}
         try:
-            write_durably(path, json.dumps(value, indent=2, ensure_ascii=False).encode())
+            content = json.dumps(value, indent=2, ensure_ascii=False).encode()
+            write_durably(path, content, mode=_MODE)
         except StoreError as error:
             raise RequestError(str(error)) from error
 

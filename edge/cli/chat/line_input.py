@@ -6,14 +6,16 @@ import contextlib
 import os
 import sys
 import termios
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from edge.cli.chat.long_lines import LongLineInput
 from edge.host.state_paths import state_root
 
 if TYPE_CHECKING:
+    from prompt_toolkit.completion import Completer
     from prompt_toolkit.history import History
 
 _PASTES_ARE_TOLD, _PASTES_ARE_NOT_TOLD = "\x1b[?2004h", "\x1b[?2004l"
@@ -24,6 +26,10 @@ _LEAVING = "Press Ctrl-C again, or Ctrl-D, to leave."
 
 _INPUT_FLAGS, _LOCAL_FLAGS = 0, 3
 """Places in what `termios` tells."""
+
+
+Suggest = Callable[[str], Sequence[str] | None]
+"""What the last word of the beginning of a line may be; None: the name of a file."""
 
 
 class LineInput(Protocol):
@@ -51,10 +57,8 @@ class PipedInput:
 class Editor:
     """A line editor with a history that stays, completion of commands, and pasting of lines."""
 
-    def __init__(self, commands: Sequence[str]) -> None:
-        """commands: their names, with the slash."""
+    def __init__(self, suggest: Suggest) -> None:
         from prompt_toolkit import PromptSession
-        from prompt_toolkit.completion import FuzzyWordCompleter
         from prompt_toolkit.filters import Condition
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
@@ -72,7 +76,7 @@ class Editor:
 
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
-            completer=FuzzyWordCompleter(list(commands), WORD=True),
+            completer=_completer(suggest),
             complete_while_typing=Condition(self._is_a_command),
             key_bindings=keys,
             multiline=True,
@@ -106,9 +110,40 @@ class Editor:
         return self._session.default_buffer.text.startswith("/")
 
 
-def line_input(commands: Sequence[str]) -> LineInput:
+def _completer(suggest: Suggest) -> Completer:
+    """By what words begin with; where none does, by any of their letters, in their order."""
+    from prompt_toolkit.completion import (
+        CompleteEvent,
+        Completer,
+        Completion,
+        FuzzyWordCompleter,
+        PathCompleter,
+    )
+    from prompt_toolkit.document import Document
+
+    class LastWord(Completer):
+        def get_completions(
+            self, document: Document, complete_event: CompleteEvent
+        ) -> Iterable[Completion]:
+            line = document.text_before_cursor
+            last = line.rpartition(" ")[2]
+            words = suggest(line)
+            if words is None:
+                names = PathCompleter(expanduser=True)
+                return names.get_completions(Document(last, len(last)), complete_event)
+            alike = FuzzyWordCompleter(
+                [each for each in words if each.startswith(last)] or list(words), WORD=True
+            )
+            return alike.get_completions(document, complete_event)
+
+    return LastWord()
+
+
+def line_input(suggest: Suggest) -> LineInput:
     if is_a_terminal():
-        return Editor(commands)
+        return Editor(suggest)
+    if sys.stdin.isatty():
+        return LongLineInput(sys.stdin.fileno())
     return PipedInput()
 
 

@@ -39,7 +39,7 @@ class Settings:
             return replace(self, thoughts=_one_of(name, value, kinds))
         names = _generation_names()
         if field not in names:
-            known = [*(each.replace("_", "-") for each in names), "markdown", "thoughts"]
+            known = setting_names()
             near = difflib.get_close_matches(name, known, 1)
             said = f"; near it: {near[0]}" if near else ""
             raise RequestError(f"{name} cannot be set{said}. There are {', '.join(known)}")
@@ -58,6 +58,18 @@ class Settings:
             for name in _generation_names()
         ]
         return [*rows, ("markdown", "on" if self.markdown else "off"), ("thoughts", self.thoughts)]
+
+
+def setting_names() -> list[str]:
+    """As `/set` takes them."""
+    return [*(each.replace("_", "-") for each in _generation_names()), "markdown", "thoughts"]
+
+
+def words_of(name: str) -> list[str]:
+    """What a setting may be, where that is one of a few words."""
+    if name in ("markdown", "thinking"):
+        return list(_SWITCH)
+    return list(get_args(Thoughts)) if name == "thoughts" else []
 
 
 def _generation_names() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from edge.api.generation_options import GenerationOptions
-from edge.cli.chat.commands import COMMANDS, is_command, run_command
+from edge.cli.chat.commands import is_command, run_command, suggestions
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.line_input import is_a_terminal, line_input, typed_ahead
 from edge.cli.chat.settings import Settings
@@ -63,7 +63,7 @@ def command(
         )
         if is_terminal:
             click.echo(talk.banner(), err=True)
-        lines = line_input([f"/{name}" for name in ("help", *COMMANDS)])
+        lines = line_input(suggestions)
         while (line := lines.ask()) is not None:
             try:
                 if not is_command(line):

@@ -2,31 +2,73 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
+import platformdirs
 from click.shell_completion import get_completion_class
 
-_INSTALL = {
+from edge.cli.own_files import write_own
+from edge.errors import RequestError
+
+_BY_HAND = {
     "bash": 'eval "$(edge completion bash)"  # at the end of ~/.bashrc',
     "zsh": 'eval "$(edge completion zsh)"  # at the end of ~/.zshrc, after compinit',
     "fish": "edge completion fish > ~/.config/fish/completions/edge.fish",
 }
+_WRITER = "edge completion --install"
+_MARK = f"# Written by {_WRITER}, which writes it anew.\n"
+_NEXT = {
+    "bash": "Shells that begin from now on read it, where the package bash-completion is there;\n"
+    "else add to ~/.bashrc: source {place}",
+    "zsh": "Add to ~/.zshrc, before compinit, if it is not there: fpath+=({place.parent})",
+    "fish": "Shells that begin from now on read it.",
+}
 
 
 @click.command("completion", short_help="Complete commands and options in a shell.")
-@click.argument("shell", type=click.Choice(list(_INSTALL)))
-def command(shell: str) -> None:
-    """Print what SHELL needs to complete edge's commands and options.
+@click.argument("shell", type=click.Choice(list(_BY_HAND)))
+@click.option(
+    "--install",
+    is_flag=True,
+    help="Write it to where the shell looks for it, and say where that is.",
+)
+def command(shell: str, install: bool) -> None:
+    """Print what SHELL needs to complete edge's commands and options, or install it.
 
     \b
     Examples:
-      edge completion bash                      what it prints begins with how to install it
+      edge completion bash --install            for you alone; says where it is
+      edge completion zsh                       what it prints begins with how to install it
       echo 'eval "$(edge completion bash)"' >> ~/.bashrc
-      echo 'eval "$(edge completion zsh)"' >> ~/.zshrc
-      edge completion fish > ~/.config/fish/completions/edge.fish
     """
     from edge.cli.main import cli
 
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(f"# To install: {_INSTALL[shell]}")
-    click.echo(kind(cli, {}, "edge", "_EDGE_COMPLETE").source())
+    source = kind(cli, {}, "edge", "_EDGE_COMPLETE").source()
+    if not install:
+        click.echo(f"# To install: {_BY_HAND[shell]}")
+        click.echo(source)
+        return
+    place = _place_for(shell)
+    lines = f"{source.strip()}\n".splitlines(keepends=True)
+    lines.insert(1 if lines[0].startswith("#compdef") else 0, _MARK)  # zsh reads the first line
+    try:
+        is_new = write_own(place, "".join(lines), mark=_MARK, writer=_WRITER)
+    except OSError as error:
+        raise RequestError(
+            f"cannot write {place}: {error.strerror or error}; have it printed instead, without "
+            "--install"
+        ) from error
+    click.echo(f"Wrote {place}" if is_new else f"{place} is as it should be")
+    click.echo(_NEXT[shell].format(place=place))
+
+
+def _place_for(shell: str) -> Path:
+    """Where the shell looks for what a user adds."""
+    if shell == "bash":
+        return platformdirs.user_data_path("bash-completion") / "completions" / "edge"
+    if shell == "fish":
+        return platformdirs.user_config_path("fish") / "completions" / "edge.fish"
+    return Path.home() / ".zfunc" / "_edge"  # zsh has none; this is what other programs take

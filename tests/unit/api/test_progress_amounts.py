@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge.api.progress_bars import _is_notebook, amount_of, label_of, progress_bars
+from edge.api.progress_bars import _is_notebook, amount_of, label_of, length_of, progress_bars
 from edge.progress import Phase, Progress
 
 
@@ -37,6 +37,13 @@ from edge.progress import Phase, Progress
 )
 def test_amounts(phase: Phase, done: int, total: int, rate: float | None, said: str) -> None:
     assert amount_of(Progress(phase=phase, peer="", done=done, total=total), rate) == said
+
+
+def test_a_bar_has_a_length_where_it_is_known_how_much_is_done() -> None:
+    whole = Progress(phase="load", peer="attic", done=0, total=1)
+    assert length_of(whole) is None
+    assert length_of(replace(whole, done=1)) == 1
+    assert length_of(replace(whole, phase="send", total=9)) == 9
 
 
 def test_what_is_measured_is_said_to_be_so_once() -> None:

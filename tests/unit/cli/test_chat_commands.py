@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.api.generation_options import GenerationOptions
-from edge.cli.chat.commands import COMMANDS, is_command
+from edge.cli.chat.commands import COMMANDS, is_command, suggestions
 from edge.cli.chat.conversation import Conversation
-from edge.cli.chat.settings import Settings
+from edge.cli.chat.settings import Settings, setting_names, words_of
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 
@@ -92,6 +92,23 @@ def test_whatever_is_listed_can_be_set(name: str, tmp_path: Path) -> None:
         assert SETTINGS.changed(name, "object").generation.json_schema == "object"
 
 
+@pytest.mark.parametrize("name", setting_names())
+def test_whatever_is_suggested_can_be_set(name: str) -> None:
+    assert name in (suggestions("/set t") or ())
+    for word in words_of(name):
+        assert word in (suggestions(f"/set {name} ") or ())
+        SETTINGS.changed(name, word)
+
+
+def test_what_is_suggested_of_a_line() -> None:
+    assert set(suggestions("/s") or ()) == {"/help", *(f"/{name}" for name in COMMANDS)}
+    assert suggestions("/set thoughts s") == ["fold", "show", "hide"]
+    for line in ("/load ~/t", "/save t", "/file a"):
+        assert suggestions(line) is None, "names of files"
+    for line in ("", "hello", "/set seed 3", "/set thinking on ", "/file a b", "/show a", "/x\n/"):
+        assert suggestions(line) == [], line
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -127,6 +144,7 @@ def test_a_conversation_is_what_was_kept(
         return
     talk.save(file, model="m")
     assert Conversation.load(file) == talk
+    assert file.stat().st_mode & 0o777 == 0o600, "for nobody else"
 
 
 def test_turns_are_taken_back() -> None:

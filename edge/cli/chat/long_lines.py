@@ -1,0 +1,101 @@
+"""Lines from a terminal that moves no cursor, of any length."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import termios
+from dataclasses import dataclass, field
+
+_LOCAL_FLAGS, _CHARACTERS = 3, 6
+"""Places in what `termios` tells."""
+_READ_BYTES = 1 << 16
+_ERASED = b"\b \b"
+
+
+class LongLineInput:
+    """As the system reads lines, Backspace, Ctrl-U and Ctrl-D included. But the system keeps 4,095
+    bytes of a line and drops the rest, which a pasted text would lose."""
+
+    interrupted = False
+
+    def __init__(self, descriptor: int) -> None:
+        """Of a terminal."""
+        self._descriptor = descriptor
+        self._came = b""
+        """Behind the line that was asked for."""
+
+    def ask(self) -> str | None:
+        found = termios.tcgetattr(self._descriptor)
+        each_key = list(found)
+        each_key[_LOCAL_FLAGS] &= ~(termios.ICANON | termios.ECHO)
+        each_key[_CHARACTERS] = list(found[_CHARACTERS])
+        each_key[_CHARACTERS][termios.VMIN], each_key[_CHARACTERS][termios.VTIME] = 1, 0
+        sys.stdout.flush()
+        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, each_key)
+        try:
+            while (line := self._line(found)) is not None:
+                if text := line.decode(errors="surrogateescape").strip():
+                    return text
+            return None
+        finally:
+            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, found)
+
+    def _line(self, found: list[list[bytes]]) -> bytes | None:
+        """None at the end."""
+        keys = found[_CHARACTERS]
+        line = TypedLine(
+            erase=keys[termios.VERASE], kill=keys[termios.VKILL], end=keys[termios.VEOF]
+        )
+        is_echoed = bool(found[_LOCAL_FLAGS] & termios.ECHO)  # type: ignore[operator]
+        while not line.is_whole:
+            if not self._came:
+                self._came = os.read(self._descriptor, _READ_BYTES)
+                if not self._came:
+                    return bytes(line.text) or None
+            shown, self._came = line.take(self._came)
+            if is_echoed:
+                with contextlib.suppress(OSError):  # it may be for reading alone
+                    os.write(self._descriptor, shown)
+        return None if line.is_end else bytes(line.text)
+
+
+@dataclass(slots=True, kw_only=True)
+class TypedLine:
+    """A line while it is typed. Pure. erase, kill, end: the user's keys for these."""
+
+    erase: bytes
+    kill: bytes
+    end: bytes
+    text: bytearray = field(default_factory=bytearray)
+    is_whole: bool = False
+    is_end: bool = False
+    """The user leaves: the end came where no line had begun."""
+
+    def take(self, keys: bytes) -> tuple[bytes, bytes]:
+        """(What is to be shown of these keys, those behind the end of the line)."""
+        shown = bytearray()
+        for place, number in enumerate(keys):
+            key = bytes([number])
+            if key in (b"\n", b"\r", self.end):
+                self.is_whole = True
+                self.is_end = key == self.end and not self.text
+                shown += b"" if self.is_end else b"\r\n"
+                return bytes(shown), keys[place + 1 :]
+            if key == self.erase:
+                if self.text:
+                    self._erase_character()
+                    shown += _ERASED
+            elif key == self.kill:
+                self.text.clear()
+                shown += b"\r\n"
+            else:
+                self.text += key
+                shown += key if number >= ord(" ") or key == b"\t" else b"^" + bytes([number + 64])
+        return bytes(shown), b""
+
+    def _erase_character(self) -> None:
+        while len(self.text) > 1 and self.text[-1] & 0xC0 == 0x80:  # of several bytes
+            self.text.pop()
+        self.text.pop()
