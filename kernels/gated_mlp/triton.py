@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edge.kernels.gated_mlp.reference import ACTIVATIONS, Activation
+from edge.kernels.gated_mlp.reference import ACTIVATIONS, Activation, Clamp
 from edge.kernels.triton_launch import FLOATS, Launch, check, output, padded
 
 _LARGEST_BLOCK = 1024
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
     """1 / (1 + e^−x), without an exponential that overflows."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, small) / (1.0 + small)
@@ -23,12 +23,12 @@ def _sigmoid(x):
 @triton.jit
 def _activated(x, activation: tl.constexpr):
     if activation == "silu":
-        active = x * _sigmoid(x)
+        active = x * sigmoid(x)
     elif activation == "gelu":
         active = x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
     else:
         # 0.5 · (1 + tanh(z)) = sigmoid(2z)
-        active = x * _sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        active = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     return active
 
 
@@ -41,14 +41,22 @@ def _activated_kernel(x, out, count, activation: tl.constexpr, block: tl.constex
 
 
 @triton.jit
-def _gated_kernel(gate_up, out, columns, activation: tl.constexpr, block: tl.constexpr):
+def _gated_kernel(
+    gate_up, out, columns, limit, slope,
+    activation: tl.constexpr, clamped: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < columns
     start = gate_up + row * 2 * columns + at
     gate = tl.load(start, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
-    active = _activated(gate, activation)
+    if clamped:
+        active = tl.minimum(gate, limit)
+        active *= sigmoid(slope * active)
+        up = 1.0 + tl.minimum(tl.maximum(up, -limit), limit)
+    else:
+        active = _activated(gate, activation)
     tl.store(out + row * columns + at, (active * up).to(out.dtype.element_ty), mask=inside)
 
 
@@ -76,14 +84,20 @@ def gated(
     gate_up: Tensor,
     *,
     activation: Activation = "silu",
+    clamp: Clamp | None = None,
     out: Tensor | None = None,
     launch: Launch | None = None,
 ) -> Tensor:
-    """gate_up [..., 2n], gate first → [..., n] of the same type. Raises ValueError."""
+    """gate_up [..., 2n], gate first → [..., n] of the same type. Only silu is clamped.
+
+    Raises ValueError.
+    """
     check("gate_up", gate_up, dtypes=FLOATS)
     if not gate_up.ndim or gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up holds two halves, so {list(gate_up.shape)} cannot be its shape")
     _check_activation(activation)
+    if clamp is not None and activation != "silu":
+        raise ValueError(f"{activation} is not clamped, only silu is")
     columns = gate_up.shape[-1] // 2
     out = output("out", out, shape=(*gate_up.shape[:-1], columns), like=gate_up)
     if not out.numel():
@@ -91,7 +105,11 @@ def gated(
     block = min(padded(columns), _LARGEST_BLOCK)
     options = (launch or Launch(num_stages=1)).options()
     grid = (out.numel() // columns, triton.cdiv(columns, block))
-    _gated_kernel[grid](gate_up, out, columns, activation=activation, block=block, **options)
+    limit, slope = (1.0, 1.0) if clamp is None else (float(clamp.limit), float(clamp.slope))
+    _gated_kernel[grid](
+        gate_up, out, columns, limit, slope,
+        activation=activation, clamped=clamp is not None, block=block, **options,
+    )  # fmt: skip
     return out
 
 

@@ -70,7 +70,7 @@ def _spread(words, step: tl.constexpr):
 
 
 @triton.jit
-def _load_codes(
+def load_codes(
     words, n, word, inside, num_words,
     bits: tl.constexpr, block_outputs: tl.constexpr, block_words: tl.constexpr,
 ):  # fmt: skip
@@ -92,7 +92,7 @@ def _load_codes(
 
 
 @triton.jit
-def _load_scales(
+def load_scales(
     scales, zero_points, n, word, inside, num_outputs,
     bits: tl.constexpr, block_size: tl.constexpr, has_zeros: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +108,7 @@ def _load_scales(
 
 
 @triton.jit
-def _each_code(of_word, bits: tl.constexpr, outputs: tl.constexpr, words: tl.constexpr):
+def each_code(of_word, bits: tl.constexpr, outputs: tl.constexpr, words: tl.constexpr):
     """[outputs, words] → [outputs, words · codes of a word], each value repeated."""
     spread = tl.join(of_word, of_word)
     spread = tl.join(spread, spread)
@@ -147,11 +147,11 @@ def _gemv_kernel(
     for first in range(0, num_words, block_words):
         word = first + tl.arange(0, block_words)
         inside = n_inside[:, None] & (word < num_words)[None, :]
-        codes = _load_codes(words, n, word, inside, num_words, bits, block_outputs, block_words)
-        scale, zero = _load_scales(
+        codes = load_codes(words, n, word, inside, num_words, bits, block_outputs, block_words)
+        scale, zero = load_scales(
             scales, zero_points, n, word, inside, num_outputs, bits, block_size, has_zeros
         )
-        value = codes - _each_code(zero, bits, block_outputs, block_words)
+        value = codes - each_code(zero, bits, block_outputs, block_words)
         sums_0 += scale * _row_products(
             x, value, first, num_inputs, per_word, block_outputs, block_words
         )
@@ -192,12 +192,12 @@ def _gemm_kernel(
     for first in range(begin, tl.minimum(begin + split_words, num_words), block_words):
         word = first + tl.arange(0, block_words)
         inside = n_inside[:, None] & (word < num_words)[None, :]
-        codes = _load_codes(words, n, word, inside, num_words, bits, block_outputs, block_words)
-        scale, zero = _load_scales(
+        codes = load_codes(words, n, word, inside, num_words, bits, block_outputs, block_words)
+        scale, zero = load_scales(
             scales, zero_points, n, word, inside, num_outputs, bits, block_size, has_zeros
         )
-        value = codes - _each_code(zero, bits, block_outputs, block_words)
-        w = (value * _each_code(scale, bits, block_outputs, block_words)).to(x.dtype.element_ty)
+        value = codes - each_code(zero, bits, block_outputs, block_words)
+        w = (value * each_code(scale, bits, block_outputs, block_words)).to(x.dtype.element_ty)
         k = first * per_word + tl.arange(0, block_inputs)
         a = tl.load(
             x + x_row[:, None] + k[None, :],

@@ -17,6 +17,17 @@ from triton.runtime.jit import JITFunction
 
 from edge.kernels.attention.triton import AttentionTiles, attention
 from edge.kernels.embedding.triton import embedding
+from edge.kernels.experts.reference import Routing
+from edge.kernels.experts.triton import (
+    ExpertStack,
+    ExpertWeight,
+    expert_product,
+    mix,
+    product_tiles,
+    route,
+    sort_uses,
+)
+from edge.kernels.gated_mlp.reference import Clamp
 from edge.kernels.gated_mlp.triton import activated, gated
 from edge.kernels.kv_cache.gpu_cache import KvCache
 from edge.kernels.layer_norm.triton import add_layer_norm
@@ -29,6 +40,7 @@ from edge.kernels.short_convolution.triton import short_convolution
 from edge.kernels.triton_launch import GemmTiles
 
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN = 8, 2, 128, 1024
+EXPERTS, TOP_K = 8, 4
 DECODE_SPLITS = (2, 7, 16, 64)
 _INDICES = torch.zeros(1, dtype=torch.int32)
 
@@ -75,10 +87,15 @@ def main() -> None:
     launch_states()
     launch_attention(bits=None, queries=64, splits=1)
     launch_products(rows=(4, 16), bits=8)
+    launch_routing()
+    launch_experts(rows=(4, 16), bits=8)
     # Products of this one are of other instructions.
     driver.set_active(AbsentGpu(90))
     launch_attention(bits=4, queries=64, splits=1)
     launch_products(rows=(1, 128), bits=4)
+    launch_routing()
+    for bits in (None, 4):
+        launch_experts(rows=(1, 512), bits=bits)
     launch_products(rows=(1, 128), bits=2)
     print(json.dumps(compiled))
 
@@ -92,6 +109,7 @@ def launch_rows() -> None:
     for activation in ("silu", "gelu", "gelu_tanh"):
         gated(x, activation=activation)
         activated(x, activation=activation)
+    gated(x, clamp=Clamp(limit=7.0, slope=1.7))
     top_k(x, 1)
     top_k(x[:, :256], 4)
     angles = torch.zeros(4, HEAD_SIZE // 2)
@@ -147,6 +165,49 @@ def launch_products(*, rows: tuple[int, ...], bits: int) -> None:
         matmul(x, weight, torch.zeros(HIDDEN))
         matmul_nbits(x, packed)
     matmul(weight[:16], weight, tiles=GemmTiles(rows=16, splits=2))
+
+
+def launch_routing() -> None:
+    """Plainly, and with all that there may be; then the sum."""
+    logits, correction = torch.zeros(8, EXPERTS + 1), torch.zeros(EXPERTS)
+    route(logits, Routing(top_k=2, renormalized=False), num_experts=EXPERTS)
+    routing = Routing(
+        top_k=TOP_K, renormalized=True, scoring="sigmoid", groups=4, chosen_groups=2, scale=2.5
+    )
+    chosen, weights = route(
+        logits, routing, num_experts=EXPERTS, correction=correction, scales=correction
+    )
+    sort_uses(chosen, num_experts=EXPERTS, rows=16)
+    results = torch.zeros(8 * TOP_K, HIDDEN)
+    mix(results, weights)
+    mix(results, weights, shared=results[:8], gate=logits[:, -1])
+
+
+def launch_experts(*, rows: tuple[int, ...], bits: int | None) -> None:
+    """Of floats; or of codes, in blocks of 32 with all that they may have, or of 128."""
+    matrix: Any = torch.zeros(HIDDEN, HIDDEN, dtype=torch.bfloat16)
+    offsets = order = None
+    if bits is not None:
+        block_size = 128 if bits == 8 else 32
+        scales = torch.zeros(HIDDEN // block_size, HIDDEN, dtype=torch.float16)
+        matrix = PackedWeight(
+            words=torch.zeros(HIDDEN, HIDDEN * bits // 32, dtype=torch.int32), scales=scales,
+            zero_points=None if bits == 8 else scales.to(torch.uint8),
+            bits=bits, block_size=block_size, columns=HIDDEN,
+        )  # fmt: skip
+        if bits == 4:
+            offsets = scales.float().T.contiguous()
+            order = torch.zeros(HIDDEN, dtype=torch.int32)
+    stack = ExpertStack([ExpertWeight(matrix=matrix, offsets=offsets, order=order)] * EXPERTS)
+    for count in rows:
+        x = torch.zeros(count, HIDDEN, dtype=torch.bfloat16)
+        chosen = torch.zeros(count, TOP_K, dtype=torch.int32)
+        tiles = product_tiles(count, stack, top_k=TOP_K, element_bytes=x.element_size())
+        found = None
+        if isinstance(tiles, GemmTiles):
+            found = sort_uses(chosen, num_experts=EXPERTS, rows=tiles.rows)
+        bias = torch.zeros(EXPERTS, HIDDEN)
+        expert_product(x, stack, chosen, bias, tiles=tiles, sorted_uses=found)
 
 
 def cache(bits: int | None) -> KvCache:

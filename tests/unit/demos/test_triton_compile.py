@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).parents[3]
 KERNELS = {
     "attention": {"attend_tile", "_combine_kernel"},
     "embedding": {"_embedding_kernel"},
+    "experts": {"_route_kernel", "_sort_kernel", "_use_kernel", "_tile_kernel", "_mix_kernel"},
     "gated_mlp": {"_activated_kernel", "_gated_kernel"},
     "layer_norm": {"_layer_norm_kernel"},
     "matmul": {"_gemv_kernel", "_gemm_kernel", "_sum_kernel"},
