@@ -107,7 +107,7 @@ def _store_head(
 @triton.jit
 def _rope_store_kernel(
     qkv, query, keys, values, key_scales, value_scales, table, cos, sin, positions, sequences,
-    query_norm, key_norm, epsilon, qkv_stride, num_heads, num_kv_heads, capacity, angles,
+    query_norm, key_norm, epsilon, qkv_stride, num_heads, gates, num_kv_heads, capacity, angles,
     block_stride, head_stride, token_stride, block_tokens, table_stride,
     head_size: tl.constexpr, half: tl.constexpr, interleaved: tl.constexpr, norms: tl.constexpr,
     paged: tl.constexpr, bits: tl.constexpr, group_size: tl.constexpr, largest: tl.constexpr,
@@ -120,7 +120,7 @@ def _rope_store_kernel(
     position = tl.load(positions + token).to(tl.int64)
     if (position < 0) | (position >= capacity) | (position >= angles):
         return
-    row = qkv + token * qkv_stride + head * head_size
+    row = qkv + token * qkv_stride + (head + tl.where(head < num_heads, 0, gates)) * head_size
     if head < num_heads:
         rotated = _rotated(
             row, query_norm, epsilon, cos, sin, position, at, head_size, half, interleaved, norms
@@ -195,6 +195,7 @@ def rope_store(
     positions: Tensor,
     sequences: Tensor,
     interleaved: bool = False,
+    gated: bool = False,
     norms: tuple[Tensor, Tensor] | None = None,
     epsilon: float = 1e-6,
     out: Tensor | None = None,
@@ -206,13 +207,14 @@ def rope_store(
     positions and sequences, int [tokens], say where in the cache a token belongs. norms are the
     weights [head_size] of the queries' and the keys' RMSNorm. A token whose position is negative,
     past the cache or past the tables is left out: nothing is written of it, and its row of the
-    result stays as it is. Raises ValueError.
+    result stays as it is. gated: behind the queries are as many columns of gates, which nothing is
+    done with. Raises ValueError.
     """
     check("qkv", qkv, dtypes=FLOATS, shape=(None, None), like=cache.keys, contiguous=False)
     tokens, width = qkv.shape
     head_size, num_kv_heads = cache.head_size, cache.num_kv_heads
-    num_heads = width // head_size - 2 * num_kv_heads
-    if num_heads < 1 or width % head_size:
+    num_heads, rest = divmod(width - 2 * num_kv_heads * head_size, (1 + gated) * head_size)
+    if num_heads < 1 or rest:
         raise ValueError(
             f"qkv has {width} columns, not a query, {num_kv_heads} keys and as many values "
             f"of {head_size}"
@@ -234,7 +236,7 @@ def rope_store(
     _rope_store_kernel[tokens, num_heads + 2 * num_kv_heads](
         qkv, query, cache.keys, cache.values, *scales, sequences if table is None else table,
         cos, sin, positions, sequences, query_norm, key_norm, epsilon,
-        qkv.stride(0), num_heads, num_kv_heads, cache.capacity, cos.shape[0],
+        qkv.stride(0), num_heads, num_heads * gated, num_kv_heads, cache.capacity, cos.shape[0],
         *cache.keys.stride()[:3], cache.block_tokens, 0 if table is None else table.stride(0),
         head_size=head_size, half=half, interleaved=interleaved, norms=norms is not None,
         paged=table is not None, bits=cache.bits or 0, group_size=cache.group_size,

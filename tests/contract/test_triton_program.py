@@ -43,6 +43,7 @@ TOKENS = 10
         ("qwen3", "solo", {"layers": 2, "heads": (2, 1), "stored_type": "float16"}),
         ("gpt2", "tensor_2", {"layers": 2}),
         ("lfm2", "tensor_2", {"layers": 2}),
+        ("qwen3_5", "tensor_2", {"layers": 3}),
     ],
 )
 def test_logits_are_those_of_transformers(

@@ -38,7 +38,7 @@ LIMITS = StepLimits(
     context_tokens=32, chunk_tokens=8, requests=2, cached_tokens=32, disk_tokens=1000
 )
 LARGEST_DIFFERENCE = 1e-4
-FAMILIES = [("lfm2", (2, 1))]
+FAMILIES = [("lfm2", (2, 1)), ("qwen3_5", (2, 1))]
 
 
 @pytest.mark.parametrize(("family", "heads"), FAMILIES)

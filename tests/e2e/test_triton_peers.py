@@ -91,6 +91,7 @@ def test_a_model_without_kernels_on_gpus_is_computed_by_the_others(
             ("glm4", "tensor_2", "ort"),
             ("gpt2", "tensor_2", "triton"),
             ("lfm2", "tensor_2", "triton"),
+            ("qwen3_5", "pipeline_2", "ort"),
         ],
         of=(1, 2),
     ),

@@ -31,6 +31,7 @@ from edge.kernels.gated_mlp.reference import Clamp
 from edge.kernels.gated_mlp.triton import activated, gated
 from edge.kernels.kv_cache.gpu_cache import KvCache
 from edge.kernels.layer_norm.triton import add_layer_norm
+from edge.kernels.linear_attention.triton import linear_attention
 from edge.kernels.matmul.triton import matmul
 from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 from edge.kernels.rms_norm.triton import add_rms_norm
@@ -135,6 +136,15 @@ def launch_states() -> None:
         short_convolution(
             torch.zeros(rows, 3 * HIDDEN, dtype=torch.bfloat16), torch.zeros(1, 2, HIDDEN),
             torch.zeros(HIDDEN, 3), bias=torch.zeros(HIDDEN), **told,
+        )  # fmt: skip
+        channels, values = 2 * KV_HEADS * HEAD_SIZE + HEADS * HEAD_SIZE, HEADS * HEAD_SIZE
+        linear_attention(
+            torch.zeros(rows, channels + values, dtype=torch.bfloat16),
+            torch.zeros(rows, 2 * HEADS),
+            (torch.zeros(1, 3, channels), torch.zeros(1, HEADS, HEAD_SIZE, HEAD_SIZE)),
+            convolution=torch.zeros(channels, 4), decay_bias=torch.zeros(HEADS),
+            decay_rate=torch.zeros(HEADS), scale=torch.zeros(HEAD_SIZE), key_heads=KV_HEADS,
+            epsilon=1e-5, **told,
         )  # fmt: skip
 
 

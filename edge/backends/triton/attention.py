@@ -73,6 +73,7 @@ class AttentionBlock:
             positions=lane.positions,
             sequences=lane.sequences,
             interleaved=self.part.rotary.is_interleaved,
+            gated=self.part.output_gate,
             norms=norms,
             epsilon=self.epsilon,
         )
@@ -94,4 +95,8 @@ class AttentionBlock:
             soft_cap=self.part.soft_cap,
             tiles=self.tuning.attention(shape),
         )
-        return mixed.view(mixed.shape[0], -1)
+        mixed = mixed.view(mixed.shape[0], -1)
+        if self.part.output_gate:
+            columns = mixed.shape[1]
+            mixed.mul_(qkv[:, columns : 2 * columns].float().sigmoid_())
+        return mixed

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from edge.backends.triton.device import Device
     from edge.backends.triton.program import TritonProgram
 
-PART_KINDS = frozenset(("attention", "gated_mlp", "plain_mlp", "short_convolution"))
+PART_KINDS = frozenset(
+    ("attention", "gated_mlp", "linear_attention", "plain_mlp", "short_convolution")
+)
 """What `layers.py` has blocks for; known here, too, so that a refusal needs no torch."""
 
-_FURTHER = frozenset(("norms with biases", "learned positions"))
+_FURTHER = frozenset(("gates of attention", "norms with biases", "learned positions"))
 """What it has besides, of `ALL_NEEDS`."""
 
 KEPT_FREE_BYTES = 1 << 30

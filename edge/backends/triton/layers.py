@@ -20,6 +20,7 @@ from edge.backends.triton.blocks import Addend, Block, Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.device import Device
 from edge.backends.triton.gated_mlp import GatedMlpBlock
+from edge.backends.triton.linear_attention import LinearAttentionBlock
 from edge.backends.triton.observation import Grams
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.plain_mlp import PlainMlpBlock
@@ -55,6 +56,7 @@ class Segment:
 _BLOCKS: Mapping[str, Callable[[Shop, int, Any], Block]] = {
     "attention": AttentionBlock.of,
     "gated_mlp": GatedMlpBlock.of,
+    "linear_attention": LinearAttentionBlock.of,
     "plain_mlp": PlainMlpBlock.of,
     "short_convolution": ShortConvolutionBlock.of,
 }

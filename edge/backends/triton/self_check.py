@@ -22,6 +22,7 @@ from edge.backends.triton.buffers import Lane, StepBuffers
 from edge.backends.triton.device import Device
 from edge.backends.triton.gated_mlp import GatedMlpBlock
 from edge.backends.triton.layers import ShardOperators
+from edge.backends.triton.linear_attention import LinearAttentionBlock
 from edge.backends.triton.paged_kv_cache import scale_groups
 from edge.backends.triton.plain_mlp import PlainMlpBlock
 from edge.backends.triton.short_convolution import ShortConvolutionBlock
@@ -30,6 +31,7 @@ from edge.kernels.embedding.reference import embedding
 from edge.kernels.gated_mlp.reference import activated, gated
 from edge.kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
 from edge.kernels.layer_norm.reference import add_layer_norm, layer_norm
+from edge.kernels.linear_attention.reference import linear_attention
 from edge.kernels.logits.reference import finish_logits as finished
 from edge.kernels.logits.triton import finish_logits
 from edge.kernels.matmul.reference import matmul
@@ -79,6 +81,8 @@ def check_agreement(
                 check.gated(block, layer)
             elif isinstance(block, ShortConvolutionBlock):
                 check.short_convolution(block)
+            elif isinstance(block, LinearAttentionBlock):
+                check.linear_attention(block)
             elif isinstance(block, PlainMlpBlock):
                 check.plain(block, layer)
         for addend in operators.addends[layer]:
@@ -248,6 +252,34 @@ class _Check:
             self.compare(label, block.convolve(self.tensor(mixed), lane), expected)
         self.product(block.output)
 
+    def linear_attention(self, block: LinearAttentionBlock) -> None:
+        part = block.part
+        self.norm(block.norm, f"layers.{block.layer}.attention_norm")
+        self.product(block.mixed)
+        self.product(block.gates)
+        channels, state = (np.zeros(shape, np.float32) for shape in part.state_shapes)
+        past = channels, state
+        values = part.num_value_heads * part.value_size
+        for lane in self._steps_of_one_request():
+            mixed = self.normal(lane.num_rows, part.channels + values)
+            gates = self.normal(lane.num_rows, 2 * part.num_value_heads)
+            expected, past = linear_attention(
+                *np.split(self.rounded(mixed), [part.channels], axis=-1),
+                *np.split(gates, 2, axis=-1),
+                past=past,
+                convolution=_array(block.convolution),
+                decay_bias=_array(block.decay_bias),
+                decay_rate=_array(block.decay_rate),
+                scale=_array(block.scale),
+                key_heads=part.num_key_heads,
+                key_size=part.key_size,
+                epsilon=block.epsilon,
+            )
+            on_device = torch.from_numpy(gates).to(self._device.torch)
+            label = f"linear_attention (layer {block.layer}, {lane.num_rows} tokens)"
+            self.compare(label, block.attend(self.tensor(mixed), on_device, lane), expected)
+        self.product(block.output)
+
     def _steps_of_one_request(self) -> Iterator[Lane]:
         """A chunk of a prompt, then a token after it."""
         cache, first = self._operators.cache, 0
@@ -280,10 +312,12 @@ class _Check:
         """A chunk of a prompt, then a token after it."""
         part, limits, cache = block.part, self._limits, self._operators.cache
         lengths = self._lengths()
-        num_heads = part.num_heads + 2 * part.num_kv_heads
+        num_gates = part.num_heads * part.output_gate
+        num_heads = part.num_heads + num_gates + 2 * part.num_kv_heads
         qkv = self.normal(sum(lengths), num_heads, part.head_size)
+        gates = range(part.num_heads, part.num_heads + num_gates)
         heads = heads_of(
-            self.rounded(qkv),
+            np.delete(self.rounded(qkv), gates, axis=1),
             part,
             (_array(block.tables[0]), _array(block.tables[1])),
             norms=None if block.norms is None else (_array(block.norms[0]), _array(block.norms[1])),
@@ -300,6 +334,9 @@ class _Check:
         for lane in self._steps_of_one_request():
             length, end = lane.num_rows, first + lane.num_rows
             expected = heads.attend(first, end, part)
+            if num_gates:
+                gate = self.rounded(qkv)[first:end, gates].reshape(length, -1)
+                expected = expected / (1 + np.exp(-gate))
             # And as in a long context, whose keys may be divided: that is another kernel.
             for max_keys in sorted({lane.max_keys, limits.context_tokens}):
                 given = block.attend(

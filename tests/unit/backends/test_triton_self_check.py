@@ -10,6 +10,7 @@ import pytest
 
 from edge.backends.registry import open_backend
 from edge.errors import RequestError
+from edge.models.linear_attention import LinearAttention
 from edge.models.plain_mlp import PlainMlp
 from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import LayerSpec, ModelSpec
@@ -37,7 +38,10 @@ WITH_STATES = spec_of(
         LayerSpec(mixer=mixer, feed_forward=plain_layer().feed_forward)
         for mixer in (
             ShortConvolution(num_units=2, unit_channels=7, convolution=3, bias=True),
-            plain_layer().mixer,
+            LinearAttention(
+                num_key_heads=1, num_value_heads=2, key_size=5, value_size=3, convolution=4
+            ),
+            plain_layer(output_gate=True).mixer,
         )
     ]
 )
@@ -106,6 +110,12 @@ WRONG_WITH_STATES = [
         slightly_wrong,
         "short_convolution (layer 0, 5 tokens)",
     ),
+    (
+        f"{TRITON}.linear_attention.linear_attention",
+        slightly_wrong,
+        "linear_attention (layer 1, 5 tokens)",
+    ),
+    (f"{TRITON}.attention.attention", slightly_wrong, "attention (layer 2, 5 of 5 tokens)"),
 ]
 
 

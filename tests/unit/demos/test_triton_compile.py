@@ -24,6 +24,7 @@ KERNELS = {
     "experts": {"_route_kernel", "_sort_kernel", "_use_kernel", "_tile_kernel", "_mix_kernel"},
     "gated_mlp": {"_activated_kernel", "_gated_kernel"},
     "layer_norm": {"_layer_norm_kernel"},
+    "linear_attention": {"_delta_kernel", "_gated_norm_kernel"},
     "matmul": {"_gemv_kernel", "_gemm_kernel", "_sum_kernel"},
     "matmul_nbits": {"_gemv_kernel", "_gemm_kernel"},
     "rms_norm": {"_rms_norm_kernel"},

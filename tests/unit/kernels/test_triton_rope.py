@@ -79,11 +79,11 @@ def test_rope(
     seed=seeds, dtype=st.sampled_from(FLOAT_DTYPES),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 3), (6, 2)]),
     sizes=st.sampled_from([(6, 6), (20, 20), (64, 64), (64, 32), (96, 96), (20, 0)]),
-    interleaved=st.booleans(), normed=st.booleans(),
+    interleaved=st.booleans(), normed=st.booleans(), gated=st.booleans(),
 )  # fmt: skip
 def test_rope_store(
     seed: int, kind: CacheKind, dtype: str, heads: tuple[int, int], sizes: tuple[int, int],
-    interleaved: bool, normed: bool,
+    interleaved: bool, normed: bool, gated: bool,
 ) -> None:  # fmt: skip
     """Two sequences' tokens, one that is left out, into a cache where nothing else changes."""
     from edge.kernels.rope.triton import rope_store
@@ -97,10 +97,12 @@ def test_rope_store(
     packed = rounded(normal(seed, 6, num_heads + 2 * num_kv_heads, head_size), dtype)
     norms = normal(seed + 1, 2, head_size) if normed else None
     query = output(6, num_heads, head_size, dtype=dtype)
+    gates = np.full((6, num_heads * gated, head_size), np.nan, np.float32)
+    fused = np.concatenate([packed[:, :num_heads], gates, packed[:, num_heads:]], axis=1)
     rope_store(
-        tensor(packed.reshape(6, -1), dtype), cache, tensor(cos), tensor(sin),
+        tensor(fused.reshape(6, -1), dtype), cache, tensor(cos), tensor(sin),
         positions=tensor(positions), sequences=tensor(sequences), interleaved=interleaved,
-        epsilon=EPSILON, out=query,
+        gated=gated, epsilon=EPSILON, out=query,
         norms=None if norms is None else (tensor(norms[0]), tensor(norms[1])),
     )  # fmt: skip
 
