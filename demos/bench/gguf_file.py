@@ -1,6 +1,7 @@
 """A GGUF file of a random checkpoint, in Q4_0 (llama.cpp's 4-bit grid in blocks of 32) or F16.
 
 python gguf_file.py CHECKPOINT GGUF [F16]      (runs by itself, where numpy and gguf are installed)
+python gguf_file.py FACTS.json GGUF [F16]      (of random weights; see file_shapes)
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +27,9 @@ NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 SPARSE = "block_sparse_moe"
 EXPERTS = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
+
+DEVIATION = 0.02
+"""Of random weights."""
 
 
 def read_bfloat16(folder: Path) -> dict[str, tuple[Path, int, list[int]]]:
@@ -63,12 +68,7 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{form}"))
-    writer.add_tokenizer_model("llama")
-    rest = config["vocab_size"] - 259
-    named = [b"<unk>", b"<s>", b"</s>"] + [f"<0x{byte:02X}>".encode() for byte in range(256)]
-    writer.add_token_list(named + [f"t{index}".encode() for index in range(rest)])
-    writer.add_token_scores([0.0] * config["vocab_size"])
-    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * rest)
+    add_tokens(writer, config["vocab_size"])
 
     def read(source: str) -> np.ndarray:
         file, offset, shape = tensors[source]
@@ -110,5 +110,51 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
     writer.close()
 
 
+def add_tokens(writer: Any, vocab_size: int) -> None:
+    """Every byte is a token."""
+    writer.add_tokenizer_model("llama")
+    rest = vocab_size - 259
+    named = [b"<unk>", b"<s>", b"</s>"] + [f"<0x{byte:02X}>".encode() for byte in range(256)]
+    writer.add_token_list(named + [f"t{index}".encode() for index in range(rest)])
+    writer.add_token_scores([0.0] * vocab_size)
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * rest)
+
+
+def make_random(facts: dict[str, Any], target: Path, form: str = "Q4_0") -> None:
+    """Write random weights of these tensors to `target`, matrices in this form.
+
+    facts: `architecture`, `metadata` by keys behind its name, and `tensors` as [name, shape, what
+    all values are or None for a random matrix].
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(target, facts["architecture"])
+    writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{form}"))
+    for key, value in facts["metadata"].items():
+        name = f"{facts['architecture']}.{key}"
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        else:
+            writer.add_uint32(name, value)
+    add_tokens(writer, facts["metadata"]["vocab_size"])
+    generator, kind = np.random.default_rng(0), gguf.GGMLQuantizationType[form]
+    for name, shape, value in facts["tensors"]:
+        if value is not None:
+            writer.add_tensor(name, np.full(shape, value, np.float32))
+            continue
+        values = generator.standard_normal(shape, dtype=np.float32) * np.float32(DEVIATION)
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 if __name__ == "__main__":
-    make_gguf(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
+    source = Path(sys.argv[1])
+    if source.suffix == ".json":
+        make_random(json.loads(source.read_text()), Path(sys.argv[2]), *sys.argv[3:])
+    else:
+        make_gguf(source, Path(sys.argv[2]), *sys.argv[3:])

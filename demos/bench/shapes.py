@@ -149,9 +149,11 @@ SHAPES = {
 }
 
 
-def described(name: str) -> str:
-    """The named shape in the words of results.csv."""
-    return f"{name} ({SHAPES[name].num_parameters / 1e9:.2g} B, random)"
+def described(name: str, num_parameters: int | None = None) -> str:
+    """The named shape in the words of results.csv; it may be none of these."""
+    if num_parameters is None:
+        num_parameters = SHAPES[name].num_parameters
+    return f"{name} ({num_parameters / 1e9:.2g} B, random)"
 
 
 def even_plan(name: str, devices: Sequence[str], block_size: int) -> Plan:

@@ -17,10 +17,11 @@ import click
 import edge
 from edge.api.versus_llama_cpp import Comparison, Llama, compare
 from edge.demos.bench import results
+from edge.demos.bench.file_shapes import FILE_SHAPES
 from edge.demos.bench.limited.sides import gguf_of
-from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.options import append_option, folder_option
 from edge.demos.bench.results import Figures
-from edge.demos.bench.shapes import checkpoint, described
+from edge.demos.bench.shapes import SHAPES, checkpoint, described
 from edge.weights.formats import Dtype
 
 
@@ -44,7 +45,13 @@ def figures_of(measured: Comparison, form: str) -> Figures:
 
 @click.command()
 @click.option("--llama-python", required=True, help="A Python with llama-cpp-python and gguf.")
-@shape_option()
+@click.option(
+    "--shape",
+    type=click.Choice([*SHAPES, *FILE_SHAPES]),
+    default="W",
+    show_default=True,
+    help=f"Of {' and '.join(FILE_SHAPES)} there is a file alone.",
+)
 @click.option("--form", default="Q4_K_M", show_default=True, help="llama.cpp's, and of its file.")
 @click.option("--same-file", is_flag=True, help="Edge takes llama.cpp's file, too.")
 @click.option("--dtype", default="int4", show_default=True)
@@ -69,7 +76,9 @@ def main(
     **options: Any,
 ) -> None:
     """Prefill and decode of both, with the ratio of each round."""
-    path = checkpoint(shape, folder)
+    if shape in FILE_SHAPES and not same_file:
+        raise click.UsageError(f"{shape} is a GGUF file, which both take: add --same-file")
+    made = FILE_SHAPES[shape] if shape in FILE_SHAPES else SHAPES[shape]
     context, requests = options["prompt_tokens"] + options["new_tokens"], options["requests"]
     gguf = gguf_of(shape, folder, python=llama_python, form=form)
     ours = f"{form} as stored" if same_file else f"{dtype}/{block_size}" if block_size else dtype
@@ -79,7 +88,7 @@ def main(
         ) as llama,
         edge.Cluster.local(1, threads=threads) as cluster,
         cluster.load(
-            gguf if same_file else path,
+            gguf if same_file else checkpoint(shape, folder),
             dtype="auto" if same_file else dtype,
             block_size=block_size,
             context_tokens=context,
@@ -92,7 +101,7 @@ def main(
         question="one peer against llama.cpp, in turn",
         variant=f"{ours}, {threads} threads; llama-cpp-python {measured.version} {form}",
         link="none",
-        model=described(shape),
+        model=described(shape, made.num_parameters),
         keep=append,
     )
 

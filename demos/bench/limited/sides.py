@@ -14,7 +14,8 @@ from typing import Any
 
 from edge.api import llama_cpp_process
 from edge.demos.bench import accelerate_side, gguf_file, llama_logits
-from edge.demos.bench.shapes import checkpoint
+from edge.demos.bench.file_shapes import FILE_SHAPES
+from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.demos.control_groups import ControlGroup
 from edge.demos.processes import child
 
@@ -86,6 +87,14 @@ def accelerate(
             yield Side(process, group)
 
 
+def _facts(shape: str, folder: Path) -> Path:
+    """The named one of FILE_SHAPES, as a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{shape}.json"
+    path.write_text(json.dumps(FILE_SHAPES[shape].facts()), encoding="utf-8")
+    return path
+
+
 def gguf_of(shape: str, folder: Path, *, python: str, form: str = "Q4_0") -> Path:
     """The shape's weights in a form, made if the file is not there. SystemExit if it cannot be.
 
@@ -94,7 +103,8 @@ def gguf_of(shape: str, folder: Path, *, python: str, form: str = "Q4_0") -> Pat
     target = folder / f"{shape}-{form.lower()}.gguf"
     if not target.exists():
         partial = target.with_suffix(".partial")
-        command = [python, gguf_file.__file__, str(checkpoint(shape, folder)), str(partial), form]
+        source = checkpoint(shape, folder) if shape in SHAPES else _facts(shape, folder)
+        command = [python, gguf_file.__file__, str(source), str(partial), form]
         if form not in ("Q4_0", "F16"):
             source = gguf_of(shape, folder, python=python, form="F16")
             command = [python, llama_logits.__file__, "quantise", str(source), str(partial), form]
