@@ -28,6 +28,7 @@ from edge.demos.bench.results import Figures
 from edge.demos.bundled import MODEL
 from edge.partition import Parallel
 from edge.server.app import Server
+from edge.server.connections import web_config
 from edge.server.guard import Rules
 from edge.server.shelf import Shelf
 
@@ -95,8 +96,7 @@ async def _compared(model: edge.AsyncModel, new_tokens: int, rounds: int) -> Fig
     shelf = Shelf({model.name: ""}, load, loaded={model.name: model})
     server = Server(shelf, rules=Rules())
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(server.app, log_config=None, access_log=False, lifespan="off")
-    running = uvicorn.Server(config)
+    running = uvicorn.Server(web_config(server.app, most_connections=64))
     serving = asyncio.create_task(running.serve(sockets=[listening]))
     port, figures = listening.getsockname()[1], Figures()
     try:

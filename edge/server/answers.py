@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edge.api.async_model import AsyncModel
 from edge.api.generation_options import GenerationOptions
+from edge.api.reply import AsyncReplyStream
 from edge.api.tool_choice import with_calls
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.generation import Token
@@ -152,23 +153,34 @@ class Answers:
             question = replace(question, options=options)
             if question.options.has_grammar:
                 await model.check_grammar(prompt, question.options)
-            yield Begin(prompt_tokens=len(prompt))
-            if question.answers == 1:
-                async for each in self._one(model, question, prompt, 0, caller, thinks=thinks):
-                    yield each
-                return
             async with contextlib.AsyncExitStack() as stack:
-                async for each in _merged(
-                    [
-                        await stack.enter_async_context(
-                            contextlib.aclosing(
-                                self._one(model, question, prompt, number, caller, thinks=thinks)
-                            )
-                        )
-                        for number in range(question.answers)
-                    ]
-                ):
+                answers = []
+                for number in range(question.answers):
+                    stream = self._stream(model, question, prompt, number, caller)
+                    await stack.enter_async_context(stream)
+                    answer = self._one(stream, question, len(prompt), number, thinks=thinks)
+                    answers.append(await stack.enter_async_context(contextlib.aclosing(answer)))
+                yield Begin(prompt_tokens=len(prompt))
+                async for each in answers[0] if len(answers) == 1 else _merged(answers):
                     yield each
+
+    def _stream(
+        self,
+        model: AsyncModel,
+        question: Question,
+        prompt: Sequence[int],
+        number: int,
+        caller: Caller,
+    ) -> AsyncReplyStream:
+        """What the model says; raises what it cannot be asked."""
+        options = question.options
+        if number and options.seed is not None:
+            options = replace(options, seed=options.seed + number)
+        id = caller.request_id
+        if id is not None and question.answers > 1:
+            id = f"{id}-{number}"
+        goes_on = bool(question.messages)
+        return model.stream(prompt, options, goes_on=goes_on, client=caller.name, id=id)
 
     async def _prompt(self, model: AsyncModel, question: Question) -> tuple[Sequence[int], bool]:
         """Token ids, and whether the template has the model think already."""
@@ -190,59 +202,49 @@ class Answers:
 
     async def _one(
         self,
-        model: AsyncModel,
+        stream: AsyncReplyStream,
         question: Question,
-        prompt: Sequence[int],
+        prompt_tokens: int,
         number: int,
-        caller: Caller,
         *,
         thinks: bool,
     ) -> AsyncGenerator[Piece | End]:
-        options = question.options
-        if number and options.seed is not None:
-            options = replace(options, seed=options.seed + number)
         parser = None
         if question.messages:
             parser = AnswerParser(thinking=thinks, tools=tool_names(question.tools))
         held: list[Token] = []
         count = calls = 0
-        observed = self._metrics.reply(len(prompt))
+        observed = self._metrics.reply(prompt_tokens)
         try:
-            goes_on = bool(question.messages)
-            id = caller.request_id
-            if id is not None and question.answers > 1:
-                id = f"{id}-{number}"
-            stream = model.stream(prompt, options, goes_on=goes_on, client=caller.name, id=id)
-            async with stream:
-                async for token in stream:
-                    count += 1
-                    observed.token()
-                    held.append(token)
-                    is_last = token.finish_reason is not None
-                    parts: list[AnswerPart] = [Said(token.text)]
-                    if parser is not None:
-                        parts = parser.feed(token.text) + (parser.finish() if is_last else [])
-                    for thought, said, called in _pieces(parts):
-                        calls += len(called)
-                        yield Piece(
-                            answer=number,
-                            thought=thought,
-                            said=said,
-                            calls=called,
-                            tokens=tuple(held),
-                        )
-                        held.clear()
-                    if token.finish_reason is not None:
-                        if held:
-                            yield Piece(answer=number, tokens=tuple(held))
-                        observed.end("finished")
-                        yield End(
-                            answer=number,
-                            why=token.finish_reason,
-                            new_tokens=count,
-                            calls=calls,
-                            found_tokens=stream.reply().statistics.get("found_tokens", 0),
-                        )
+            async for token in stream:
+                count += 1
+                observed.token()
+                held.append(token)
+                is_last = token.finish_reason is not None
+                parts: list[AnswerPart] = [Said(token.text)]
+                if parser is not None:
+                    parts = parser.feed(token.text) + (parser.finish() if is_last else [])
+                for thought, said, called in _pieces(parts):
+                    calls += len(called)
+                    yield Piece(
+                        answer=number,
+                        thought=thought,
+                        said=said,
+                        calls=called,
+                        tokens=tuple(held),
+                    )
+                    held.clear()
+                if token.finish_reason is not None:
+                    if held:
+                        yield Piece(answer=number, tokens=tuple(held))
+                    observed.end("finished")
+                    yield End(
+                        answer=number,
+                        why=token.finish_reason,
+                        new_tokens=count,
+                        calls=calls,
+                        found_tokens=stream.reply().statistics.get("found_tokens", 0),
+                    )
         finally:
             observed.end("given up")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from edge.server.answers import Begin, End, Happening, Question
 from edge.server.fields import Fields
 from edge.server.openai_fields import MOST_STOPS, schema_of
 from edge.server.priorities import priority_of
+from edge.server.refusals import Refusal
 from edge.server.tools import (
     Offer,
     arguments_text,
@@ -23,6 +24,9 @@ from edge.server.tools import (
 )
 
 Json = dict[str, Any]
+
+PING: Json = {"type": "ping"}
+"""Of no meaning; clients know it."""
 
 
 def question_of(body: Fields, *, counts_only: bool = False) -> Question:
@@ -121,7 +125,7 @@ class Translator:
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     _blocks: list[Json] = field(default_factory=list)
 
-    async def whole(self, happenings: AsyncGenerator[Happening]) -> Json:
+    async def whole(self, happenings: AsyncIterator[Happening]) -> Json:
         """The whole reply."""
         message: Json = {}
         async for event in self.events(happenings):
@@ -133,14 +137,14 @@ class Translator:
         message["content"] = self._blocks
         return message
 
-    async def events(self, happenings: AsyncGenerator[Happening]) -> AsyncGenerator[Json]:
+    async def events(self, happenings: AsyncIterator[Happening]) -> AsyncGenerator[Json]:
         """One after the other, as they come; `type` is the name of each."""
         prompt_tokens = 0
         async for event in happenings:
             if isinstance(event, Begin):
                 prompt_tokens = event.prompt_tokens
                 yield {"type": "message_start", "message": self._begin(event.prompt_tokens)}
-                yield {"type": "ping"}
+                yield PING
                 continue
             if isinstance(event, End):
                 if self._blocks:
@@ -194,6 +198,10 @@ class Translator:
                     "index": index,
                     "delta": {"type": "input_json_delta", "partial_json": arguments_text(call)},
                 }
+
+    def failed(self, refusal: Refusal) -> Json:
+        """The last event, where the answer cannot be finished."""
+        return refusal.body("anthropic")
 
     def _begin(self, prompt_tokens: int) -> Json:
         return {

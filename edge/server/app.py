@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -28,6 +27,7 @@ from edge.server import (
     openai_fields,
     openai_responses,
     openapi,
+    streams,
 )
 from edge.server.answers import Answers, Happening, Question
 from edge.server.cluster_view import cluster_view
@@ -38,7 +38,7 @@ from edge.server.metrics import Metrics
 from edge.server.observer import Observer
 from edge.server.page_files import page_routes
 from edge.server.previews import Previews
-from edge.server.refusals import Dialect, Refusal, refusal_of
+from edge.server.refusals import Refusal, refusal_of
 from edge.server.shelf import Shelf
 from edge.weights.pooling import Pooling
 
@@ -199,33 +199,23 @@ class Server:
             with_logprobs=question.options.logprobs is not None,
             with_usage=openai_fields.wants_usage(body),
         )
+        happenings = self._ask(request, question, name)
         if not body.flag("stream"):
-            whole = translator.whole(
-                self._answers.ask(question, name, request.scope["edge.caller"])
-            )
-            return _Json(await _unless_gone(request, whole))
-        chunks = await _started(
-            request,
-            self._answers.ask(question, name, request.scope["edge.caller"]),
-            translator.chunks,
-        )
-        return _events(_openai_lines(chunks))
+            return _Json(await _unless_gone(request, translator.whole(happenings)))
+        begun = await _begun(request, happenings)
+        lines = streams.data_lines(translator.chunks(begun))
+        return streams.events(lines, begun)
 
     async def _openai_response(self, request: Request) -> Response:
         name, body = await self._body(request)
         question = openai_responses.question_of(body)
         translator = openai_responses.Translator(model=name, question=question)
+        happenings = self._ask(request, question, name)
         if not body.flag("stream"):
-            whole = translator.whole(
-                self._answers.ask(question, name, request.scope["edge.caller"])
-            )
-            return _Json(await _unless_gone(request, whole))
-        events = await _started(
-            request,
-            self._answers.ask(question, name, request.scope["edge.caller"]),
-            translator.events,
-        )
-        return _events(_named_lines(events, "openai"))
+            return _Json(await _unless_gone(request, translator.whole(happenings)))
+        begun = await _begun(request, happenings)
+        lines = streams.named_lines(translator.events(begun), translator.failed)
+        return streams.events(lines, begun)
 
     async def _openai_embeddings(self, request: Request) -> Response:
         name, body = await self._body(request)
@@ -254,17 +244,12 @@ class Server:
         name, body = await self._body(request)
         question = anthropic_messages.question_of(body)
         translator = anthropic_messages.Translator(model=name)
+        happenings = self._ask(request, question, name)
         if not body.flag("stream"):
-            whole = translator.whole(
-                self._answers.ask(question, name, request.scope["edge.caller"])
-            )
-            return _Json(await _unless_gone(request, whole))
-        events = await _started(
-            request,
-            self._answers.ask(question, name, request.scope["edge.caller"]),
-            translator.events,
-        )
-        return _events(_named_lines(events, "anthropic"))
+            return _Json(await _unless_gone(request, translator.whole(happenings)))
+        begun = await _begun(request, happenings)
+        lines = streams.named_lines(translator.events(begun), translator.failed)
+        return streams.events(lines, begun, streams.named_line(anthropic_messages.PING))
 
     async def _anthropic_count(self, request: Request) -> Response:
         name, body = await self._body(request)
@@ -284,17 +269,16 @@ class Server:
         self, request: Request, name: str, body: Fields, question: Question, *, chat: bool
     ) -> Response:
         translator = ollama.Translator(model=name, chat=chat)
+        happenings = self._ask(request, question, name)
         if body.raw("stream") is False:
-            whole = translator.whole(
-                self._answers.ask(question, name, request.scope["edge.caller"])
-            )
-            return _Json(await _unless_gone(request, whole))
-        lines = await _started(
-            request,
-            self._answers.ask(question, name, request.scope["edge.caller"]),
-            translator.lines,
+            return _Json(await _unless_gone(request, translator.whole(happenings)))
+        begun = await _begun(request, happenings)
+        return streams.Streamed(
+            streams.json_lines(translator.lines(begun)),
+            begun,
+            media_type="application/x-ndjson",
+            sign=lambda: streams.json_line(translator.nothing()),
         )
-        return StreamingResponse(_json_lines(lines), media_type="application/x-ndjson")
 
     async def _ollama_tags(self, _request: Request) -> Response:
         return _Json({"models": [ollama.described(each) for each in self._shelf.names]})
@@ -306,6 +290,9 @@ class Server:
     async def _ollama_version(self, _request: Request) -> Response:
         return _Json({"version": ollama.VERSION})
 
+    def _ask(self, request: Request, question: Question, name: str) -> AsyncGenerator[Happening]:
+        return self._answers.ask(question, name, request.scope["edge.caller"])
+
     async def _body(self, request: Request) -> tuple[str, Fields]:
         """The name of the model that is meant, and the whole."""
         try:
@@ -315,34 +302,10 @@ class Server:
         return self._shelf.find(body.need_text("model")), body
 
 
-async def _started(
-    request: Request,
-    happenings: AsyncGenerator[Happening],
-    translate: Callable[[AsyncGenerator[Happening]], AsyncGenerator[T]],
-) -> AsyncGenerator[T]:
-    """What comes of it, once it has begun: an error before that is an answer of its own, and who
-    goes away meanwhile is not waited for."""
-    translated = translate(happenings)
-    first = await _unless_gone(request, anext(translated, None))
-    return _nothing() if first is None else _all(first, translated, happenings)
-
-
-async def _all(
-    first: T, rest: AsyncGenerator[T], happenings: AsyncGenerator[Happening]
-) -> AsyncGenerator[T]:
-    try:
-        yield first
-        async for each in rest:
-            yield each
-    finally:
-        # From the outside inwards: what is given up must end its requests now.
-        await rest.aclose()
-        await happenings.aclose()
-
-
-async def _nothing() -> AsyncGenerator[Any]:
-    return
-    yield
+async def _begun(request: Request, happenings: AsyncGenerator[Happening]) -> streams.Begun:
+    """Once the question was taken: an error before that is an answer of its own, and who goes away
+    meanwhile is not waited for."""
+    return streams.Begun(await _unless_gone(request, anext(happenings)), happenings)
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
@@ -368,41 +331,6 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
 def _gone() -> Refusal:
     """Nobody reads it; logs and metrics do."""
     return Refusal(499, "the client has gone")
-
-
-def _events(lines: AsyncGenerator[str]) -> Response:
-    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
-
-
-async def _openai_lines(chunks: AsyncGenerator[Json]) -> AsyncGenerator[str]:
-    async with contextlib.aclosing(chunks):
-        try:
-            async for chunk in chunks:
-                yield f"data: {json.dumps(chunk)}\n\n"
-        except EdgeError as error:  # the status is long sent
-            yield f"data: {json.dumps(refusal_of(error).body('openai'))}\n\n"
-            return
-        yield "data: [DONE]\n\n"
-
-
-async def _named_lines(events: AsyncGenerator[Json], dialect: Dialect) -> AsyncGenerator[str]:
-    async with contextlib.aclosing(events):
-        try:
-            async for event in events:
-                yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
-        except EdgeError as error:
-            body = json.dumps(refusal_of(error).body(dialect))
-            yield f"event: error\ndata: {body}\n\n"
-
-
-async def _json_lines(lines: AsyncGenerator[Json]) -> AsyncGenerator[str]:
-    async with contextlib.aclosing(lines):
-        try:
-            async for line in lines:
-                yield f"{json.dumps(line)}\n"
-        except EdgeError as error:
-            yield f"{json.dumps(refusal_of(error).body('ollama'))}\n"
 
 
 class _Json(Response):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +94,7 @@ class Translator:
     _first_s: float | None = None
     _prompt_tokens: int = 0
 
-    async def whole(self, happenings: AsyncGenerator[Happening]) -> Json:
+    async def whole(self, happenings: AsyncIterator[Happening]) -> Json:
         """The whole reply, as its last line with all of its text."""
         thought = said = ""
         calls: list[Json] = []
@@ -106,7 +106,7 @@ class Translator:
             calls += words.get("tool_calls", [])
         return {**line, **self._words(thought, said, calls)}
 
-    async def lines(self, happenings: AsyncGenerator[Happening]) -> AsyncGenerator[Json]:
+    async def lines(self, happenings: AsyncIterator[Happening]) -> AsyncGenerator[Json]:
         """One after the other, as they come."""
         async for event in happenings:
             if isinstance(event, Begin):
@@ -132,6 +132,10 @@ class Translator:
                     for call in event.calls
                 ]
                 yield {**self._line(event.thought, event.said, calls), "done": False}
+
+    def nothing(self) -> Json:
+        """A line that says nothing."""
+        return {**self._line("", ""), "done": False}
 
     def _line(self, thought: str, said: str, calls: Sequence[Json] = ()) -> Json:
         now = datetime.datetime.now(datetime.UTC).isoformat()

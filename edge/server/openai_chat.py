@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class Translator:
     _calls: dict[int, int] = field(default_factory=dict)
     """How many each answer has made."""
 
-    async def whole(self, happenings: AsyncGenerator[Happening]) -> Json:
+    async def whole(self, happenings: AsyncIterator[Happening]) -> Json:
         """The whole reply."""
         answers: dict[int, _Answer] = {}
         async for event in happenings:
@@ -63,7 +63,7 @@ class Translator:
         choices = [self._choice(number, answers[number]) for number in sorted(answers)]
         return {**self._frame(chunk=False), "choices": choices, "usage": self._usage()}
 
-    async def chunks(self, happenings: AsyncGenerator[Happening]) -> AsyncGenerator[Json]:
+    async def chunks(self, happenings: AsyncIterator[Happening]) -> AsyncGenerator[Json]:
         """One after the other, as they come."""
         async for event in happenings:
             if isinstance(event, Begin):

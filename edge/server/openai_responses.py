@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.fields import Fields
 from edge.server.openai_fields import content_of, message_of, options_of, schema_of
+from edge.server.refusals import Refusal
 from edge.server.tools import arguments_text, called, new_id, openai_tools
 from edge.text.answer_parts import ToolCall
 
@@ -82,14 +83,14 @@ class Translator:
     _numbers: count[int] = field(default_factory=count)
     _prompt_tokens: int = 0
 
-    async def whole(self, happenings: AsyncGenerator[Happening]) -> Json:
+    async def whole(self, happenings: AsyncIterator[Happening]) -> Json:
         """The whole reply."""
         response: Json = {}
         async for event in self.events(happenings):
             response = event.get("response", response)
         return response
 
-    async def events(self, happenings: AsyncGenerator[Happening]) -> AsyncGenerator[Json]:
+    async def events(self, happenings: AsyncIterator[Happening]) -> AsyncGenerator[Json]:
         """One after the other, as they come; `type` is the name of each."""
         async for event in happenings:
             if isinstance(event, Begin):
@@ -110,6 +111,13 @@ class Translator:
                 for call in event.calls:
                     for each in self._call(call):
                         yield each
+
+    def failed(self, refusal: Refusal) -> Json:
+        """The last event, where the answer cannot be finished."""
+        code = refusal.code or ("invalid_prompt" if refusal.status < 500 else "server_error")
+        response = self._response("failed")
+        response["error"] = {"code": code, "message": refusal.message}
+        return self._event("response.failed", response=response)
 
     def _more(self, which: str, text: str) -> list[Json]:
         events = []

@@ -20,6 +20,7 @@ import edge
 from edge.demos.bundled import MODEL
 from edge.errors import RequestError
 from edge.server.app import Server
+from edge.server.connections import web_config
 from edge.server.guard import Rules
 from edge.server.shelf import Shelf
 from tests.support.plans import bundled_plan
@@ -78,8 +79,7 @@ async def serving(model: edge.AsyncModel) -> AsyncIterator[str]:
     """On a port of this process."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         app = Server(Shelf.of(model, "m"), rules=Rules()).app
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(web_config(app, most_connections=64))
         running = asyncio.create_task(server.serve(sockets=[listening]))
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -1,0 +1,153 @@
+"""Answers that are sent as they come: in the lines of each dialect, and with a sign of life where
+nothing comes for long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from edge.errors import EdgeError
+from edge.server.answers import Happening
+from edge.server.refusals import Refusal, refusal_of
+
+Json = dict[str, Any]
+
+SILENCE_S = 10.0
+"""After so long without a word a sign of life is sent: proxies give up after a minute or so, and a
+long prompt, a device that is lost, or others that come first take longer."""
+
+COMMENT = ": waiting\n\n"
+"""Of server-sent events: every client passes it over."""
+
+
+class Begun:
+    """What happens, after the first of it was waited for."""
+
+    def __init__(self, first: Happening, rest: AsyncGenerator[Happening]) -> None:
+        self._first: Happening | None = first
+        self._rest = rest
+
+    def __aiter__(self) -> Begun:
+        return self
+
+    async def __anext__(self) -> Happening:
+        first, self._first = self._first, None
+        return await anext(self._rest) if first is None else first
+
+    async def aclose(self) -> None:
+        """What is under way ends."""
+        await self._rest.aclose()
+
+
+class Streamed(StreamingResponse):
+    """Lines of an answer that has begun. When it is over, or its client has gone, what it is made
+    of ends, too: from the outside inwards."""
+
+    def __init__(
+        self,
+        lines: AsyncGenerator[str],
+        begun: Begun,
+        *,
+        media_type: str,
+        sign: Callable[[], str],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """sign: of life; makes one that fits between two lines."""
+        super().__init__(lines, media_type=media_type, headers=headers)
+        self._lines = lines
+        self._begun = begun
+        self._sign = sign
+        self._sent_s = 0.0
+        self._is_over = False
+        self._one_at_a_time = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._sent_s = loop.time()
+
+        async def sending(message: Message) -> None:
+            self._sent_s = loop.time()
+            async with self._one_at_a_time:
+                await send(message)
+                self._is_over = not message.get("more_body", True)
+
+        living = asyncio.create_task(self._show_life(send))
+        try:
+            await super().__call__(scope, receive, sending)
+        finally:
+            living.cancel()
+            await asyncio.gather(living, return_exceptions=True)
+            await self._lines.aclose()
+            await self._begun.aclose()
+
+    async def _show_life(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._is_over:
+            left_s = self._sent_s + SILENCE_S - loop.time()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+                continue
+            self._sent_s = loop.time()
+            async with self._one_at_a_time:
+                if not self._is_over:
+                    body = self._sign().encode()
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def events(lines: AsyncGenerator[str], begun: Begun, sign: str = COMMENT) -> Streamed:
+    """Server-sent ones."""
+    return Streamed(
+        lines,
+        begun,
+        media_type="text/event-stream",
+        sign=lambda: sign,
+        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+    )
+
+
+async def data_lines(chunks: AsyncGenerator[Json]) -> AsyncGenerator[str]:
+    """Of OpenAI's chunks."""
+    async with contextlib.aclosing(chunks):
+        try:
+            async for chunk in chunks:
+                yield f"data: {json.dumps(chunk)}\n\n"
+        except EdgeError as error:  # the status is long sent
+            yield f"data: {json.dumps(refusal_of(error).body('openai'))}\n\n"
+            return
+        yield "data: [DONE]\n\n"
+
+
+async def named_lines(
+    events: AsyncGenerator[Json], failed: Callable[[Refusal], Json]
+) -> AsyncGenerator[str]:
+    """Of events whose `type` is their name. failed: the last event, where there is no other."""
+    async with contextlib.aclosing(events):
+        try:
+            async for event in events:
+                yield named_line(event)
+        except EdgeError as error:
+            yield named_line(failed(refusal_of(error)))
+
+
+def named_line(event: Json) -> str:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+
+async def json_lines(lines: AsyncGenerator[Json]) -> AsyncGenerator[str]:
+    """Of Ollama's objects."""
+    async with contextlib.aclosing(lines):
+        try:
+            async for line in lines:
+                yield json_line(line)
+        except EdgeError as error:
+            yield json_line(refusal_of(error).body("ollama"))
+
+
+def json_line(line: Json) -> str:
+    return f"{json.dumps(line)}\n"

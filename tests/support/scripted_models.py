@@ -1,0 +1,122 @@
+"""A model for tests of the server: it says what it is told to, when it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+from edge.api.async_model import AsyncModel
+from edge.coordinator.generation import Token
+from edge.errors import EdgeError
+from edge.server.app import Server
+from edge.server.guard import Rules
+from edge.server.shelf import Shelf
+
+Json = dict[str, Any]
+
+
+def word(text: str, *, ends: bool = False) -> Token:
+    return Token(token_id=1, text=text, finish_reason="stop" if ends else None, chosen_s=0.0)
+
+
+class ScriptedModel:
+    """Every question is answered with what `says` brings; prompts are as long as their words."""
+
+    name = "m"
+    call_form = None
+    end_ids: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.tokenizer = self
+        self.says: asyncio.Queue[Token | EdgeError] = asyncio.Queue()
+        self.prompts: list[object] = []
+        self.under_way = 0
+
+    def encode(self, prompt: str) -> list[int]:
+        return [len(each) for each in prompt.split()]
+
+    def encode_chat(self, messages: Sequence[Json], **_given: object) -> list[int]:
+        return self.encode(" ".join(str(each["content"]) for each in messages))
+
+    def begins_thinking(self, _ids: object) -> bool:
+        return False
+
+    def stream(self, prompt: object, *_: object, **__: object) -> ScriptedReply:
+        self.prompts.append(prompt)
+        return ScriptedReply(self)
+
+
+class ScriptedReply:
+    """Takes what its model says next, as others of it do."""
+
+    def __init__(self, model: ScriptedModel) -> None:
+        self._model = model
+        self._is_over = False
+
+    async def __aenter__(self) -> ScriptedReply:
+        self._model.under_way += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._model.under_way -= 1
+
+    def __aiter__(self) -> ScriptedReply:
+        return self
+
+    async def __anext__(self) -> Token:
+        if self._is_over:
+            raise StopAsyncIteration
+        told = await self._model.says.get()
+        if isinstance(told, EdgeError):
+            raise told
+        self._is_over = told.finish_reason is not None
+        return told
+
+    def reply(self) -> ScriptedReply:
+        return self
+
+    @property
+    def statistics(self) -> Json:
+        return {"found_tokens": 0}
+
+
+class Visit:
+    """One request to a server without a network between: what was sent so far, and its end."""
+
+    def __init__(self, model: ScriptedModel, path: str, body: Json) -> None:
+        self.server = Server(Shelf.of(cast(AsyncModel, model), "m"), rules=Rules())
+        self.sent: list[Json] = []
+        self.gone = asyncio.Event()
+        self._body: bytes | None = json.dumps({"model": "m", **body}).encode()
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [],
+        }
+        self.running = asyncio.ensure_future(
+            self.server.app(scope, cast(Any, self._receive), cast(Any, self._send))
+        )
+
+    async def _receive(self) -> Json:
+        if (body := self._body) is not None:
+            self._body = None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Json) -> None:
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int | None:
+        return self.sent[0]["status"] if self.sent else None
+
+    @property
+    def text(self) -> str:
+        """What has come of the body."""
+        return b"".join(each.get("body", b"") for each in self.sent).decode()
