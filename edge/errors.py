@@ -10,7 +10,8 @@ EdgeError              edge_error
 └── NetworkError       network_error      no peers found, port taken, address unreachable
     └── ProtocolError  protocol_mismatch  the other side speaks something else, or garbage
 
-The word in the middle is `code`, for programs: it stays when a class or a sentence is changed.
+The word in the middle is `code`, for programs: it stays when a class or a sentence is changed. What
+was typed wrong at a command line has the code `wrong_usage`, and the exit code 2.
 
 Errors of the lower packages are mapped to these once, where `edge` calls them.
 """

@@ -169,7 +169,7 @@ class DescribedModel:
     def tokenizer(self) -> Tokenizer:
         """Raises RequestError for a checkpoint without one."""
         if self._held.tokenizer is None:
-            raise RequestError(f"{self.name} has no tokenizer.json: give token ids instead of text")
+            raise RequestError(f"{self.name} has no tokenizer.json; give token ids instead of text")
         return self._held.tokenizer
 
     @property
@@ -285,7 +285,7 @@ class DescribedModel:
         if asked.load.fingerprint != self._held.load.fingerprint:
             raise RequestError(
                 f"the reply {journal.id} is of {asked.load.path} as it was then, and this is "
-                "another model, or its files were changed since: ask again"
+                "another model, or its files were changed since; ask again"
             )
         if (unlike := asked.load.unlike(self._held.load)) is not None:
             raise RequestError(

@@ -173,7 +173,7 @@ class GenerationOptions:
         if not self.has_grammar:
             return None
         if self.json_schema is not None and self.grammar is not None:
-            raise RequestError("an answer keeps to a json_schema or to a grammar: give one of them")
+            raise RequestError("an answer keeps to a json_schema or to a grammar; give one of them")
         if self.ignore_eos:
             raise RequestError("an answer that ignores its end keeps to no schema or grammar")
         if self.json_schema is not None:

@@ -172,7 +172,7 @@ def _check_online(wanted: NotCached) -> None:
 
 def _commit(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{40,64}", value):
-        raise CheckpointError("what answers there is no Hugging Face: check HF_ENDPOINT")
+        raise CheckpointError("what answers there is no Hugging Face; check HF_ENDPOINT")
     return value
 
 
@@ -236,7 +236,7 @@ class _Fetching:
         if lacking > 0:
             raise CapacityError(
                 f"{self.repository} takes {format_size(self.total)}, and the disk of {self.cache} "
-                f"has {format_size(free_bytes)} free: free {format_size(lacking)} more, or put the "
+                f"has {format_size(free_bytes)} free; free {format_size(lacking)} more, or put the "
                 "cache elsewhere (HF_HUB_CACHE)"
             )
 
@@ -297,7 +297,7 @@ class _Fetching:
         if found.hexdigest() != digest:
             part.unlink()
             raise CheckpointError(
-                f"{printable(file, 200)} of {self.repository} arrived damaged and was removed: "
+                f"{printable(file, 200)} of {self.repository} arrived damaged and was removed; "
                 "fetch it again"
             )
 
@@ -351,12 +351,12 @@ def _told(hub: Any, wanted: NotCached) -> Iterator[None]:
         raise
     except errors.GatedRepoError as error:
         raise CheckpointError(
-            f"{name} is only for those who have accepted its terms: do so at "
+            f"{name} is only for those who have accepted its terms; do so at "
             f"{place}/{name.repository}, then {log_in}"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise CheckpointError(
-            f"{name.repository} has no branch, tag or commit {name.revision} at {place}: check it, "
+            f"{name.repository} has no branch, tag or commit {name.revision} at {place}; check it, "
             "or leave it out"
         ) from error
     except errors.HfHubHTTPError as error:
@@ -366,7 +366,7 @@ def _told(hub: Any, wanted: NotCached) -> Iterator[None]:
                 f"{place} has no model {name.repository} for you, and {wanted.lacking}"
                 f"{wanted.near}: check its name; if it is private, {log_in}"
             ) from error
-        raise NetworkError(f"{place} answers {code} for {name}: try again later") from error
+        raise NetworkError(f"{place} answers {code} for {name}; try again later") from error
     except Exception as error:  # the network's errors are those of the hub's own client
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise CapacityError(

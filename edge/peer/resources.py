@@ -307,7 +307,7 @@ class PeerResources:
         if is_shard and limits.sessions is not None and shards >= limits.sessions:
             raise CapacityError(
                 f"device {user.name} has {shards} shards loaded on this peer, which is the most "
-                "for each (--each-user): close a model first"
+                "for each (--each-user); close a model first"
             )
         if limits.memory_bytes is not None:
             free_bytes = limits.memory_bytes - sum(each.total for each in held.values())
@@ -315,7 +315,7 @@ class PeerResources:
                 raise CapacityError(
                     f"{'this shard' if is_shard else 'this measurement'} needs "
                     f"{format_size(use.total)}, and device {user.name} may have "
-                    f"{format_size(max(0, free_bytes))} more of this peer (--each-user): close a "
+                    f"{format_size(max(0, free_bytes))} more of this peer (--each-user); close a "
                     "model first, or share this one with more peers"
                 )
 

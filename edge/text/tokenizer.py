@@ -203,9 +203,9 @@ class Tokenizer:
             return self._templates["tool_use"]
         if "default" in self._templates:
             return self._templates["default"]
-        known = f"; it has only {', '.join(sorted(self._templates))}" if self._templates else ""
+        known = f" (only {', '.join(sorted(self._templates))})" if self._templates else ""
         raise RequestError(
-            f"the checkpoint in {self._path} has no default chat template{known}: "
+            f"the checkpoint in {self._path} has no default chat template{known}; "
             "send a plain prompt, or use the model's instruction-tuned checkpoint"
         )
 

@@ -22,7 +22,7 @@ def check_folder(folder: Path) -> None:
     if adapter.is_file():
         base = read_json(adapter).get("base_model_name_or_path")
         raise CheckpointError(
-            f"{folder} is a LoRA adapter of {shown(base)}, not a model: give the folder of that "
+            f"{folder} is a LoRA adapter of {shown(base)}, not a model; give the folder of that "
             "model, and this one with --lora"
         )
     files = sorted(path for path in folder.iterdir() if path.is_file())
@@ -35,7 +35,7 @@ def check_folder(folder: Path) -> None:
         )
     if ggufs := [path.name for path in files if path.suffix.lower() == ".gguf"]:
         raise CheckpointError(
-            f"{folder} is no whole Hugging Face checkpoint, but holds {ggufs[0]}: give the path of "
+            f"{folder} is no whole Hugging Face checkpoint, but holds {ggufs[0]}; give the path of "
             "that file to use it"
         )
     if not has_config or any((folder / name).is_file() for name in _WEIGHTS):

@@ -65,7 +65,7 @@ def gguf_in(folder: Path) -> Path | None:
     found = sorted({first_part(path) for path in folder.glob("*.gguf") if path.is_file()})
     if len(found) > 1:
         raise CheckpointError(
-            f"{folder} holds {len(found)} GGUF models ({found[0].name}, {found[1].name}, …): give "
+            f"{folder} holds {len(found)} GGUF models ({found[0].name}, {found[1].name}, …); give "
             "the path of the file that is meant"
         )
     if not found:

@@ -111,7 +111,7 @@ def chosen_gguf(names: Collection[str], choice: str | None) -> str | None:
     few = _few(meant or models)
     raise CheckpointError(
         f"{len(meant) or 'none'} of its GGUF models {'are' if meant else 'is'} called "
-        f"{choice or _DEFAULT_CHOICE}: write org/name:CHOICE with what ends one of these names, "
+        f"{choice or _DEFAULT_CHOICE}; write org/name:CHOICE with what ends one of these names, "
         f"or with the whole name: {few}"
     )
 

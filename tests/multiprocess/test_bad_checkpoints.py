@@ -204,7 +204,7 @@ def test_without_a_tokenizer_ids_still_work_and_text_says_why_not(
         reply = model.generate(prompt, max_new_tokens=6)
         assert list(reply.token_ids) == expected
         assert reply.text == ""
-        with pytest.raises(edge.RequestError, match=r"no tokenizer\.json: give token ids"):
+        with pytest.raises(edge.RequestError, match=r"no tokenizer\.json; give token ids"):
             model.generate("hi")
     outcome = run_edge("run", checkpoint, "-p", "hi", "--peer", daemon.address)
     assert "has no tokenizer.json" in outcome.sentence()

@@ -281,7 +281,7 @@ def test_a_chat_without_a_template_ends_before_anyone_types(
     checkpoint: TinyCheckpoint, daemon: Daemon
 ) -> None:
     outcome = run_edge("chat", checkpoint.path, "--peer", daemon.address, stdin="Hello\n")
-    assert "has no default chat template: send a plain prompt" in outcome.sentence()
+    assert "has no default chat template; send a plain prompt" in outcome.sentence()
 
 
 def test_a_model_with_a_chat_template_is_asked(talker: Path, daemon: Daemon) -> None:

@@ -7,8 +7,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from edge.cli.main import cli
 from edge.demos.bundled import MODEL
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
@@ -42,7 +44,6 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("quantize {model}", USAGE, "Missing option '--out'"),
     ("quality {model} --text none.txt", USAGE, "'none.txt' does not exist"),
     ("run nothere -p x {peer}", ERROR, "nothere is not there; give the folder of a Hugging Face"),
-    ("run nothere -p x --json {peer}", ERROR, "nothere is not there; give the folder"),
     *(
         # Nobody is at this address: the model is looked for first.
         (f"{command} --peer 127.0.0.1:{{closed}}", ERROR, "nothere is not there; give the folder")
@@ -91,6 +92,11 @@ MISTAKES: list[tuple[str, int, str]] = [
 ]
 
 
+def _tells_json(command: str) -> bool:
+    known = cli.get_command(click.Context(cli), command)
+    return known is not None and any("--json" in each.opts for each in known.params)
+
+
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with Daemon(tmp_path_factory.mktemp("daemon"), "--no-announce") as daemon:
@@ -122,15 +128,24 @@ def test_a_mistake_is_told_in_a_sentence(
             "taken": taken.getsockname()[1],
             "closed": closed.getsockname()[1],
         }
-        outcome = run_edge(*typed.format(**words).split())
+        line = typed.format(**words).split()
+        outcome = run_edge(*line)
+        described = run_edge(line[0], "--json", *line[1:]) if _tells_json(line[0]) else None
     assert outcome.code == code, outcome.err
-    if "--json" in typed:
-        told = json.loads(outcome.out)["error"]
-        assert told["code"] == "bad_checkpoint"
+    assert outcome.out == ""
+    if described is not None:
+        assert described.code == code, described.err
+        assert outcome.err.strip() == described.err.strip()
+        told = json.loads(described.out)["error"]
+        assert told.keys() == {"code", "message", "remedy"}
         assert told["message"] in outcome.err
-        assert told["remedy"].startswith("give the folder of a Hugging Face checkpoint")
-    else:
-        assert outcome.out == ""
+        assert (told["code"] == "wrong_usage") == (code == USAGE)
+        assert told["remedy"] in outcome.err or told["remedy"].split()[0] in ("see", "write")
+        if "give the folder of" in outcome.err:
+            assert told["code"] == "bad_checkpoint"
+            assert told["remedy"].startswith("give the folder of a Hugging Face checkpoint")
+        if code == USAGE:
+            assert told["remedy"], "at least where one finds it"
     if code == ERROR:
         assert said.format(**words) in outcome.sentence()
         return

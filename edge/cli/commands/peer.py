@@ -274,7 +274,7 @@ async def _serve_clusters(
         membership = own.current()
         if LEND not in membership.roles:
             raise RequestError(
-                "this device may use others of its cluster, not compute for others: pair it again, "
+                "this device may use others of its cluster, not compute for others; pair it again, "
                 "with --role lend on the device that shows the code"
             )
         id = peer_id(membership.identity.id, number)

@@ -175,7 +175,7 @@ def _check_resumed(context: click.Context) -> None:
         if parameter.name in fixed and _is_given(context, parameter.name):
             name = parameter.opts[-1] if isinstance(parameter, click.Option) else "MODEL"
             raise click.UsageError(
-                f"--resume goes on with what was asked, with the model as it was: leave out {name}"
+                f"--resume goes on with what was asked, with the model as it was; leave out {name}"
             )
 
 

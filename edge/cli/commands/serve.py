@@ -158,7 +158,7 @@ def command(
     is_own = is_loopback(host)
     if not is_own and not keys:
         raise RequestError(
-            f"on {host} whoever reaches this machine could use the model: give --api-key-file, or "
+            f"on {host} whoever reaches this machine could use the model; give --api-key-file, or "
             "listen on 127.0.0.1"
         )
     if place is not None:
@@ -266,7 +266,7 @@ def check_for_several(options: LoadOptions) -> None:
     for option, (is_given, instead) in of_one.items():
         if is_given:
             raise RequestError(
-                f"{option} is of one model, and all models of a server have the same options: "
+                f"{option} is of one model, and all models of a server have the same options; "
                 f"leave it out, or {instead}"
             )
 

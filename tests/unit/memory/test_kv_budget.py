@@ -39,7 +39,7 @@ def assignment(limits: StepLimits) -> Assignment:
 def test_a_layer_of_the_longest_request_passes_through_the_host(room: KvRoom) -> None:
     passing = 100 * LAYER_TOKEN_BYTES
     given = assignment(LONGER)
-    with pytest.raises(CapacityError, match=r"way to the GPU, and .* are free: .* --host-memory"):
+    with pytest.raises(CapacityError, match=r"way to the GPU, and .* are free; .* --host-memory"):
         room.share(given, given.layout, host_bytes=passing - 1)
     share = room.share(given, given.layout, host_bytes=passing)
     assert (share.host_bytes, share.host) == (passing, None)

@@ -197,7 +197,7 @@ def test_which_file_is_meant(
 @pytest.mark.parametrize(
     ("names", "choice", "message"),
     [
-        (QUANTS, "Q4_K", r"none of its GGUF models is called Q4_K: .*m\.IQ4_NL\.gguf"),
+        (QUANTS, "Q4_K", r"none of its GGUF models is called Q4_K; .*m\.IQ4_NL\.gguf"),
         (("a-Q4_0.gguf", "b-Q4_0.gguf"), "Q4_0", r"2 of its GGUF models are called Q4_0"),
         (("a-Q4_0.gguf", "b-Q8_0.gguf"), None, r"none of its GGUF models is called Q4_K_M"),
         (("model.safetensors",), "Q4_0", "no GGUF file"),

@@ -342,7 +342,7 @@ def beside_gguf(folder: Path) -> None:
         (renamed("pytorch_model.bin"), "its pytorch_model.bin is a pickle, which is never read"),
         (renamed("model.pt"), "its model.pt is a pickle"),
         (renamed("training_args.bin"), "has neither model.safetensors nor"),
-        (beside_gguf, "holds model.gguf: give the path of that file"),
+        (beside_gguf, "holds model.gguf; give the path of that file"),
     ],
 )
 def test_folders_of_another_form(
