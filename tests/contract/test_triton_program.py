@@ -44,6 +44,8 @@ TOKENS = 10
         ("gpt2", "tensor_2", {"layers": 2}),
         ("lfm2", "tensor_2", {"layers": 2}),
         ("qwen3_5", "tensor_2", {"layers": 3}),
+        ("deepseek_v3", "tensor_2", {"layers": 2}),
+        ("glm4_moe_lite", "solo", {"layers": 1}),
     ],
 )
 def test_logits_are_those_of_transformers(
@@ -155,11 +157,16 @@ def test_caches_of_codes_err_within_their_bounds(
     assert 1e-4 < error < LARGEST_CACHE_ERROR[kv_dtype]
 
 
+@pytest.mark.parametrize(("family", "layers"), [("qwen3", 1), ("lfm2", 2)])
 def test_halves_of_a_chunk_have_the_bits_of_two_chunks(
-    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Checkpoints,
+    family: str,
+    layers: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A chunk of 12 as one of 8 and one of 4, whose sums are exchanged in turn."""
-    checkpoint = tiny_checkpoint("qwen3", layers=1, heads=(2, 1))
+    checkpoint = tiny_checkpoint(family, layers=layers, heads=(2, 1))
     tokens = checkpoint.prompt(12)
     with triton_plan(checkpoint, "tensor_2", tmp_path) as model:
         model.forward(chunk("a", tokens[:8], rows=0))

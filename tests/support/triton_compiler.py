@@ -30,6 +30,7 @@ from edge.kernels.experts.triton import (
 from edge.kernels.gated_mlp.reference import Clamp
 from edge.kernels.gated_mlp.triton import activated, gated
 from edge.kernels.kv_cache.gpu_cache import KvCache
+from edge.kernels.latent_heads.triton import latent_heads
 from edge.kernels.layer_norm.triton import add_layer_norm
 from edge.kernels.linear_attention.triton import linear_attention
 from edge.kernels.matmul.triton import matmul
@@ -113,6 +114,7 @@ def launch_rows() -> None:
     gated(x, clamp=Clamp(limit=7.0, slope=1.7))
     top_k(x, 1)
     top_k(x[:, :256], 4)
+    latent_heads(x, x[:, :64], num_heads=HEADS, own_size=HEAD_SIZE // 2)
     angles = torch.zeros(4, HEAD_SIZE // 2)
     rope(x.view(1, -1, HEAD_SIZE), angles, angles, _INDICES)
     qkv = torch.zeros(1, (HEADS + 2 * KV_HEADS) * HEAD_SIZE, dtype=torch.bfloat16)

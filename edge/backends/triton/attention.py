@@ -8,6 +8,7 @@ from torch import Tensor
 
 from edge.backends.triton.blocks import Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
+from edge.backends.triton.latent_product import LatentProduct
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.tuning import AttentionShape, Tuning
 from edge.backends.triton.weights import Product
@@ -24,7 +25,7 @@ class AttentionBlock:
     layer: int
     part: Attention
     norm: Norm | Cast
-    qkv: Product
+    qkv: Product | LatentProduct
     output: Product
     norms: tuple[Tensor, Tensor] | None
     """The norms of queries and keys."""
@@ -39,11 +40,16 @@ class AttentionBlock:
         norms = None
         if part.query_key_norm or part.joint_norm:
             norms = shop.vector(f"{p}query_norm"), shop.vector(f"{p}key_norm")
+        qkv: Product | LatentProduct
+        if part.latent is None:
+            qkv = shop.product(f"{p}qkv")
+        else:
+            qkv = LatentProduct.of(shop, layer, part, part.latent)
         return cls(
             layer=layer,
             part=part,
             norm=shop.norm(f"{p}attention_norm"),
-            qkv=shop.product(f"{p}qkv"),
+            qkv=qkv,
             output=shop.product(f"{p}output"),
             norms=norms,
             tables=shop.tables[part.rotary],
@@ -56,7 +62,7 @@ class AttentionBlock:
         self.output(self.attend(self.qkv(normed), lane), lane.partial)
 
     def attend(self, qkv: Tensor, lane: Lane) -> Tensor:
-        """Rotate, keep keys and values, attend: [rows, heads · head_size]."""
+        """Rotate, keep keys and values, attend: [rows, heads · value_size]."""
         layer = self.cache.layers[self.layer]
         norms = self.norms
         if norms is not None and self.part.joint_norm:
@@ -95,7 +101,7 @@ class AttentionBlock:
             soft_cap=self.part.soft_cap,
             tiles=self.tuning.attention(shape),
         )
-        mixed = mixed.view(mixed.shape[0], -1)
+        mixed = mixed[..., : self.part.value_size].reshape(mixed.shape[0], -1)
         if self.part.output_gate:
             columns = mixed.shape[1]
             mixed.mul_(qkv[:, columns : 2 * columns].float().sigmoid_())

@@ -26,7 +26,9 @@ PART_KINDS = frozenset(
 )
 """What `layers.py` has blocks for; known here, too, so that a refusal needs no torch."""
 
-_FURTHER = frozenset(("gates of attention", "norms with biases", "learned positions"))
+_FURTHER = frozenset(
+    ("gates of attention", "latent attention", "norms with biases", "learned positions")
+)
 """What it has besides, of `ALL_NEEDS`."""
 
 KEPT_FREE_BYTES = 1 << 30

@@ -21,6 +21,7 @@ from edge.backends.triton.blocks import Addend, Cast, Norm
 from edge.backends.triton.buffers import Lane, StepBuffers
 from edge.backends.triton.device import Device
 from edge.backends.triton.gated_mlp import GatedMlpBlock
+from edge.backends.triton.latent_product import LatentProduct
 from edge.backends.triton.layers import ShardOperators
 from edge.backends.triton.linear_attention import LinearAttentionBlock
 from edge.backends.triton.paged_kv_cache import scale_groups
@@ -30,6 +31,7 @@ from edge.backends.triton.weights import Product
 from edge.kernels.embedding.reference import embedding
 from edge.kernels.gated_mlp.reference import activated, gated
 from edge.kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
+from edge.kernels.latent_heads.reference import latent_heads
 from edge.kernels.layer_norm.reference import add_layer_norm, layer_norm
 from edge.kernels.linear_attention.reference import linear_attention
 from edge.kernels.logits.reference import finish_logits as finished
@@ -304,9 +306,25 @@ class _Check:
 
     def attention(self, block: AttentionBlock) -> None:
         self.norm(block.norm, f"layers.{block.layer}.attention_norm")
-        self.product(block.qkv)
+        if isinstance(block.qkv, LatentProduct):
+            self._latent(block.qkv, block.layer)
+        else:
+            self.product(block.qkv)
         self._attention(block)
         self.product(block.output)
+
+    def _latent(self, made: LatentProduct, layer: int) -> None:
+        for each in made.products:
+            self.product(each)
+        part, size = made.part, made.latent.shared_size
+        own = part.head_size - size
+        product = self.normal(ROWS[-1], part.num_heads * (own + part.value_size))
+        shared = self.normal(ROWS[-1], size)
+        expected = latent_heads(
+            self.rounded(product), self.rounded(shared), num_heads=part.num_heads, own_size=own
+        )
+        given = made.heads(self.tensor(product), self.tensor(shared))
+        self.compare(f"latent_heads (layer {layer})", given, expected)
 
     def _attention(self, block: AttentionBlock) -> None:
         """A chunk of a prompt, then a token after it."""
@@ -334,6 +352,9 @@ class _Check:
         for lane in self._steps_of_one_request():
             length, end = lane.num_rows, first + lane.num_rows
             expected = heads.attend(first, end, part)
+            if part.value_size != part.head_size:
+                expected = expected.reshape(length, -1, part.head_size)[..., : part.value_size]
+                expected = expected.reshape(length, -1)
             if num_gates:
                 gate = self.rounded(qkv)[first:end, gates].reshape(length, -1)
                 expected = expected / (1 + np.exp(-gate))

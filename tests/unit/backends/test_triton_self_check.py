@@ -10,8 +10,10 @@ import pytest
 
 from edge.backends.registry import open_backend
 from edge.errors import RequestError
+from edge.models.latent import Latent
 from edge.models.linear_attention import LinearAttention
 from edge.models.plain_mlp import PlainMlp
+from edge.models.rotary import Rotary
 from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import LayerSpec, ModelSpec
 from edge.profiling.random_weights import written_weights
@@ -33,7 +35,7 @@ WITH_BIASES = spec_of(
     ],
     norm_bias=True,
 )
-WITH_STATES = spec_of(
+WITH_OTHER_MIXERS = spec_of(
     [
         LayerSpec(mixer=mixer, feed_forward=plain_layer().feed_forward)
         for mixer in (
@@ -42,6 +44,10 @@ WITH_STATES = spec_of(
                 num_key_heads=1, num_value_heads=2, key_size=5, value_size=3, convolution=4
             ),
             plain_layer(output_gate=True).mixer,
+            plain_layer(
+                rotary=Rotary(inverse_frequencies=(1.0, 0.1)),
+                latent=Latent(query_rank=5, rank=6, shared_size=4, value_size=7, bias=False),
+            ).mixer,
         )
     ]
 )
@@ -104,7 +110,7 @@ WRONG_WITH_BIASES = [
     (f"{TRITON}.plain_mlp.activated", slightly_wrong, "activated (layers.0.up)"),
     (f"{TRITON}.weights.matmul", slightly_wrong, "matmul (layers.0.qkv, 1 row)"),
 ]
-WRONG_WITH_STATES = [
+WRONG_WITH_OTHER_MIXERS = [
     (
         f"{TRITON}.short_convolution.short_convolution",
         slightly_wrong,
@@ -116,6 +122,7 @@ WRONG_WITH_STATES = [
         "linear_attention (layer 1, 5 tokens)",
     ),
     (f"{TRITON}.attention.attention", slightly_wrong, "attention (layer 2, 5 of 5 tokens)"),
+    (f"{TRITON}.latent_product.latent_heads", slightly_wrong, "latent_heads (layer 3)"),
 ]
 
 
@@ -124,7 +131,7 @@ WRONG_WITH_STATES = [
     [
         *((*each, ONE_LAYER) for each in WRONG),
         *((*each, WITH_BIASES) for each in WRONG_WITH_BIASES),
-        *((*each, WITH_STATES) for each in WRONG_WITH_STATES),
+        *((*each, WITH_OTHER_MIXERS) for each in WRONG_WITH_OTHER_MIXERS),
     ],
 )
 def test_the_operator_that_is_wrong_is_named(
@@ -163,7 +170,7 @@ def test_a_kernel_for_many_rows_is_checked_as_well(
         load(tmp_path, dtype="int4")
 
 
-@pytest.mark.parametrize("spec", [WITH_BIASES, WITH_STATES])
+@pytest.mark.parametrize("spec", [WITH_BIASES, WITH_OTHER_MIXERS])
 def test_other_parts_that_agree_are_loaded(spec: ModelSpec, tmp_path: Path) -> None:
     load(tmp_path, spec)
 

@@ -23,6 +23,7 @@ KERNELS = {
     "embedding": {"_embedding_kernel"},
     "experts": {"_route_kernel", "_sort_kernel", "_use_kernel", "_tile_kernel", "_mix_kernel"},
     "gated_mlp": {"_activated_kernel", "_gated_kernel"},
+    "latent_heads": {"_heads_kernel"},
     "layer_norm": {"_layer_norm_kernel"},
     "linear_attention": {"_delta_kernel", "_gated_norm_kernel"},
     "matmul": {"_gemv_kernel", "_gemm_kernel", "_sum_kernel"},

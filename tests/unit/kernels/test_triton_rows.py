@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edge.kernels.embedding import reference as embedding_reference
 from edge.kernels.gated_mlp import reference as gated_reference
+from edge.kernels.latent_heads import reference as latent_reference
 from edge.kernels.layer_norm import reference as layer_norm_reference
 from edge.kernels.logits import reference as logits_reference
 from edge.kernels.rms_norm import reference as norm_reference
@@ -21,6 +22,7 @@ from tests.support.triton_face import (
     array,
     assert_close,
     assert_only_inside_written,
+    is_untouched,
     output,
     rounded,
     tensor,
@@ -177,6 +179,31 @@ def test_activated(
     out = output(rows, columns, dtype=dtype)
     assert activated(out.copy_(tensor(x, dtype)), activation=activation, out=out) is out
     assert_close(out, gated_reference.activated(x, activation=activation), dtype)
+    assert_only_inside_written(out)
+
+
+@FEW
+@given(
+    seed=seeds, rows=st.integers(1, 3), heads=st.integers(1, 4), shared=st.integers(1, 9),
+    own=st.integers(1, 9), dtype=dtypes, data=st.data(),
+)  # fmt: skip
+def test_latent_heads(
+    seed: int, rows: int, heads: int, shared: int, own: int, dtype: str, data: st.DataObject
+) -> None:
+    """Of a slice, and into one: what lies beside it stays."""
+    from edge.kernels.latent_heads.triton import latent_heads
+
+    values = data.draw(st.integers(1, shared + own))
+    product = rounded(normal(seed, rows, heads * (own + values)), dtype)
+    turned = rounded(normal(seed + 1, rows, 3 + shared), dtype)
+    wanted = latent_reference.latent_heads(product, turned[:, 3:], num_heads=heads, own_size=own)
+    out = output(rows, 2 + wanted.shape[1], dtype=dtype)
+    latent_heads(
+        tensor(product, dtype), tensor(turned, dtype)[:, 3:],
+        num_heads=heads, own_size=own, out=out[:, 2:],
+    )  # fmt: skip
+    assert_close(out[:, 2:], wanted, dtype)
+    assert is_untouched(out)[:, :2].all()
     assert_only_inside_written(out)
 
 
