@@ -1,9 +1,9 @@
 """What a link's messages look like on the wire: plain, or sealed by AES-256-GCM.
 
-A sealed message is cut into records of at most ``RECORD_BYTES``, so that what is under way needs
-little memory of its own. Each record is its ciphertext and a tag of 16 bytes; its nonce is the
-number of the record in its direction, which is never sent: a record that is lost, repeated, moved
-or of another link does not open. The message's size, which goes ahead in the clear, is bound in.
+A sealed message is cut into records, so that what is under way needs little memory of its own. Each
+record is its ciphertext and a tag of 16 bytes; its nonce is the number of the record in its
+direction, which is never sent: a record that is lost, repeated, moved or of another link does not
+open. The message's size, which goes ahead in the clear, is bound in.
 """
 
 import struct
@@ -21,10 +21,15 @@ from edge.transport.frame import Buffer
 RECORD_BYTES = 256 << 10
 """Plain bytes of a record."""
 
+LARGE_RECORD_BYTES = 512 << 10
+LARGE_MESSAGE_BYTES = 1 << 20
+"""From this on, records are larger: two messages of 1 MiB cross in 385 µs instead of 580, of 2 MiB
+in 790 instead of 1190. One of 512 KiB is faster in two records than in one."""
+
 TAG_BYTES = 16
 SECRET_BYTES = 32
 
-RECORDS_PER_KEY = 1 << 20
+RECORDS_PER_KEY = 1 << 19
 """A key seals at most 2^38 bytes. NIST SP 800-38D allows 2^36 in one record and 2^32 records; for
 an attacker's chance of 2^-57, RFC 8446 (5.5) stops at 2^38.5 bytes in records of 16 KiB."""
 
@@ -64,7 +69,10 @@ class Records(Protocol):
     """How the bytes of a message become those on the wire, in both directions."""
 
     limit: int
-    """Most plain bytes of a record."""
+    """Plain bytes of a message that is one record in any case."""
+
+    def record_bytes(self, message_bytes: int) -> int:
+        """Most plain bytes of a record of a message of this size."""
 
     def seal(self, size: Buffer, part: Part) -> Part:
         """What is sent for a part of a message of ``size``; valid until the next call."""
@@ -80,6 +88,9 @@ class PlainRecords:
     """Bytes as they are, on a way that nobody else can read or write."""
 
     limit = 1 << 62
+
+    def record_bytes(self, message_bytes: int) -> int:
+        return self.limit
 
     def seal(self, size: Buffer, part: Part) -> Part:
         return part
@@ -99,6 +110,9 @@ class SealedRecords:
     def __init__(self, secrets: RecordSecrets, records_per_key: int = RECORDS_PER_KEY) -> None:
         self._sending = Way(secrets.sending, records_per_key)
         self._receiving = Way(secrets.receiving, records_per_key)
+
+    def record_bytes(self, message_bytes: int) -> int:
+        return LARGE_RECORD_BYTES if message_bytes >= LARGE_MESSAGE_BYTES else RECORD_BYTES
 
     def seal(self, size: Buffer, part: Part) -> Part:
         way = self._sending

@@ -21,7 +21,6 @@ from edge.transport.async_socket import AsyncSocket
 from edge.transport.errors import PeerLostError, ProtocolError
 from edge.transport.frame import Buffer
 from edge.transport.records import (
-    RECORD_BYTES,
     RECORDS_PER_KEY,
     TAG_BYTES,
     RecordSecrets,
@@ -32,9 +31,6 @@ from edge.transport.records import (
 _SIZE = struct.Struct("!Q")
 CHANNEL_RECORD_BYTES = 512 << 10
 """Each costs a turn of the loop on both sides: a half of this is a third slower."""
-
-_RECORDS_PER_KEY = RECORDS_PER_KEY * RECORD_BYTES // CHANNEL_RECORD_BYTES
-"""As many bytes as a link's."""
 
 SMALL_BYTES = 8 << 10
 """Frames up to this are one record, and any record may have so much."""
@@ -65,8 +61,8 @@ class SealedSocket:
         self.peer = plain.peer
         self._plain = plain
         self._reads_ahead = reads_ahead
-        self._sending = Way(secrets.sending, _RECORDS_PER_KEY)
-        self._receiving = Way(secrets.receiving, _RECORDS_PER_KEY)
+        self._sending = Way(secrets.sending, RECORDS_PER_KEY)
+        self._receiving = Way(secrets.receiving, RECORDS_PER_KEY)
         self._arrived = bytearray(_SPARE_BYTES)
         self._begin = self._end = 0
         """What of that has been received and not yet opened."""

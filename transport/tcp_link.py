@@ -218,7 +218,8 @@ class TcpLink:
         """What goes into the first record of an array, which mostly is all, and into others."""
         if array.nbytes <= self._records.limit:
             return array, ()
-        first, *others = parts(as_bytes(array), self._records.limit)
+        limit = self._records.record_bytes(array.nbytes)
+        first, *others = parts(as_bytes(array), limit)
         return first, others
 
     def _receive(self, into: NDArray[Any]) -> None:

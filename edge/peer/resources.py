@@ -52,7 +52,7 @@ MAX_SHARDS = 16
 """That one device may offer to a peer, or run there."""
 
 MAX_LINKS = 256
-"""Of one device's plans, with the other shards: each is a descriptor, and up to half a MiB."""
+"""Of one device's plans, with the other shards: each is a descriptor, and up to a MiB."""
 
 MAX_MANIFEST_ENTRIES = 1 << 18
 """Of all offers together: 400 bytes of memory each, and a TiB of weights has as many pieces."""

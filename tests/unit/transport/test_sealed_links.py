@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from edge.transport import Link, PeerLostError, ProtocolError, TcpLink
 from edge.transport.records import (
+    LARGE_MESSAGE_BYTES,
+    LARGE_RECORD_BYTES,
     RECORD_BYTES,
     SECRET_BYTES,
     TAG_BYTES,
@@ -154,9 +156,11 @@ def test_a_message_cut_short_is_a_lost_peer(length: int) -> None:
             bob.receive(np.empty_like(MESSAGE))
 
 
-def test_a_record_moved_within_a_large_message_is_refused() -> None:
-    large = np.random.default_rng(1).integers(0, 256, 3 * RECORD_BYTES, np.uint8)
-    record = RECORD_BYTES + TAG_BYTES
+@pytest.mark.parametrize("record_bytes", [RECORD_BYTES, LARGE_RECORD_BYTES])
+def test_a_record_moved_within_a_large_message_is_refused(record_bytes: int) -> None:
+    large = np.random.default_rng(1).integers(0, 256, 3 * record_bytes, np.uint8)
+    assert (large.nbytes >= LARGE_MESSAGE_BYTES) == (record_bytes > RECORD_BYTES)
+    record = record_bytes + TAG_BYTES
     with between() as (alice, bob, hers, his):
 
         def swap() -> None:
