@@ -212,7 +212,7 @@ class Connection:
             stack.callback(self._copy_room.give_back_all)
             stack.callback(self._manifest_entries.give_back_all)
             stack.callback(self._offers.give_back_all)
-            stack.callback(self._let_go, replace(self._frames))
+            stack.callback(self._let_go_all)
             stack.push_async_callback(run_blocking, self._kept.close)
             for writer in self._writers.values():
                 stack.push_async_callback(run_blocking, writer.close)
@@ -308,6 +308,10 @@ class Connection:
             self._peer.frames.give_back(self._owner, taken.large)
         if taken.small:
             self._peer.small_frames.give_back(self._owner, taken.small)
+
+    def _let_go_all(self) -> None:
+        """Once no session is left: until then what waits in one gives back its own."""
+        self._let_go(replace(self._frames))
 
     async def _until_told(self) -> None:
         """What it was told has been sent, but for a little."""

@@ -189,6 +189,47 @@ def test_what_waits_for_a_compute_thread_is_bounded(
     talk(tmp_path, coordinate)
 
 
+def test_the_room_of_what_waits_is_given_back_once_where_its_connection_ends(
+    tmp_path: Path,
+) -> None:
+    may_go_on = threading.Event()
+
+    def wait() -> None:
+        may_go_on.wait()
+
+    limits = StepLimits(context_tokens=LONG, chunk_tokens=8, requests=1, cached_tokens=LONG)
+    spec = replace(plain_spec(num_layers=1), context_tokens=LONG)
+
+    async def main() -> None:
+        resources = PeerResources(settings(tmp_path), None)
+        floor = Floor(process_bytes=0, work_bytes=0)
+        resources._ledger = Ledger(budget_bytes=1 << 30, floor=floor)
+        ours, theirs = MemoryChannel.pair("coordinator", "peer")
+        connection = Connection(resources, theirs, silent_after_s=1e9)
+        serving = asyncio.create_task(connection.run())
+        assignment = solo_assignment(spec, limits, WireRules(sums=(WireRule(),), hops=()))
+        hosted = HostedShard(
+            assignment,
+            Manifest(tensors=(), total_bytes=0),
+            lambda _: None,
+            resources.kv_room,
+            end_reports=may_go_on.set,  # as the session is ended
+        )
+        hosted.shard.at_turn(wait)
+        connection._mine["s"] = resources.sessions[assignment.key] = hosted
+        connection._take_shard(assignment)
+        await ours.send(LOOK_FOR)
+        while not hosted.unbegun.held_bytes:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0)
+        assert resources.frames.held > 0
+        await ours.aclose()
+        await serving
+        assert resources.frames.held == resources.small_frames.held == 0
+        await resources.aclose()
+
+    asyncio.run(main())
+
+
 def test_what_waits_for_a_session_that_ends_is_refused(tmp_path: Path) -> None:
     """And holds nothing up."""
     may_go_on = threading.Event()
