@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.fields import Fields
+from edge.server.history import Message, turns
 from edge.server.openai_fields import MOST_STOPS, schema_of
 from edge.server.priorities import priority_of
 from edge.server.refusals import Refusal
@@ -28,17 +29,20 @@ Json = dict[str, Any]
 PING: Json = {"type": "ping"}
 """Of no meaning; clients know it."""
 
+_BILLS = "x-anthropic-billing-header:"
+
 
 def question_of(body: Fields, *, counts_only: bool = False) -> Question:
     """counts_only: of /v1/messages/count_tokens, which says nothing of the answer."""
     longest = body.whole("max_tokens", least=1)
     if longest is None and not counts_only:
         raise body.refuse("max_tokens", "is missing")
-    messages: list[Mapping[str, object]] = []
+    messages: list[Message] = []
     if "system" in body:
-        messages.append({"role": "system", "content": _text(body, "system")})
+        messages.append({"role": "system", "content": _system(body)})
     for message in body.objects("messages"):
         messages += _messages(message)
+    messages = turns(messages, joins=True)
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("messages", "must have a message of the user")
     offer = _tools(body)
@@ -72,13 +76,24 @@ def _tools(body: Fields) -> Offer:
     return Offer(tools=[] if kind == "none" else found, several=several)
 
 
-def _messages(message: Fields) -> list[Mapping[str, object]]:
+def _system(body: Fields) -> str:
+    """Without what Claude Code tells of bills: it is another in each request, and what follows
+    could not be found again."""
+    content = body.raw("system")
+    if not isinstance(content, list):
+        return _text(body, "system")
+    parts = body.objects("system")
+    return _joined([each for each in parts if not (each.text("text") or "").startswith(_BILLS)])
+
+
+def _messages(message: Fields) -> list[Message]:
     """One as templates have it; results of tools are messages of their own."""
     role = message.one_of("role", ("user", "assistant", "system"))
     if isinstance(message.raw("content"), str):
         return [{"role": role, "content": message.raw("content")}]
-    found: list[Mapping[str, object]] = []
+    found: list[Message] = []
     calls, others = [], []
+    thoughts: list[str] = []
     for part in message.objects("content"):
         kind = part.text("type")
         if kind == "tool_use":
@@ -87,13 +102,17 @@ def _messages(message: Fields) -> list[Mapping[str, object]]:
         elif kind == "tool_result":
             result = {"role": "tool", "tool_call_id": part.need_text("tool_use_id")}
             found.append({**result, "content": _text(part, "content") if "content" in part else ""})
-        else:
+        elif kind == "thinking":
+            thoughts.append(part.text("thinking") or "")
+        elif kind != "redacted_thinking":
             others.append(part)
-    text = _joined(others)
+    said: dict[str, object] = {"role": role, "content": _joined(others)}
+    if any(thoughts):
+        said["reasoning_content"] = "".join(thoughts)
     if calls:
-        found.append({"role": role, "content": text, "tool_calls": calls})
-    elif text or not found:
-        found.append({"role": role, "content": text})
+        said["tool_calls"] = calls
+    if said["content"] or len(said) > 2 or not found:
+        found.append(said)
     return found
 
 
@@ -110,10 +129,9 @@ def _joined(parts: Sequence[Fields]) -> str:
     texts = []
     for part in parts:
         kind = part.need_text("type")
-        if kind == "text":
-            texts.append(part.text("text") or "")
-        elif kind not in {"thinking", "redacted_thinking"}:
+        if kind != "text":
             raise part.refuse("type", f"is {kind!r:.40}; only text and tools are read")
+        texts.append(part.text("text") or "")
     return "".join(texts)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.fields import Fields
+from edge.server.history import turns
 from edge.server.openai_fields import MOST_STOPS, message_of
 from edge.server.priorities import priority_of
 from edge.server.tools import openai_tools
@@ -22,7 +23,7 @@ VERSION = "0.12.0"
 
 
 def chat_question(body: Fields) -> Question:
-    messages = [message_of(each) for each in body.objects("messages")]
+    messages = turns([message_of(each) for each in body.objects("messages")])
     if not messages:
         raise body.refuse("messages", "must have at least one message")
     offer = openai_tools(body)

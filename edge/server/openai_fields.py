@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Question
 from edge.server.fields import Fields
+from edge.server.history import turns
 from edge.server.priorities import priority_or_tier_of
 from edge.server.tools import openai_calls, openai_tools
 from edge.text.grammar import JsonSchema
@@ -75,7 +76,7 @@ def chat_question(body: Fields) -> Question:
     elif "top_logprobs" in body:
         raise body.refuse("top_logprobs", "needs logprobs: true")
     schema = schema_of(body.object("response_format"))
-    messages = [message_of(each) for each in body.objects("messages")]
+    messages = turns([message_of(each) for each in body.objects("messages")])
     if not messages:
         raise body.refuse("messages", "must have at least one message")
     extra = body.object("chat_template_kwargs")
@@ -121,11 +122,23 @@ def message_of(message: Fields) -> Mapping[str, object]:
         "role": "system" if role == "developer" else role,
         "content": content_of(message),
     }
-    if role == "assistant" and (calls := openai_calls(message)):
-        found["tool_calls"] = calls
-    if role == "tool" and "tool_call_id" in message:
-        found["tool_call_id"] = message.need_text("tool_call_id")
+    if role == "assistant":
+        if (thought := _thought(message)) is not None:
+            found["reasoning_content"] = thought
+        if calls := openai_calls(message):
+            found["tool_calls"] = calls
+    if role == "tool":
+        name = message.text("name") or message.text("tool_name")
+        found |= {} if name is None else {"name": name}
+        if "tool_call_id" in message:
+            found["tool_call_id"] = message.need_text("tool_call_id")
     return found
+
+
+def _thought(message: Fields) -> str | None:
+    """What a message was thought out with; clients call it as their servers do."""
+    texts = (message.text(name) for name in ("reasoning_content", "reasoning", "thinking"))
+    return next((text for text in texts if text), None)
 
 
 def content_of(message: Fields, name: str = "content") -> str:

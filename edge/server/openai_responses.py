@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.fields import Fields
+from edge.server.history import Message, turns
 from edge.server.openai_fields import content_of, message_of, options_of, schema_of
 from edge.server.refusals import Refusal
 from edge.server.tools import arguments_text, called, new_id, openai_tools
@@ -30,27 +31,14 @@ def question_of(body: Fields) -> Question:
     wanted = body.object("text")
     form = None if wanted is None else wanted.object("format")
     schema = schema_of(form, flat=True)
-    messages: list[Mapping[str, object]] = []
+    messages: list[Message] = []
     if "instructions" in body:
         messages.append({"role": "system", "content": body.need_text("instructions")})
     if isinstance(body.raw("input"), str):
         messages.append({"role": "user", "content": body.need_text("input")})
     else:
-        for item in body.objects("input"):
-            kind = item.text("type") or "message"
-            if kind == "message":
-                messages.append({**message_of(item), "content": content_of(item)})
-            elif kind == "function_call":
-                name, arguments = item.need_text("name"), item.raw("arguments")
-                call = called(name, arguments or {}, item.text("call_id"), item)
-                messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-            elif kind == "function_call_output":
-                said = content_of(item, "output")
-                messages.append(
-                    {"role": "tool", "content": said, "tool_call_id": item.need_text("call_id")}
-                )
-            elif kind != "reasoning":
-                raise item.refuse("type", f"is {kind!r:.40}; only messages and calls are read")
+        messages += _history(body.objects("input"))
+    messages = turns(messages, joins=True)
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("input", "must have a message of the user")
     longest = body.whole("max_output_tokens", least=1)
@@ -68,6 +56,34 @@ def question_of(body: Fields) -> Question:
             "parallel_tool_calls": offer.several,
         },
     )
+
+
+def _history(items: Sequence[Fields]) -> list[Message]:
+    """A message of each item; what was thought goes with the one that came of it."""
+    found: list[Message] = []
+    thought = ""
+    for item in items:
+        kind = item.text("type") or "message"
+        if kind == "reasoning":
+            texts = [*item.objects("content"), *item.objects("summary")]
+            thought = next((text for each in texts if (text := each.text("text"))), thought)
+            continue
+        if kind == "message":
+            message: Message = {**message_of(item), "content": content_of(item)}
+        elif kind == "function_call":
+            name, arguments = item.need_text("name"), item.raw("arguments")
+            call = called(name, arguments or {}, item.text("call_id"), item)
+            message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        elif kind == "function_call_output":
+            said, call_id = content_of(item, "output"), item.need_text("call_id")
+            message = {"role": "tool", "content": said, "tool_call_id": call_id}
+        else:
+            raise item.refuse("type", f"is {kind!r:.40}; only messages and calls are read")
+        if thought and message["role"] == "assistant":
+            message = {**message, "reasoning_content": thought}
+        thought = ""
+        found.append(message)
+    return found
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,45 @@
+"""A conversation as clients send it, made into turns as chat templates want them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+Message = Mapping[str, object]
+
+_BETWEEN = "\n\n"
+
+
+def turns(messages: Sequence[Message], *, joins: bool = False) -> list[Message]:
+    """System messages that come first are one: many templates take no other.
+
+    joins: so is what follows each other of a user, or of an assistant: its thoughts, what it said,
+    and all its calls. Some dialects cut these into items or messages of their own.
+    """
+    found: list[Message] = []
+    for message in messages:
+        role = message["role"]
+        is_first = role == "system" and len(found) == 1
+        if found and found[-1]["role"] == role and (is_first or (joins and role in _JOINED)):
+            found[-1] = _joined(found[-1], message)
+        else:
+            found.append(message)
+    return found
+
+
+_JOINED = ("user", "assistant")
+
+
+def _joined(one: Message, other: Message) -> Message:
+    found = {**one, **other}
+    for name in ("content", "reasoning_content"):
+        texts = [str(each[name]) for each in (one, other) if each.get(name)]
+        if texts or name in found:
+            found[name] = _BETWEEN.join(texts)
+    calls = [call for each in (one, other) for call in _calls(each)]
+    return found | ({"tool_calls": calls} if calls else {})
+
+
+def _calls(message: Message) -> Sequence[object]:
+    calls = message.get("tool_calls", ())
+    assert isinstance(calls, Sequence)
+    return calls

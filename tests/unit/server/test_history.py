@@ -1,0 +1,159 @@
+"""Conversations of every dialect as templates want them: thoughts, calls, and turns cut in two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edge.server import anthropic_messages, ollama, openai_fields, openai_responses
+from edge.server.fields import Fields
+from edge.server.history import turns
+
+ASKED = {"role": "user", "content": "How is Rom?"}
+LATER = {"role": "user", "content": "And Bern?"}
+WEATHER = {"name": "weather", "arguments": {"city": "Rom"}}
+CLOCK = {"name": "clock", "arguments": {}}
+
+
+def template_call(id: str, function: dict[str, Any]) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": function}
+
+
+WANTED = [
+    {"role": "system", "content": "Be brief.\n\nBe kind."},
+    ASKED,
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "They ask of Rom.",
+        "tool_calls": [template_call("c1", WEATHER), template_call("c2", CLOCK)],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "Dry."},
+    {"role": "tool", "tool_call_id": "c2", "content": "Noon."},
+    LATER,
+]
+
+
+def of_chat() -> Any:
+    calls = [
+        {"id": "c1", "type": "function", "function": {**WEATHER, "arguments": '{"city": "Rom"}'}},
+        {"id": "c2", "type": "function", "function": {"name": "clock", "arguments": ""}},
+    ]
+    thought = {"reasoning_content": "They ask of Rom."}
+    body = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "developer", "content": "Be kind."},
+        ASKED,
+        {"role": "assistant", "content": "I look.", "tool_calls": calls, **thought},
+        {"role": "tool", "tool_call_id": "c1", "content": "Dry."},
+        {"role": "tool", "tool_call_id": "c2", "content": "Noon."},
+        LATER,
+    ]
+    return openai_fields.chat_question(Fields({"messages": body})).messages
+
+
+def of_responses() -> Any:
+    body = [
+        {"role": "developer", "content": "Be kind."},
+        ASKED,
+        {
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": "Rom."}],
+            "content": [{"type": "reasoning_text", "text": "They ask of Rom."}],
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I look."}],
+        },
+        {
+            "type": "function_call",
+            "call_id": "c1",
+            "name": "weather",
+            "arguments": '{"city":"Rom"}',
+        },
+        {"type": "function_call", "call_id": "c2", "name": "clock", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "Dry."},
+        {"type": "function_call_output", "call_id": "c2", "output": "Noon."},
+        LATER,
+    ]
+    asked = Fields({"instructions": "Be brief.", "input": body})
+    return openai_responses.question_of(asked).messages
+
+
+def of_anthropic() -> Any:
+    bills = {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=7;"}
+    use = {"type": "tool_use"}
+    body = [
+        ASKED,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "They ask of Rom.", "signature": "x"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "I look."},
+                {**use, "id": "c1", "name": "weather", "input": {"city": "Rom"}},
+            ],
+        },
+        {"role": "assistant", "content": [{**use, "id": "c2", "name": "clock", "input": {}}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": "Dry."},
+                {"type": "tool_result", "tool_use_id": "c2", "content": "Noon."},
+                {"type": "text", "text": "And Bern?"},
+            ],
+        },
+    ]
+    system = [bills, {"type": "text", "text": "Be brief.\n\nBe kind."}]
+    asked = Fields({"max_tokens": 1, "system": system, "messages": body})
+    return anthropic_messages.question_of(asked).messages
+
+
+def of_ollama() -> Any:
+    calls = [{"id": id, "function": each} for id, each in (("c1", WEATHER), ("c2", CLOCK))]
+    body = [
+        WANTED[0],
+        ASKED,
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "thinking": "They ask of Rom.",
+            "tool_calls": calls,
+        },
+        *WANTED[3:],
+    ]
+    return ollama.chat_question(Fields({"messages": body})).messages
+
+
+@pytest.mark.parametrize("ask", [of_chat, of_responses, of_anthropic, of_ollama])
+def test_a_conversation_is_the_same_in_every_dialect(ask: Any) -> None:
+    assert ask() == WANTED
+
+
+def test_what_was_thought_for_nothing_is_left_out() -> None:
+    """An answer that was cut in its thoughts: the next message is not made of them."""
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    said = {"role": "assistant", "content": "Dry."}
+    body = [ASKED, thought, LATER, {**said, "type": "message"}, thought]
+    assert openai_responses.question_of(Fields({"input": body})).messages == [
+        {"role": "user", "content": "How is Rom?\n\nAnd Bern?"},
+        said,
+    ]
+
+
+def test_a_tool_is_named_as_ollama_names_it() -> None:
+    result = {"role": "tool", "tool_name": "clock", "content": "Noon."}
+    asked = ollama.chat_question(Fields({"messages": [ASKED, result]}))
+    assert asked.messages[1] == {"role": "tool", "name": "clock", "content": "Noon."}
+
+
+def test_turns_are_joined_where_a_dialect_cuts_them_and_only_there() -> None:
+    cut = [ASKED, LATER, {"role": "system", "content": "a"}, {"role": "system", "content": "b"}]
+    assert turns(cut) == cut
+    one, *others = turns(cut, joins=True)
+    assert one == {"role": "user", "content": "How is Rom?\n\nAnd Bern?"}
+    assert others == cut[2:], "only those that come first are one"
+    empty = {"role": "assistant", "content": ""}
+    assert turns([empty, empty], joins=True) == [empty]
