@@ -289,6 +289,7 @@ class AsyncCluster:
                         tokenizer.vocabulary,
                         vocab_size=checkpoint.spec.vocab_size,
                         end_ids=checkpoint.end_ids,
+                        marks=tokenizer.answer_form.thinking_marks,
                     ),
                     peers=known,
                     load=KeptLoad.of(

@@ -43,7 +43,8 @@ from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.text import Tokenizer
 from edge.text.grammar import Grammars, Matcher
-from edge.text.tool_schema import Tool, tool_names, tool_schemas
+from edge.text.tool_schema import Tool, tool_schemas
+from edge.text.tool_types import tool_types
 from edge.weights.observation import ObservedRun
 from edge.weights.pooling import MakersPooling, Pooling
 
@@ -339,13 +340,14 @@ class DescribedModel:
         )
         options = with_calls(
             options,
-            lambda: self.tokenizer.call_form,
+            self.tokenizer.answer_form,
             tools=schemas,
             must=must,
             several=tool_choice in ("auto", "required"),
         )
         thinking = self.tokenizer.begins_thinking(ids)
-        return ids, options, Reading(thinking=thinking, tools=tuple(sorted(tool_names(schemas))))
+        form = self.tokenizer.answer_form
+        return ids, options, Reading(thinking=thinking, form=form, tools=tool_types(schemas))
 
     @property
     def _shorten(self) -> str:

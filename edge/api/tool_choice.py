@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from edge.api.generation_options import GenerationOptions
 from edge.errors import RequestError
-from edge.text.forced_calls import CallForm, calls_grammar
+from edge.text.answer_forms import AnswerForm
+from edge.text.forced_calls import calls_grammar
 
 Schemas = Sequence[Mapping[str, Any]]
 """As `tool_schemas` makes them."""
@@ -31,7 +32,7 @@ def chosen(tools: Schemas, choice: str) -> tuple[Schemas, Schemas]:
 
 def with_calls(
     options: GenerationOptions,
-    form: Callable[[], CallForm],
+    form: AnswerForm,
     *,
     tools: Schemas,
     must: Schemas = (),
@@ -39,11 +40,11 @@ def with_calls(
 ) -> GenerationOptions:
     """With a grammar where the answer must have calls, or may have some instead of a form.
 
-    form: asked where there is a grammar. must: tools of which one must be called. several: or
+    form: how the model calls. must: tools of which one must be called. several: or
     exactly one is called.
     """
     if not must and (options.json_schema is None or not tools):
         return options
     or_else = None if must else options.json_schema
-    grammar = calls_grammar(must or tools, form(), several=several, or_else=or_else)
+    grammar = calls_grammar(must or tools, form.call_form.shape, several=several, or_else=or_else)
     return replace(options, json_schema=None, grammar=grammar.rules)

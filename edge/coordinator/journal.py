@@ -30,11 +30,13 @@ from edge.protocol.fields import AtMost, ReadBy, from_json, to_json
 from edge.protocol.lease import MOST_TERMS, Lease
 from edge.protocol.step import MAX_END_IDS, FinishReason
 from edge.protocol.wire_rules import Wire
-from edge.text.answer_parts import ReadAnswer, read_answer
+from edge.text.answer_forms import AnswerForm
+from edge.text.answer_parser import read_answer
+from edge.text.answer_parts import ReadAnswer
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar
 from edge.weights.formats import KvDtype
 
-VERSION = 2
+VERSION = 3
 
 MOST_BYTES = 8 << 20
 """Of a file. A token takes 16 bytes, with 20 likeliest ones beside it 600. Of what is longer, the
@@ -167,10 +169,12 @@ class Reading:
     """How the whole answer of a conversation is read."""
 
     thinking: bool
-    tools: Annotated[tuple[str, ...], AtMost(1024)]
+    form: AnswerForm
+    tools: Mapping[str, Mapping[str, tuple[str, ...]]]
+    """See ToolTypes."""
 
     def __call__(self, text: str) -> ReadAnswer:
-        return read_answer(text, thinking=self.thinking, tools=self.tools)
+        return read_answer(text, self.form, thinking=self.thinking, tools=self.tools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,9 @@ from edge.server.keys import Caller
 from edge.server.metrics import Metrics
 from edge.server.refusals import Refusal
 from edge.server.shelf import Shelf
-from edge.text.answer_parts import AnswerParser, AnswerPart, Said, ToolCall
-from edge.text.tool_schema import tool_names
+from edge.text.answer_parser import AnswerParser
+from edge.text.answer_parts import AnswerPart, Said, ToolCall
+from edge.text.tool_types import tool_types
 from edge.weights.pooling import Pooling
 
 Ending = Literal["stop", "length"]
@@ -142,9 +143,10 @@ class Answers:
             self._shelf.using(name) as model,
         ):
             prompt, thinks = await self._prompt(model, question)
+            form, tools = model.tokenizer.answer_form, tool_types(question.tools)
             options = with_calls(
                 question.options,
-                lambda: model.tokenizer.call_form,
+                form,
                 tools=question.tools,
                 must=question.forced,
                 several=question.several_calls,
@@ -158,7 +160,10 @@ class Answers:
                 for number in range(question.answers):
                     stream = self._stream(model, question, prompt, number, caller)
                     await stack.enter_async_context(stream)
-                    answer = self._one(stream, question, len(prompt), number, thinks=thinks)
+                    parser = None
+                    if question.messages:
+                        parser = AnswerParser(form, thinking=thinks, tools=tools)
+                    answer = self._one(stream, parser, len(prompt), number)
                     answers.append(await stack.enter_async_context(contextlib.aclosing(answer)))
                 yield Begin(prompt_tokens=len(prompt))
                 async for each in answers[0] if len(answers) == 1 else _merged(answers):
@@ -203,15 +208,11 @@ class Answers:
     async def _one(
         self,
         stream: AsyncReplyStream,
-        question: Question,
+        parser: AnswerParser | None,
         prompt_tokens: int,
         number: int,
-        *,
-        thinks: bool,
     ) -> AsyncGenerator[Piece | End]:
-        parser = None
-        if question.messages:
-            parser = AnswerParser(thinking=thinks, tools=tool_names(question.tools))
+        """parser: None: all is said."""
         held: list[Token] = []
         count = calls = 0
         observed = self._metrics.reply(prompt_tokens)

@@ -1,49 +1,73 @@
 """Grammars of answers that must call tools, in the form that a model's chat template teaches. Pure.
 
-    <tool_call>                                            of templates that have this mark
-    {"name": …, "arguments": …}
-    </tool_call>
-    {"name": …, "parameters": …}; …                        of others, as Llama 3's
-
-`answer_parts.py` reads both.
+`call_forms.py` says which form that is, and reads it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edge.text.grammar import Grammar, JsonSchema, json_rule, text_rule
+from edge.text.tool_types import tool_types
 
 MOST_CALLS = 16
 """Of one answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallForm:
-    """How a model writes a call."""
+class ArgumentShape:
+    """How one argument is written where arguments are no JSON object."""
 
-    before: str
-    after: str
-    between: str
-    arguments_key: str
+    open: Callable[[str], str]
+    """By its name what comes before its value."""
+    close: str
+    """What comes behind it."""
+    between: str = ""
+    quotes: tuple[str, str] | None = None
+    """What is around a text, which stands there as it is; None: it is a JSON text."""
+    names: re.Pattern[str]
+    """Those that can be written so."""
 
 
-def call_form(template: str) -> CallForm:
-    """That of a chat template; its source may be empty."""
-    if "<tool_call>" in template:
-        return CallForm(
-            before="<tool_call>\n", after="\n</tool_call>", between="\n", arguments_key="arguments"
-        )
-    key = "arguments" if '"parameters"' not in template else "parameters"
-    return CallForm(before="", after="", between="; ", arguments_key=key)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallShape:
+    """How calls are written."""
+
+    open: Callable[[str], str]
+    """By the tool's name what comes before the arguments."""
+    close: str
+    """What comes behind them."""
+    before: str = ""
+    after: str = ""
+    """Around all calls."""
+    between: str = ""
+    argument: ArgumentShape | None = None
+    """None: arguments are a JSON object."""
+    names: re.Pattern[str] = re.compile(r"(?s:.*)")
+    """Of tools, those that can be written so."""
+    otherwise: CallShape | None = None
+    """For tools whose names or arguments cannot be written so; the same reader reads it."""
+    most_calls: int = MOST_CALLS
+
+
+def json_shape(
+    *, before: str = "", after: str = "", between: str = "", key: str = "arguments"
+) -> CallShape:
+    """A call is a JSON object."""
+    return CallShape(
+        open=lambda name: f'{before}{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ',
+        close="}" + after,
+        between=between,
+    )
 
 
 def calls_grammar(
     tools: Sequence[Mapping[str, Any]],
-    form: CallForm,
+    shape: CallShape,
     *,
     several: bool,
     or_else: JsonSchema | None = None,
@@ -53,25 +77,126 @@ def calls_grammar(
     tools: schemas as `tool_schemas` makes them, at least one. several: or exactly one is called.
     or_else: what an answer without calls must be; None: it must call.
     """
+    functions = [tool.get("function", tool) for tool in tools]
+    while shape.otherwise is not None and not all(_fits(each, shape) for each in functions):
+        shape = shape.otherwise
     rules = []
-    for number, tool in enumerate(tools):
-        function = tool.get("function", tool)
-        name = json.dumps(function["name"], ensure_ascii=False)
-        start = f'{form.before}{{"name": {name}, "{form.arguments_key}": '
-        end = text_rule("}" + form.after)
-        rules += [
-            f"call_{number}: {text_rule(start)} arguments_{number} {end}",
-            f"arguments_{number}: {json_rule(_arguments(function.get('parameters')))}",
-        ]
-    more = f" ({text_rule(form.between)} call){{0,{MOST_CALLS - 1}}}" if several else ""
+    for number, function in enumerate(functions):
+        start, end = text_rule(shape.open(function["name"])), text_rule(shape.close)
+        if shape.argument is None:
+            parameters = json_rule(_arguments(function.get("parameters")))
+            rules.append(f"arguments_{number}: {parameters}")
+            arguments = f"arguments_{number}"
+        else:
+            arguments = _written(function, shape.argument, number, rules)
+        rules.append(f"call_{number}: {start} {arguments} {end}")
+    most = min(MOST_CALLS, shape.most_calls)
+    more = f" ({text_rule(shape.between)} call){{0,{most - 1}}}" if several and most > 1 else ""
     answer = "calls"
     if or_else is not None:
         answer += " | said"
         rules.append(f"said: {json_rule(or_else)}")
     choices = " | ".join(f"call_{number}" for number in range(len(tools)))
-    return Grammar(
-        "\n".join([f"start: {answer}", f"calls: call{more}", f"call: {choices}", *rules])
-    )
+    calls = f"calls: {text_rule(shape.before)} call{more} {text_rule(shape.after)}"
+    return Grammar("\n".join([f"start: {answer}", calls, f"call: {choices}", *rules]))
+
+
+def _fits(function: Mapping[str, Any], shape: CallShape) -> bool:
+    if shape.names.fullmatch(function["name"]) is None:
+        return False
+    return shape.argument is None or _plain(function, shape.argument) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Argument:
+    name: str
+    schema: JsonSchema
+    is_required: bool
+    texts: tuple[str, ...] | None
+    """Those that it may be, as they are written; none: any. None: it is JSON."""
+
+
+_OF_OBJECTS = frozenset(
+    {"type", "properties", "required", "additionalProperties", "description", "title", "$schema"}
+)
+_OF_TEXTS = frozenset({"type", "enum", "const", "description", "title", "default", "examples"})
+
+
+def _plain(function: Mapping[str, Any], shape: ArgumentShape) -> list[_Argument] | None:
+    """What can be written one by one; None where only a JSON object keeps to the schema."""
+    schema = function.get("parameters")
+    if not schema:
+        return []
+    if not isinstance(schema, Mapping) or not schema.keys() <= _OF_OBJECTS:
+        return None
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return None
+    if schema.get("type", "object") != "object" or not {*required} <= properties.keys():
+        return None
+    types = tool_types([function])[function["name"]]
+    found = []
+    for name, value in properties.items():
+        if not isinstance(value, Mapping) or shape.names.fullmatch(name) is None:
+            return None
+        if '"$ref"' in json.dumps(value, default=str):
+            return None
+        texts = None
+        if shape.quotes is not None and types[name] == ("string",):
+            texts = _texts(value, (shape.quotes[1] + shape.close).strip())
+            if texts is None:
+                return None
+        elif shape.quotes is not None and ("string" in types[name] or not types[name]):
+            return None
+        found.append(_Argument(name=name, schema=value, is_required=name in required, texts=texts))
+    return found
+
+
+def _texts(schema: Mapping[str, Any], end: str) -> tuple[str, ...] | None:
+    """Those that a schema allows, none for any; None where that is not so easily said."""
+    if not schema.keys() <= _OF_TEXTS:
+        return None
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        return None
+    return tuple(values) if not any(end in each for each in values) else None
+
+
+def _written(
+    function: Mapping[str, Any], shape: ArgumentShape, number: int, rules: list[str]
+) -> str:
+    """What the arguments are in a rule, in the order of the schema; adds rules of their own."""
+    arguments = _plain(function, shape)
+    if not arguments:
+        return ""
+    for place, argument in enumerate(arguments):
+        name = f"{number}_{place}"
+        value, before, after = f"value_{name}", "", shape.close
+        if argument.texts is None or shape.quotes is None:
+            rules.append(f"{value}: {json_rule(argument.schema)}")
+        elif argument.texts:
+            before, after = shape.quotes[0], shape.quotes[1] + after
+            value = f"({' | '.join(map(text_rule, argument.texts))})"
+        else:
+            before, until = shape.quotes[0], shape.quotes[1] + after
+            rules.append(f"{value}[suffix={text_rule(until)}]: /(?s:.*)/")
+            after = ""
+        opened = text_rule(shape.open(argument.name) + before)
+        rules.append(f"argument_{name}: {opened} {value} {text_rule(after)}")
+    # From the last to the first: what may follow where one came before, and where none did.
+    between = f"{text_rule(shape.between)} " if shape.between else ""
+    follow, first = "", None
+    for place in reversed(range(len(arguments))):
+        one, is_required = f"argument_{number}_{place}", arguments[place].is_required
+        begin = f"{one} {follow}"
+        first = begin if is_required or first is None else f"{begin} | first_{number}_{place + 1}"
+        rules.append(f"first_{number}_{place}: {first}")
+        rules.append(
+            f"follow_{number}_{place}: ({between}{one}){'' if is_required else '?'} {follow}"
+        )
+        follow = f"follow_{number}_{place}"
+    may_be_none = not any(each.is_required for each in arguments)
+    return f"first_{number}_0{'?' if may_be_none else ''}"
 
 
 def _arguments(parameters: object) -> JsonSchema:

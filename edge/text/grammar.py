@@ -18,7 +18,7 @@ import numpy as np
 from edge.errors import RequestError
 from edge.kernels.sampling.rules import Bits
 from edge.text.detokenizer import Vocabulary
-from edge.text.thinking import CLOSE
+from edge.text.thinking import USUAL_MARKS, ThinkingMarks
 
 if TYPE_CHECKING:
     import llguidance
@@ -130,8 +130,17 @@ class Grammars:
     """Makes matchers for one model's tokens. May be used from any thread; made once for a model,
     and nothing is computed before the first matcher."""
 
-    def __init__(self, vocabulary: Vocabulary, *, vocab_size: int, end_ids: frozenset[int]) -> None:
-        """vocab_size: how many logits the model computes. end_ids: what ends its answers."""
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        vocab_size: int,
+        end_ids: frozenset[int],
+        marks: ThinkingMarks = USUAL_MARKS,
+    ) -> None:
+        """vocab_size: how many logits the model computes. end_ids: what ends its answers. marks:
+        what ends its thoughts."""
+        self._marks = marks
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._end_ids = sorted(end_ids)
@@ -154,7 +163,7 @@ class Grammars:
             if known is not None:
                 self._compiled.move_to_end(key)
                 return Matcher(known.deep_copy(), self._vocab_size)
-        made = _compile(tokens, grammar, is_thinking)
+        made = _compile(tokens, grammar, self._marks if is_thinking else None)
         Matcher(made, self._vocab_size).allowed()  # the most expensive one
         with self._lock:
             self._compiled[key] = made
@@ -201,15 +210,15 @@ class _Tokens:
 
 
 def _compile(
-    tokens: llguidance.LLTokenizer, grammar: Grammar, is_thinking: bool
+    tokens: llguidance.LLTokenizer, grammar: Grammar, thinking: ThinkingMarks | None
 ) -> llguidance.LLMatcher:
     import llguidance
 
     # Whatever spelling the model prefers may come: a text that must come is not cut for it.
     start = '%llguidance {"no_forcing": true}\nstart: @answer'
-    if is_thinking:
+    if thinking is not None:
         start = start.replace("@answer", r"thought /[ \n]{0,8}/ @answer")
-        start += f"\nthought[suffix={text_rule(CLOSE)}]: /(?s:.*)/"
+        start += f"\nthought[suffix={text_rule(thinking.close)}]: /(?s:.*)/"
     made = llguidance.LLMatcher(
         tokens,
         json.dumps(

@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-OPEN, CLOSE = "<think>", "</think>"
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 SWITCHES = ("enable_thinking", "thinking")
 """Names by which chat templates are told whether the model thinks first: those of Qwen, GLM and
 SmolLM, and those of Granite and DeepSeek."""
+
+_MOST_SPACE = 64
+"""Characters before the first mark."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingMarks:
+    """What a model puts around its thoughts."""
+
+    name: str
+    open: str
+    close: str
+    known_by: str
+    """A chat template has it."""
+
+    @property
+    def tokens(self) -> tuple[str, str]:
+        return self.known_by, self.close
+
+
+_ALL = (
+    ThinkingMarks(
+        name="channel", open="<|channel>thought\n", close="<channel|>", known_by="<|channel>"
+    ),
+    *(
+        ThinkingMarks(name=name, open=open, close=close, known_by=open)
+        for name, open, close in (
+            ("THINK", "[THINK]", "[/THINK]"),
+            ("seed", "<seed:think>", "</seed:think>"),
+            ("START", "<|START_THINKING|>", "<|END_THINKING|>"),
+            ("triangles", "◁think▷", "◁/think▷"),
+            ("think", "<think>", "</think>"),
+        )
+    ),
+)
+
+THINKING_MARKS: Mapping[str, ThinkingMarks] = {each.name: each for each in _ALL}
+"""By name; the first ones that a template has are its, and the last ones where it has none."""
+
+USUAL_MARKS = THINKING_MARKS["think"]
+
+
+def thinking_marks(template: str) -> ThinkingMarks:
+    """Those of a chat template; its source may be empty."""
+    return next((each for each in _ALL if each.known_by in template), USUAL_MARKS)
 
 
 @dataclass(slots=True)
@@ -19,6 +63,7 @@ class ThinkingSplitter:
     """
 
     thinking: bool = False
+    marks: ThinkingMarks = field(default=USUAL_MARKS, kw_only=True)
     _held: str = ""
     _begun: bool = False
     _after_thought: bool = False
@@ -27,21 +72,22 @@ class ThinkingSplitter:
         """(thought, said) of what has come and may be shown."""
         self._held += text
         if not self._begun and not self.thinking:
-            start = self._held.lstrip()
-            if OPEN.startswith(start[: len(OPEN)]) and len(start) < len(OPEN):
+            start, mark = self._held.lstrip(), self.marks.open
+            num_spaces = len(self._held) - len(start)
+            if num_spaces <= _MOST_SPACE and len(start) < len(mark) and mark.startswith(start):
                 return "", ""  # it may become the mark
             self._begun = True
-            if start.startswith(OPEN):
+            if num_spaces <= _MOST_SPACE and start.startswith(mark):
                 self.thinking = True
-                self._held = start.removeprefix(OPEN)
+                self._held = start.removeprefix(mark)
         if not self.thinking:
             return "", self._said()
-        end = self._held.find(CLOSE)
+        end = self._held.find(self.marks.close)
         if end < 0:
-            return self._take(before_partial(self._held, CLOSE)), ""
+            return self._take(before_partial(self._held, self.marks.close)), ""
         thought = self._take(end)
         self._begun, self.thinking, self._after_thought = True, False, True
-        self._held = self._held.removeprefix(CLOSE)
+        self._held = self._held.removeprefix(self.marks.close)
         return thought, self._said()
 
     def rest(self) -> tuple[str, str]:

@@ -21,6 +21,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from edge.errors import CheckpointError, EdgeError, RequestError
+from edge.text.answer_forms import AnswerForm, answer_form
 from edge.text.chat_template import ChatTemplate
 from edge.text.cleanup import clean_up_spaces
 from edge.text.detokenizer import Vocabulary
@@ -30,8 +31,7 @@ from edge.text.files import (
     TokenizerFiles,
     read_tokenizer_files,
 )
-from edge.text.forced_calls import CallForm, call_form
-from edge.text.thinking import OPEN, SWITCHES
+from edge.text.thinking import SWITCHES
 from edge.text.tokenizer_limits import check_model, check_parts, read_parts
 
 _LLAMA_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
@@ -61,6 +61,8 @@ class Tokenizer:
             name: ChatTemplate(source, origin)
             for name, (source, origin) in files.chat_templates.items()
         }
+        source = files.chat_templates.get("tool_use") or files.chat_templates.get("default")
+        self._answer_form = answer_form(source[0] if source else "")
         self._path, self._file = files.path, files.file
         with _refused(files.file):
             self._backend = _build_llama(files, serialized) if rebuilt else serialized
@@ -105,9 +107,9 @@ class Tokenizer:
         return "default" in self._templates
 
     @property
-    def call_form(self) -> CallForm:
-        """How the chat template has the model write calls of tools. RequestError for none."""
-        return call_form(self._template(with_tools=True).source)
+    def answer_form(self) -> AnswerForm:
+        """How the model writes what it thinks, says and calls, by its chat templates."""
+        return self._answer_form
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer puts around one."""
@@ -181,7 +183,8 @@ class Tokenizer:
 
     def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends in the mark of thinking, as some chat templates have it."""
-        return self.decode(prompt_ids[-8:]).rstrip().endswith(OPEN)
+        end = self.decode(prompt_ids[-8:], skip_special_tokens=False)
+        return end.rstrip().endswith(self._answer_form.thinking_marks.open.rstrip())
 
     def close(self) -> None:
         """End what runs the chat templates, if chats were written; another one starts it again."""

@@ -53,17 +53,6 @@ def tool_schemas(tools: Sequence[Tool] | None) -> list[Mapping[str, object]] | N
     return found
 
 
-def tool_names(schemas: Sequence[Mapping[str, Any]] | None) -> frozenset[str]:
-    """What the tools of these schemas are called."""
-    names = set()
-    for schema in schemas or ():
-        function = schema.get("function", schema)
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if isinstance(name, str):
-            names.add(name)
-    return frozenset(names)
-
-
 def function_schema(function: Callable[..., object]) -> dict[str, Any]:
     """Raises RequestError for a function without a docstring, or with an argument that has no type
     or no description, or a type that no JSON has."""

@@ -11,6 +11,7 @@ from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.load_options import LoadOptions
 from edge.protocol.lease import Lease
+from edge.text.answer_forms import AnswerForm
 from edge.text.grammar import Grammar
 from tests.support.plans import bundled_plan
 
@@ -36,7 +37,12 @@ def asked() -> Asked:
         plan=bundled_plan("tensor_2", devices=["id1", "id2"]),
         names={"id1": "attic", "id2": "cellar"},
     )
-    kept = KeptRequest.of(request, Reading(thinking=True, tools=("look",)))
+    kept = KeptRequest.of(
+        request,
+        Reading(
+            thinking=True, form=AnswerForm(), tools={"look": {"at": ("integer", "null"), "how": ()}}
+        ),
+    )
     return Asked(begun_s=1e9, load=load, request=kept)
 
 

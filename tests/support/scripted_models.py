@@ -13,6 +13,7 @@ from edge.errors import EdgeError
 from edge.server.app import Server
 from edge.server.guard import Rules
 from edge.server.shelf import Shelf
+from edge.text.answer_forms import AnswerForm
 
 Json = dict[str, Any]
 
@@ -25,7 +26,7 @@ class ScriptedModel:
     """Every question is answered with what `says` brings; prompts are as long as their words."""
 
     name = "m"
-    call_form = None
+    answer_form = AnswerForm()
     end_ids: frozenset[int] = frozenset()
 
     def __init__(self) -> None:

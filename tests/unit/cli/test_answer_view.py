@@ -14,7 +14,7 @@ from rich.console import Console
 
 from edge.cli.chat.answer_text import cut_blocks
 from edge.cli.chat.answer_view import AnswerView, Thoughts
-from edge.text.thinking import CLOSE, OPEN, ThinkingSplitter
+from edge.text.thinking import USUAL_MARKS, ThinkingSplitter
 
 WIDTH, HEIGHT = 60, 12
 
@@ -166,6 +166,7 @@ def test_where_a_block_ends(text: str, rest: str) -> None:
     assert cut_blocks(text)[1] == rest
 
 
+OPEN, CLOSE = USUAL_MARKS.open, USUAL_MARKS.close
 THOUGHT, SAID = "I should < say </ hello", "Hello </think> <think> there"
 
 

@@ -12,12 +12,14 @@ from edge.api.async_model import AsyncModel
 from edge.server.app import Server
 from edge.server.guard import Rules
 from edge.server.shelf import Shelf
+from edge.text.answer_forms import AnswerForm
 
 
 class EndlessPrompt:
     """Stands for a model that is busy with a prompt: there is no token until somebody gives up."""
 
     tokenizer: Any = None
+    answer_form = AnswerForm()
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()

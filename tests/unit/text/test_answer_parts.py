@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edge.text.answer_parts import (
-    AnswerParser,
-    AnswerPart,
-    ReadAnswer,
-    Said,
-    Thought,
-    ToolCall,
-    read_answer,
-)
+from edge.text.answer_parser import AnswerParser, read_answer
+from edge.text.answer_parts import ReadAnswer, Said, ToolCall
+from tests.support.answer_pieces import cut, parts_of
 
 PARIS = ToolCall(name="weather", arguments={"city": "Paris", "days": [1, {"a": "}]</tool_call>"}]})
 LIMA = ToolCall(name="add.one", arguments={})
 ONE = json.dumps({"name": PARIS.name, "arguments": PARIS.arguments})
 LLAMA = json.dumps({"name": PARIS.name, "parameters": PARIS.arguments})
 OTHER = json.dumps({"name": LIMA.name, "arguments": {}})
-TOOLS = {PARIS.name, LIMA.name}
+TOOLS: dict[str, dict[str, tuple[str, ...]]] = {PARIS.name: {}, LIMA.name: {}}
 
 CALLS = {
     f"<tool_call>\n{ONE}\n</tool_call>": [PARIS],
@@ -105,21 +98,6 @@ def test_thoughts_are_apart(text: str, begun: bool, expected: ReadAnswer) -> Non
     assert read_answer(text, thinking=begun) == expected
 
 
-def parts_of(pieces: list[str], *, thinking: bool, tools: set[str]) -> list[AnswerPart]:
-    """With neighbouring text as one part, as a reader joins it."""
-    parser = AnswerParser(thinking=thinking, tools=tools)
-    found: list[AnswerPart] = []
-    for part in [*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()]:
-        last = found[-1] if found else None
-        if isinstance(part, Said) and isinstance(last, Said):
-            found[-1] = Said(last.text + part.text)
-        elif isinstance(part, Thought) and isinstance(last, Thought):
-            found[-1] = Thought(last.text + part.text)
-        else:
-            found.append(part)
-    return found
-
-
 fragments = st.sampled_from(
     [*CALLS, "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "{",
      "[", '{"name"', "]}", "\n", " ", "; ", "weather", "hi <", "é", "<|python_tag|>", " " * 9]
@@ -135,9 +113,8 @@ fragments = st.sampled_from(
 @example("[TOOL_CALLS]a" + " " * 300 + "{}", [13, 200], False, True)
 @example("[TOOL_CALLS]" + " " * 300 + "a{}", [13, 200], False, True)
 def test_pieces_change_nothing(text: str, cuts: list[int], thinking: bool, has_tools: bool) -> None:
-    tools = TOOLS if has_tools else set()
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    pieces = [text[a:b] for a, b in pairwise(places)]
+    tools = TOOLS if has_tools else {}
+    pieces = cut(text, cuts)
     expected = parts_of([text], thinking=thinking, tools=tools)
     assert parts_of(pieces, thinking=thinking, tools=tools) == expected
     assert parts_of(list(text), thinking=thinking, tools=tools) == expected

@@ -15,10 +15,15 @@ from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.reference import sample
 from edge.text import Tokenizer
-from edge.text.answer_parts import read_answer
+from edge.text.answer_forms import AnswerForm
+from edge.text.answer_parser import read_answer
+from edge.text.answer_parts import ToolCall
+from edge.text.call_forms import CALL_FORMS
 from edge.text.detokenizer import Vocabulary
-from edge.text.forced_calls import call_form, calls_grammar
+from edge.text.forced_calls import calls_grammar
 from edge.text.grammar import Grammar, Grammars, Matcher, schema_grammar
+from edge.text.tool_types import tool_types
+from tests.support.call_templates import CALL_TEMPLATES, answer_of
 from tests.support.random_schemas import random_schema
 from tests.support.small_tokenizers import KINDS, letters
 
@@ -122,8 +127,8 @@ def test_any_object_is_one(tokenizer: Tokenizer, bundled: Grammars) -> None:
     assert may_come(matcher, tokenizer.vocab_size) == [2]
 
 
-@pytest.mark.parametrize("template", ["", "… <tool_call> …", 'name, "parameters": …'])
-def test_forced_calls_are_calls(tokenizer: Tokenizer, bundled: Grammars, template: str) -> None:
+@pytest.mark.parametrize("name", CALL_FORMS)
+def test_forced_calls_are_calls(tokenizer: Tokenizer, bundled: Grammars, name: str) -> None:
     """Each is one that the answer's parts are read from; arguments are as their schemas say."""
     reference = {"$defs": {"n": {"enum": [1, 2]}}, "properties": {"n": {"$ref": "#/$defs/n"}}}
     tools: list[dict[str, Any]] = [
@@ -137,10 +142,11 @@ def test_forced_calls_are_calls(tokenizer: Tokenizer, bundled: Grammars, templat
         },
     ]
     counts = set()
+    form, shape = AnswerForm(calls=name), CALL_FORMS[name].shape
+    grammar = calls_grammar(tools, shape, several=True)
     for seed in range(12):
-        grammar = calls_grammar(tools, call_form(template), several=True)
         answer = read_answer(
-            drawn(bundled, tokenizer, bundled.begin(grammar), seed), tools=['a"b', "second"]
+            drawn(bundled, tokenizer, bundled.begin(grammar), seed), form, tools=tool_types(tools)
         )
         assert (answer.content, bool(answer.tool_calls)) == ("", True)
         counts.add(len(answer.tool_calls))
@@ -149,10 +155,72 @@ def test_forced_calls_are_calls(tokenizer: Tokenizer, bundled: Grammars, templat
                 call.arguments in ({'a"b': [{"x": 1}], "second": [{"n": 1}, {"n": 2}]})[call.name]
             )
     assert len(counts) > 1
-    one = calls_grammar(tools[:1], call_form(template), several=False, or_else={"const": 5})
+    one = calls_grammar(tools[:1], shape, several=False, or_else={"const": 5})
     texts = {drawn(bundled, tokenizer, bundled.begin(one), seed).strip() for seed in range(12)}
     assert "5" in texts
-    assert {len(read_answer(each, tools=['a"b']).tool_calls) for each in texts} == {0, 1}
+    known = tool_types(tools)
+    assert {len(read_answer(each, form, tools=known).tool_calls) for each in texts} == {0, 1}
+
+
+PLAIN: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "word": {"enum": ["it's", 'a "b"', "two\nlines"]},
+        "count": {"type": "integer", "minimum": -3, "maximum": 3},
+        "flag": {"type": "boolean"},
+        "more": {
+            "type": "object",
+            "properties": {"x": {"enum": ["p", 5, None]}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", CALL_FORMS)
+@pytest.mark.parametrize("required", [[], ["count"], ["word", "more"]])
+def test_forced_calls_have_the_models_own_form(
+    tokenizer: Tokenizer, bundled: Grammars, name: str, required: list[str]
+) -> None:
+    """And arguments as their schemas say; which of them that need not be come differs."""
+    schema = {**PLAIN, "required": required}
+    tools = [{"type": "function", "function": {"name": "f-1", "parameters": schema}}]
+    form, shape = AnswerForm(calls=name), CALL_FORMS[name].shape
+    grammar = calls_grammar(tools, shape, several=False)
+    check = jsonschema.Draft202012Validator(schema)
+    seen = set()
+    for seed in range(10):
+        text = drawn(bundled, tokenizer, bundled.begin(grammar), seed)
+        assert text.startswith(shape.before + shape.open("f-1").rstrip("{ ")), text
+        answer = read_answer(text, form, tools=tool_types(tools))
+        assert (answer.content, len(answer.tool_calls)) == ("", 1), text
+        assert not [*check.iter_errors(answer.tool_calls[0].arguments)], text
+        seen.add(frozenset(answer.tool_calls[0].arguments))
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("name", CALL_TEMPLATES)
+def test_what_a_template_writes_may_be_forced(
+    tokenizer: Tokenizer, bundled: Grammars, name: str
+) -> None:
+    """With any text in it, as the template has it. Only within values there is JSON where
+    templates write something else."""
+    more = {"free": {"type": "string", "description": "Any."}}
+    tools = [{"name": "f", "parameters": {**PLAIN, "properties": PLAIN["properties"] | more}}]
+    many = {"count": 2, "flag": True, "more": {"x": "p"}, "free": "<a>\n"}
+    calls = [ToolCall(name="f", arguments=each) for each in (many, {"word": "it's"}, {})]
+    text = answer_of(name, calls).rstrip()
+    if name == "list":
+        text = text.replace("'<a>\n'", '"<a>\\n"').replace("'it\\'s'", '"it\'s"')
+        text = text.replace("True", "true")
+    if name == "gemma":
+        text = text.replace('{x:<|"|>p<|"|>}', '{"x": "p"}')
+    matcher = bundled.begin(calls_grammar(tools, CALL_FORMS[name].shape, several=True))
+    for token in tokenizer._backend.encode(text, add_special_tokens=False).ids:
+        matcher.take(token)
+    assert 2 in may_come(matcher, tokenizer.vocab_size)
 
 
 def test_a_thinking_model_thinks_first(tokenizer: Tokenizer, bundled: Grammars) -> None:

@@ -10,7 +10,7 @@ import pytest
 from transformers.utils import get_json_schema
 
 from edge.errors import RequestError
-from edge.text.tool_schema import function_schema, tool_names, tool_schemas
+from edge.text.tool_schema import function_schema, tool_schemas
 
 
 class Unit(enum.Enum):
@@ -95,7 +95,6 @@ def test_functions_and_schemas_go_together() -> None:
     by_hand = {"type": "function", "function": {"name": "mine", "parameters": {}}}
     schemas = tool_schemas([weather, by_hand])
     assert schemas == [get_json_schema(weather), by_hand]
-    assert tool_names(schemas) == {"weather", "mine"}
     assert tool_schemas(None) is tool_schemas([]) is None
 
 

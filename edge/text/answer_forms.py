@@ -1,0 +1,42 @@
+"""How a model writes its answers: how it marks what it thinks, and in which form it calls tools.
+
+Told by its chat template. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge.text.call_forms import CALL_FORMS, CallForm, call_form
+from edge.text.thinking import THINKING_MARKS, ThinkingMarks, thinking_marks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """Names of entries in the tables of both."""
+
+    calls: str = "bare"
+    thoughts: str = "think"
+
+    def __post_init__(self) -> None:
+        if self.calls not in CALL_FORMS or self.thoughts not in THINKING_MARKS:
+            raise ValueError(f"{self.calls} and {self.thoughts} are no form of answers")
+
+    @property
+    def call_form(self) -> CallForm:
+        return CALL_FORMS[self.calls]
+
+    @property
+    def thinking_marks(self) -> ThinkingMarks:
+        return THINKING_MARKS[self.thoughts]
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """Those that must be seen to read an answer, though tokenizers may leave them out of
+        text."""
+        return frozenset({*self.call_form.tokens, *self.thinking_marks.tokens})
+
+
+def answer_form(template: str) -> AnswerForm:
+    """That of a chat template; its source may be empty."""
+    return AnswerForm(calls=call_form(template).name, thoughts=thinking_marks(template).name)

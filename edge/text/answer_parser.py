@@ -1,0 +1,216 @@
+"""An answer that arrives piece by piece, told apart: what is thought, said, and called. Pure.
+
+However the text is cut into pieces, the parts are the same, and a character is looked at a bounded
+number of times. `call_forms.py` has the forms of calls. Those without a mark are calls only where
+they name a tool that the model was told of. What is no call stays text, to the letter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from edge.text.answer_forms import AnswerForm
+from edge.text.answer_parts import AnswerPart, ReadAnswer, Said, Thought, ToolCall
+from edge.text.call_bodies import Body, ChosenBody, Ended, JsonBody, json_calls
+from edge.text.call_forms import Begin
+from edge.text.thinking import ThinkingSplitter, before_partial
+from edge.text.tool_types import ToolTypes
+
+_BETWEEN = " \t\r\n;,"
+"""What separates calls without a mark."""
+_KEYS = ("name", "type", "function", "id", "arguments", "parameters")
+_MOST_AT_ONCE = 4096
+"""Characters: what is cut off a text takes time by the length of the rest."""
+
+
+class AnswerParser:
+    """Pieces of an answer's text in, its parts out; `finish` once at its end.
+
+    thinking: the prompt has the model think already. tools: what the model was told of.
+    """
+
+    def __init__(
+        self,
+        form: AnswerForm | None = None,
+        *,
+        thinking: bool = False,
+        tools: ToolTypes | None = None,
+    ) -> None:
+        """form: how the model writes; None: as most do."""
+        form = AnswerForm() if form is None else form
+        tools = tools or {}
+        self._thinking = ThinkingSplitter(thinking, marks=form.thinking_marks)
+        self._calls = _CallFinder(form.call_form.all_marks, tools)
+
+    def feed(self, text: str) -> list[AnswerPart]:
+        """The parts that are settled now; text comes in as many pieces as it likes."""
+        thought, said = self._thinking.feed(text)
+        return [*_thoughts(thought), *self._calls.feed(said)]
+
+    def finish(self) -> list[AnswerPart]:
+        """What was held back: a call without its end is one if it is whole, else text."""
+        thought, said = self._thinking.rest()
+        return [*_thoughts(thought), *self._calls.finish(said)]
+
+
+def read_answer(
+    text: str,
+    form: AnswerForm | None = None,
+    *,
+    thinking: bool = False,
+    tools: ToolTypes | None = None,
+) -> ReadAnswer:
+    """See AnswerParser. Content that is nothing but white space around calls is empty."""
+    parser = AnswerParser(form, thinking=thinking, tools=tools)
+    parts = [*parser.feed(text), *parser.finish()]
+    calls = tuple(part for part in parts if isinstance(part, ToolCall))
+    content = "".join(part.text for part in parts if isinstance(part, Said))
+    return ReadAnswer(
+        content=content.strip() if calls else content,
+        reasoning="".join(part.text for part in parts if isinstance(part, Thought)).strip(),
+        tool_calls=calls,
+    )
+
+
+def _thoughts(text: str) -> list[AnswerPart]:
+    return [Thought(text)] if text else []
+
+
+class _CallFinder:
+    """Finds calls in what is said: it is in text, or behind a mark, in the body of what may be a
+    call. Where nothing but calls has come, the body of one without a mark may begin."""
+
+    def __init__(self, marks: Mapping[str, Begin], tools: ToolTypes) -> None:
+        self._marks = marks
+        self._any_mark = re.compile("|".join(map(re.escape, marks)))
+        self._tools = tools
+        self._mark = ""
+        self._body: Body | None = None
+        self._pieces: list[str] = []
+        """What the body was given."""
+        self._tail = ""
+        """Text that may become a mark."""
+        self._is_bare = False
+        """The body is of a call without a mark."""
+        self._is_after_call = False
+        """White space that comes now separates calls."""
+        if tools:
+            self._begin_bare()
+
+    def feed(self, text: str) -> list[AnswerPart]:
+        return _joined(self._read(text, is_over=False))
+
+    def finish(self, text: str) -> list[AnswerPart]:
+        return _joined(self._read(text, is_over=True))
+
+    def _read(self, text: str, *, is_over: bool) -> Iterator[AnswerPart]:
+        unread = deque(_cut(text))
+        while unread or (is_over and (self._body is not None or self._tail)):
+            piece = unread.popleft() if unread else ""
+            is_last = is_over and not unread
+            if self._body is None:
+                yield from self._in_text(piece, unread, is_last=is_last)
+            else:
+                yield from self._in_body(self._body, piece, unread, is_last=is_last)
+
+    def _in_text(self, piece: str, unread: deque[str], *, is_last: bool) -> Iterator[AnswerPart]:
+        text, self._tail = self._tail + piece, ""
+        if self._is_after_call:
+            text = text.lstrip()
+            self._is_after_call = not text
+        found = self._any_mark.search(text)
+        if found is None:
+            kept = len(text) if is_last else min(before_partial(text, mark) for mark in self._marks)
+            yield Said(text[:kept])
+            self._tail = text[kept:]
+            return
+        yield Said(text[: found.start()])
+        self._mark, self._body = found[0], self._marks[found[0]](self._tools)
+        if found.end() < len(text):
+            unread.appendleft(text[found.end() :])
+
+    def _in_body(
+        self, body: Body, piece: str, unread: deque[str], *, is_last: bool
+    ) -> Iterator[AnswerPart]:
+        self._pieces.append(piece)
+        ended = body.feed(piece) if piece else None
+        if ended is None and is_last:
+            ended = body.finish()
+        if ended is None:
+            return
+        calls, was_bare = ended.calls, self._is_bare
+        if was_bare and calls and any(call.name not in self._tools for call in calls):
+            calls = None
+        if calls is not None:
+            yield from calls
+            unread.extendleft(reversed([*_cut(ended.after)]))
+            self._pieces, self._body, self._is_after_call = [], None, True
+            if was_bare:
+                self._begin_bare()
+            return
+        yield from self._no_call(ended, unread)
+
+    def _no_call(self, ended: Ended, unread: deque[str]) -> Iterator[AnswerPart]:
+        """The mark is text, and so is what came behind it, up to the last other mark."""
+        text = "".join(self._pieces)
+        is_bare, self._pieces, self._body, self._is_bare = self._is_bare, [], None, False
+        place = 0
+        if not is_bare:
+            of_body = text[: len(text) - len(ended.after)]
+            places = [found.start() for found in self._any_mark.finditer(of_body)]
+            place = (
+                places[-1] if places else min(before_partial(of_body, mark) for mark in self._marks)
+            )
+            yield Said(self._mark + text[:place])
+        unread.extendleft(reversed([*_cut(text[place:])]))
+
+    def _begin_bare(self) -> None:
+        self._mark, self._is_bare = "", True
+        self._body = ChosenBody(_bare)
+
+
+def _bare(head: str) -> tuple[Body, int] | str | None:
+    """What the beginning of an answer is, that may be a call without a mark."""
+    start = head.lstrip(_BETWEEN)
+    is_call = _may_be_call(start)
+    if is_call:
+        return JsonBody(json_calls), len(head) - len(start)
+    return None if is_call is None else "text"
+
+
+def _may_be_call(start: str) -> bool | None:
+    """Whether such a beginning of an answer is that of the JSON of calls; None: it may become
+    one."""
+    rest = start.lstrip("[ \t\r\n")
+    if not rest.startswith("{"):
+        return None if not rest else False
+    rest = rest[1:].lstrip()
+    if not rest.startswith('"'):
+        return None if not rest else False
+    key, quote, _rest = rest[1:].partition('"')
+    if quote:
+        return key in _KEYS
+    return None if any(each.startswith(key) for each in _KEYS) else False
+
+
+def _cut(text: str) -> Iterator[str]:
+    return (text[at : at + _MOST_AT_ONCE] for at in range(0, len(text), _MOST_AT_ONCE))
+
+
+def _joined(parts: Iterator[AnswerPart]) -> list[AnswerPart]:
+    """Neighbouring text as one part, and none that is empty."""
+    found: list[AnswerPart] = []
+    said: list[str] = []
+    for part in parts:
+        if isinstance(part, Said):
+            said.append(part.text)
+            continue
+        if text := "".join(said):
+            found.append(Said(text))
+        said.clear()
+        found.append(part)
+    if text := "".join(said):
+        found.append(Said(text))
+    return found

@@ -1,0 +1,212 @@
+"""What comes behind the mark of a call, read piece by piece to its end. Pure.
+
+Each character is looked at a bounded number of times, whatever a model writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edge.text.answer_parts import ToolCall
+from edge.text.tool_types import parsed
+
+LONGEST_HEAD = 256
+"""Characters between a mark and what tells the form of a call: white space, and a name."""
+
+_STRUCTURE = re.compile(r"[ \t\r\n0-9+\-.eE:,truefalsn]*")
+"""What JSON has outside of texts and brackets."""
+_IN_TEXT = re.compile(r'[^"\\]*')
+
+_LONGEST_CLOSE = 64
+"""More than the pattern of any end matches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A call is over, or will never be one."""
+
+    calls: list[ToolCall] | None
+    """None: it is none."""
+    after: str
+    """What has come and is not of it."""
+
+
+class Body(Protocol):
+    """Pieces of text in; told once that it is over, or that no more comes."""
+
+    def feed(self, text: str) -> Ended | None:
+        """None: it goes on."""
+
+    def finish(self) -> Ended:
+        """No more comes."""
+
+
+Parse = Callable[[str], list[ToolCall] | None]
+"""The calls that a whole text is; None where it is none."""
+
+
+class JsonBody:
+    """A JSON object or array, and behind it a mark that may be missing."""
+
+    def __init__(self, parse: Parse, close: str = "") -> None:
+        self._parse = parse
+        self._close = close
+        self._end = JsonEnd()
+        self._pieces: list[str] = []
+        self._calls: list[ToolCall] | None = None
+        self._behind = ""
+        """What came behind the JSON and may become the mark."""
+
+    def feed(self, text: str) -> Ended | None:
+        if self._calls is not None:
+            return self._closed(text)
+        end = self._end.feed(text)
+        if end is None and not self._end.has_failed:
+            self._pieces.append(text)
+            return None
+        if end is None:
+            return Ended(None, text[self._end.place :])
+        self._pieces.append(text[:end])
+        self._calls = self._parse("".join(self._pieces))
+        if self._calls is None or not self._close:
+            return Ended(self._calls, text[end:])
+        return self._closed(text[end:])
+
+    def finish(self) -> Ended:
+        return Ended(self._calls, self._behind)
+
+    def _closed(self, text: str) -> Ended | None:
+        self._behind += text if self._behind else text.lstrip()
+        if self._behind.startswith(self._close):
+            return Ended(self._calls, self._behind.removeprefix(self._close))
+        return None if self._close.startswith(self._behind) else Ended(self._calls, self._behind)
+
+
+class ClosedBody:
+    """All up to an end that can be told by a few characters."""
+
+    def __init__(self, close: re.Pattern[str], parse: Parse, *, may_be_open: bool = False) -> None:
+        """close: what it ends with, of no more than 64 characters; the group `own` is still of the
+        body. may_be_open: the answer's end is one, too."""
+        self._close = close
+        self._parse = parse
+        self._may_be_open = may_be_open
+        self._pieces: list[str] = []
+        self._tail = ""
+        """The end of what has come, in which the close may have begun."""
+
+    def feed(self, text: str) -> Ended | None:
+        seen = self._tail + text
+        found = self._close.search(seen)
+        if found is None:
+            self._pieces.append(text)
+            self._tail = seen[-_LONGEST_CLOSE:]
+            return None
+        own = found.end("own") if "own" in self._close.groupindex else found.start()
+        whole = "".join(self._pieces)
+        kept = whole[: len(whole) - len(self._tail)] + seen[:own]
+        return Ended(self._parse(kept), seen[found.end() :])
+
+    def finish(self) -> Ended:
+        return Ended(self._parse("".join(self._pieces)) if self._may_be_open else None, "")
+
+
+class ChosenBody:
+    """One whose beginning tells how it is read."""
+
+    def __init__(self, choose: Callable[[str], tuple[Body, int] | str | None]) -> None:
+        """choose: of the beginning so far the reader, and where what it reads begins; None: more of
+        it must come; a text: it is no call."""
+        self._choose = choose
+        self._head = ""
+        self._chosen: Body | None = None
+
+    def feed(self, text: str) -> Ended | None:
+        if self._chosen is not None:
+            return self._chosen.feed(text)
+        self._head += text
+        choice = self._choose(self._head[:LONGEST_HEAD])
+        if choice is None and len(self._head) < LONGEST_HEAD:
+            return None
+        if choice is None or isinstance(choice, str):
+            return Ended(None, self._head)
+        self._chosen, start = choice
+        head, self._head = self._head[start:], ""
+        return self._chosen.feed(head) if head else None
+
+    def finish(self) -> Ended:
+        return Ended(None, self._head) if self._chosen is None else self._chosen.finish()
+
+
+class JsonEnd:
+    """Finds where the JSON object or array that a growing text begins with ends, or where it can be
+    none: looks at each character once, and only as closely as that takes."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_text = self._is_escaped = False
+        self.has_failed = False
+        self.place = 0
+        """In the last piece: how far it was read."""
+
+    def feed(self, text: str) -> int | None:
+        """Where it ends in this piece."""
+        place = 0
+        while place < len(text):
+            if self._is_escaped:
+                self._is_escaped = False
+                place += 1
+                continue
+            match = (_IN_TEXT if self._in_text else _STRUCTURE).match(text, place)
+            place = match.end() if match is not None else place
+            if place == len(text):
+                break
+            letter = text[place]
+            if self._in_text:
+                self._in_text = letter == "\\"
+                self._is_escaped = self._in_text
+            elif letter == '"':
+                self._in_text = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return place + 1
+            else:
+                self.has_failed, self.place = True, place
+                return None
+            place += 1
+        return None
+
+
+def json_calls(text: str, name: str | None = None) -> list[ToolCall] | None:
+    """The calls that a JSON text is; with a name it is its arguments. None where it is no call."""
+    try:
+        value = parsed(text)
+        if name is not None:
+            return [ToolCall(name=name, arguments=value)] if isinstance(value, dict) else None
+        return [
+            _json_call(each) for each in (value if isinstance(value, list) else [value])
+        ] or None
+    except ValueError:
+        return None
+
+
+def _json_call(value: Any) -> ToolCall:
+    call = value.get("function", value) if isinstance(value, dict) else None
+    if isinstance(call, str) and "name" not in value:  # {"function": name, "parameters": …}
+        call = {**value, "name": call}
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        raise ValueError("it names no tool")
+    arguments = call.get("arguments", call.get("parameters", {}))
+    if isinstance(arguments, str):  # JSON in JSON
+        arguments = parsed(arguments or "{}")
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise ValueError("its arguments are no object")
+    return ToolCall(name=call["name"], arguments=arguments)

@@ -1,0 +1,383 @@
+"""The forms in which models write calls of tools, one entry each: how they are known, and read.
+
+    <tool_call>{"name": …, "arguments": …}</tool_call>                  Hermes, Qwen 3 and others
+    <tool_call><function=name><parameter=key>…</parameter></function></tool_call>     Qwen 3.5
+    <tool_call>name<arg_key>key</arg_key><arg_value>…</arg_value></tool_call>         GLM 4.5
+    <|tool_call_start|>[name(key=…)]<|tool_call_end|>                   LFM2
+    <|tool_call>call:name{key:…}<tool_call|>                            Gemma 4
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>… DeepSeek
+    [TOOL_CALLS][{"name": …, "arguments": …}, …]                        Mistral
+    [TOOL_CALLS]name[ARGS]{…}                                           Mistral since 2025
+    {"name": …, "parameters": …}; …                                     Llama 3: all of the answer
+
+Pure. Each entry has the reader of its form, and the shape that calls are forced into.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from edge.text.answer_parts import ToolCall
+from edge.text.call_bodies import (
+    Body,
+    ChosenBody,
+    ClosedBody,
+    JsonBody,
+    Parse,
+    json_calls,
+)
+from edge.text.forced_calls import ArgumentShape, CallShape, json_shape
+from edge.text.loose_values import gemma_call, python_calls
+from edge.text.tool_types import ToolTypes, typed
+
+Begin = Callable[[ToolTypes], Body]
+"""A reader of what comes behind a mark."""
+
+_SPACE = re.compile(r"\s*")
+
+_TOOL_CLOSE = "</tool_call>"
+_TOOL_END = re.compile(re.escape(_TOOL_CLOSE))
+
+_FUNCTION_OPEN, _FUNCTION_CLOSE = "<function=", "</function>"
+_FUNCTION = re.compile(r"<function=([^>\n]{1,256})>")
+_FUNCTION_END = re.compile(r"(?P<own></function>)\s{0,16}</tool_call>")
+_PARAMETER = re.compile(r"<parameter=([^>\n]{1,256})>")
+_PARAMETER_END = re.compile(r"</parameter>(?=\s{0,16}(?:<parameter=|\Z))")
+
+_NAMED = re.compile(r"([^\s<>{}\[\]]{1,128})\s{0,8}(<arg_key>|</tool_call>)")
+_NAMED_SO_FAR = re.compile(r"[^\s<>{}\[\]]{1,128}\s{0,8}(?:<[a-z_/]{0,10})?")
+_ARGUMENT = re.compile(r"<arg_key>([^<]{1,256})</arg_key>\s{0,16}<arg_value>")
+_ARGUMENT_END = re.compile(r"</arg_value>(?=\s{0,16}(?:<arg_key>|\Z))")
+_LAST_ARGUMENT_END = re.compile(r"(?P<own></arg_value>)\s{0,16}</tool_call>")
+
+_LIST_END = re.compile(re.escape("<|tool_call_end|>"))
+_GEMMA_END = re.compile(re.escape("<tool_call|>"))
+
+_SEEK_BEGIN, _SEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_SEEK_BETWEEN = "<｜tool▁sep｜>"
+_SEEK_ALL_END = re.compile(re.escape("<｜tool▁calls▁end｜>"))
+
+_MISTRAL = re.compile(
+    r"\s{0,8}([A-Za-z0-9_.-]{1,128})(?:\[CALL_ID\][^\[{]{0,64})?(?:\[ARGS\])?\s{0,8}(?=\{)"
+)
+_MISTRAL_SO_FAR = re.compile(r"\s{0,8}[A-Za-z0-9_.-]{1,128}(?:\[(?:[CA][^\[{]{0,80})?){0,2}\s{0,8}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallForm:
+    """How calls are written by models whose chat templates hold certain texts."""
+
+    name: str
+    known_by: tuple[str, ...]
+    """A template has all of these."""
+    marks: Mapping[str, Begin] = field(default_factory=dict)
+    """What a call begins with, beside the usual ones."""
+    shape: CallShape
+    """How calls are written where an answer must have some."""
+    tokens: tuple[str, ...] = ()
+    """Those of an answer that must be seen to read it, though tokenizers leave them out of text."""
+
+    @property
+    def all_marks(self) -> dict[str, Begin]:
+        return {**_USUAL, **self.marks}
+
+
+def call_form(template: str) -> CallForm:
+    """That of a chat template; its source may be empty."""
+    for form in CALL_FORMS.values():
+        if all(each in template for each in form.known_by):
+            return form
+    raise AssertionError("the last one is for all")
+
+
+def _in_tool_call(types: ToolTypes, head: str) -> tuple[Body, int] | str | None:
+    start = head.lstrip()
+    place = len(head) - len(start)
+    if not start or (len(start) < len(_FUNCTION_OPEN) and _FUNCTION_OPEN.startswith(start)):
+        return None
+    if start[0] in "{[":
+        return JsonBody(json_calls, _TOOL_CLOSE), place
+    if start.startswith(_FUNCTION_OPEN):
+        parse = partial(_function_call, types)
+        return ClosedBody(_FUNCTION_END, parse, may_be_open=True), place
+    if (named := _NAMED.match(start)) is not None:
+        close = _TOOL_END if named[2] == _TOOL_CLOSE else _LAST_ARGUMENT_END
+        return ClosedBody(close, partial(_named_call, types)), place
+    return None if _NAMED_SO_FAR.fullmatch(start) else "no call begins so"
+
+
+def _after_mistral(head: str) -> tuple[Body, int] | str | None:
+    if (named := _MISTRAL.match(head)) is not None:
+        return JsonBody(partial(json_calls, name=named[1])), named.end()
+    if head.lstrip().startswith(("{", "[")):
+        return _json_only("", head)
+    may_be_named = not head.strip() or _MISTRAL_SO_FAR.fullmatch(head) is not None
+    return None if may_be_named else "no call begins so"
+
+
+def _json_only(close: str, head: str) -> tuple[Body, int] | str | None:
+    start = head.lstrip()
+    if not start:
+        return None
+    if start[0] not in "{[":
+        return "no JSON begins so"
+    return JsonBody(json_calls, close), len(head) - len(start)
+
+
+def _begun(begin: str, body: Callable[[], Body], head: str) -> tuple[Body, int] | str | None:
+    """One that begins with a text."""
+    start = head.lstrip()
+    if start.startswith(begin):
+        return body(), len(head) - len(start)
+    return None if begin.startswith(start) else f"{begin} is missing"
+
+
+def _function_call(types: ToolTypes, text: str) -> list[ToolCall] | None:
+    text = text.strip()
+    named = _FUNCTION.match(text)
+    if named is None or not text.endswith(_FUNCTION_CLOSE):
+        return None
+    inner = text[named.end() : -len(_FUNCTION_CLOSE)]
+    values = _pairs(inner, _PARAMETER, _PARAMETER_END)
+    if values is None:
+        return None
+    known = types.get(named[1], {})
+    arguments = {
+        key: typed(value.removeprefix("\n").removesuffix("\n"), known.get(key, ()))
+        for key, value in values.items()
+    }
+    return [ToolCall(name=named[1], arguments=arguments)]
+
+
+def _named_call(types: ToolTypes, text: str) -> list[ToolCall] | None:
+    name, opened, rest = text.strip().partition("<arg_key>")
+    name = name.strip()
+    values = _pairs(opened + rest, _ARGUMENT, _ARGUMENT_END)
+    if values is None:
+        return None
+    known = types.get(name, {})
+    arguments = {
+        key.strip(): typed(value, known.get(key.strip(), ())) for key, value in values.items()
+    }
+    return [ToolCall(name=name, arguments=arguments)]
+
+
+def _pairs(text: str, opens: re.Pattern[str], ends: re.Pattern[str]) -> dict[str, str] | None:
+    """By key what is between the two, and nothing but white space between pairs."""
+    found: dict[str, str] = {}
+    text = text.strip()
+    place = 0
+    while place < len(text):
+        opened = opens.match(text, place)
+        ended = ends.search(text, opened.end()) if opened is not None else None
+        if opened is None or ended is None:
+            return None
+        found[opened[1]] = text[opened.end() : ended.start()]
+        space = _SPACE.match(text, ended.end())
+        place = space.end() if space is not None else ended.end()
+    return found
+
+
+def _list_calls(text: str) -> list[ToolCall] | None:
+    calls = python_calls(text)
+    return json_calls(text) if calls is None else calls
+
+
+def _deepseek_calls(text: str) -> list[ToolCall] | None:
+    before, *parts = text.split(_SEEK_BEGIN)
+    found: list[ToolCall] = []
+    for part in parts:
+        name, _between, arguments = part.partition(_SEEK_BETWEEN)
+        arguments, _end, after = arguments.rpartition(_SEEK_END)
+        if name.strip() == "function" and not arguments.lstrip().startswith("{"):  # DeepSeek 3
+            name, _fence, arguments = arguments.partition("```json")
+            arguments = arguments.rstrip().removesuffix("```")
+        calls = json_calls(arguments, name.strip())
+        if calls is None or not name.strip() or after.strip():
+            return None
+        found += calls
+    return found if found and not before.strip() else None
+
+
+_USUAL: Mapping[str, Begin] = {
+    "<tool_call>": lambda types: ChosenBody(partial(_in_tool_call, types)),
+    "[TOOL_CALLS]": lambda _types: ChosenBody(_after_mistral),
+    "<|python_tag|>": lambda _types: ChosenBody(partial(_json_only, "")),
+}
+"""They are looked for in the answers of every model."""
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+_JSON_SHAPE = json_shape(before="<tool_call>\n", after="\n</tool_call>", between="\n")
+_FUNCTION_SHAPE = CallShape(
+    open=lambda name: f"<tool_call>\n<function={name}>\n",
+    close="</function>\n</tool_call>",
+    between="\n",
+    names=_NAME,
+    argument=ArgumentShape(
+        open=lambda name: f"<parameter={name}>\n",
+        close="\n</parameter>\n",
+        quotes=("", ""),
+        names=_NAME,
+    ),
+    otherwise=_JSON_SHAPE,
+)
+
+
+def _named_shape(line: str) -> CallShape:
+    """line: what ends lines; GLM 4.7 writes none."""
+    return CallShape(
+        open=lambda name: f"<tool_call>{name}{line}",
+        close="</tool_call>",
+        between=line,
+        names=_NAME,
+        argument=ArgumentShape(
+            open=lambda name: f"<arg_key>{name}</arg_key>{line}<arg_value>",
+            close=f"</arg_value>{line}",
+            quotes=("", ""),
+            names=_NAME,
+        ),
+        otherwise=_JSON_SHAPE,
+    )
+
+
+_LIST_SHAPE = CallShape(
+    before="<|tool_call_start|>[",
+    open=lambda name: f"{name}(",
+    close=")",
+    between=", ",
+    after="]<|tool_call_end|>",
+    names=_NAME,
+    argument=ArgumentShape(open=lambda name: f"{name}=", close="", between=", ", names=_WORD),
+    otherwise=replace(
+        json_shape(between=", "), before="<|tool_call_start|>[", after="]<|tool_call_end|>"
+    ),
+)
+_GEMMA_SHAPE = CallShape(
+    open=lambda name: f"<|tool_call>call:{name}{{",
+    close="}<tool_call|>",
+    names=_NAME,
+    argument=ArgumentShape(
+        open=lambda name: f"{name}:",
+        close="",
+        between=",",
+        quotes=('<|"|>', '<|"|>'),
+        names=_WORD,
+    ),
+    otherwise=CallShape(
+        open=lambda name: f"<|tool_call>call:{name}",
+        close="<tool_call|>",
+        names=_NAME,
+        otherwise=json_shape(between="; "),
+    ),
+)
+
+
+def _deepseek_shape(open: Callable[[str], str], close: str, between: str) -> CallShape:
+    return CallShape(
+        before="<｜tool▁calls▁begin｜>",
+        open=open,
+        close=close,
+        between=between,
+        after="<｜tool▁calls▁end｜>",
+    )
+
+
+def _closed(begin: str, close: re.Pattern[str], parse: Parse) -> Begin:
+    body = partial(ClosedBody, close, parse, may_be_open=True)
+    return lambda _types: ChosenBody(partial(_begun, begin, body))
+
+
+_DEEPSEEK_MARKS = {"<｜tool▁calls▁begin｜>": _closed(_SEEK_BEGIN, _SEEK_ALL_END, _deepseek_calls)}
+_DEEPSEEK_TOKENS = (*_DEEPSEEK_MARKS, "<｜tool▁calls▁end｜>", _SEEK_BEGIN, _SEEK_END, _SEEK_BETWEEN)
+_NAMED_TOKENS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+_ALL = (
+    CallForm(
+        name="gemma",
+        known_by=("<|tool_call>",),
+        marks={"<|tool_call>": _closed("call:", _GEMMA_END, gemma_call)},
+        shape=_GEMMA_SHAPE,
+        tokens=("<|tool_call>", "<tool_call|>", '<|"|>'),
+    ),
+    CallForm(
+        name="list",
+        known_by=("<|tool_call_start|>",),
+        marks={"<|tool_call_start|>": _closed("[", _LIST_END, _list_calls)},
+        shape=_LIST_SHAPE,
+        tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    CallForm(
+        name="deepseek fenced",
+        known_by=("<｜tool▁calls▁begin｜>", "```json"),
+        marks=_DEEPSEEK_MARKS,
+        shape=_deepseek_shape(
+            lambda name: f"{_SEEK_BEGIN}function{_SEEK_BETWEEN}{name}\n```json\n",
+            f"\n```{_SEEK_END}",
+            "\n",
+        ),
+        tokens=_DEEPSEEK_TOKENS,
+    ),
+    CallForm(
+        name="deepseek",
+        known_by=("<｜tool▁calls▁begin｜>",),
+        marks=_DEEPSEEK_MARKS,
+        shape=_deepseek_shape(lambda name: f"{_SEEK_BEGIN}{name}{_SEEK_BETWEEN}", _SEEK_END, ""),
+        tokens=_DEEPSEEK_TOKENS,
+    ),
+    CallForm(
+        name="function",
+        known_by=("<tool_call>", "<function="),
+        shape=_FUNCTION_SHAPE,
+        tokens=("<tool_call>", _TOOL_CLOSE),
+    ),
+    CallForm(
+        name="named inline",
+        known_by=("<tool_call>", "</arg_key><arg_value>"),
+        shape=_named_shape(""),
+        tokens=("<tool_call>", _TOOL_CLOSE, *_NAMED_TOKENS),
+    ),
+    CallForm(
+        name="named",
+        known_by=("<tool_call>", "<arg_key>"),
+        shape=_named_shape("\n"),
+        tokens=("<tool_call>", _TOOL_CLOSE, *_NAMED_TOKENS),
+    ),
+    CallForm(
+        name="json",
+        known_by=("<tool_call>",),
+        shape=_JSON_SHAPE,
+        tokens=("<tool_call>", _TOOL_CLOSE),
+    ),
+    CallForm(
+        name="mistral",
+        known_by=("[TOOL_CALLS]", "[ARGS]"),
+        shape=CallShape(
+            open=lambda name: f"[TOOL_CALLS]{name}[ARGS]",
+            close="",
+            names=_NAME,
+            otherwise=replace(json_shape(between=", "), before="[TOOL_CALLS][", after="]"),
+        ),
+        tokens=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    ),
+    CallForm(
+        name="mistral list",
+        known_by=("[TOOL_CALLS]",),
+        shape=replace(json_shape(between=", "), before="[TOOL_CALLS][", after="]"),
+        tokens=("[TOOL_CALLS]",),
+    ),
+    CallForm(
+        name="bare parameters",
+        known_by=('"parameters"',),
+        shape=json_shape(between="; ", key="parameters"),
+        tokens=("<|python_tag|>",),
+    ),
+    CallForm(name="bare", known_by=(), shape=json_shape(between="; ")),
+)
+
+CALL_FORMS: Mapping[str, CallForm] = {form.name: form for form in _ALL}
+"""By name; the first one that a template has the texts of is its."""

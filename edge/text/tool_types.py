@@ -1,0 +1,141 @@
+"""Which JSON types the arguments of tools have, for forms of calls that write them without quotes.
+
+Pure. A schema is read once, when an answer begins; what is known of it then is small.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+ToolTypes = Mapping[str, Mapping[str, tuple[str, ...]]]
+"""By a tool's name and an argument's the types that it may have; none where its schema says
+nothing."""
+
+_MOST_DEPTH = 8
+"""Of schemas that say "any of these"."""
+
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_KINDS: Mapping[type, str] = {
+    bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
+    dict: "object", type(None): "null",
+}  # fmt: skip
+_KNOWN = frozenset(_KINDS.values())
+
+
+def tool_types(
+    schemas: Sequence[Mapping[str, Any]] | None,
+) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Of tools as `tool_schemas` makes them. Schemas may be anything."""
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for schema in schemas or ():
+        function = schema.get("function", schema)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            continue
+        root = function.get("parameters")
+        properties = root.get("properties") if isinstance(root, Mapping) else None
+        found[function["name"]] = {
+            str(name): tuple(dict.fromkeys(_types(each, root, set(), _MOST_DEPTH)))
+            for name, each in (properties if isinstance(properties, Mapping) else {}).items()
+        }
+    return found
+
+
+def typed(text: str, types: tuple[str, ...]) -> Any:
+    """The value that a text is by these types: what is no text first, in their order.
+
+    Without types it is what it is as JSON. A text that is of none of them stays a text.
+    """
+    if not types:
+        try:
+            return parsed(text)
+        except ValueError:
+            return text
+    bare = text.strip()
+    for kind in types:
+        match kind:
+            case "boolean" if bare.lower() in ("true", "false"):
+                return bare.lower() == "true"
+            case "null" if bare in ("null", "None"):
+                return None
+            case "integer" | "number" if _NUMBER.fullmatch(bare):
+                value = _number(bare, kind)
+                if value is not None:
+                    return value
+            case "array" | "object":
+                try:
+                    value = parsed(bare)
+                except ValueError:
+                    continue
+                if isinstance(value, list if kind == "array" else dict):
+                    return value
+    return text
+
+
+def parsed(text: str) -> Any:
+    """JSON that a model wrote. Raises ValueError for what is none, or no number."""
+    try:
+        return json.loads(text, strict=False, parse_constant=_refuse, parse_float=finite)
+    except RecursionError:
+        raise ValueError("it has too many levels") from None
+
+
+def finite(text: str) -> float:
+    """Raises ValueError for a number that no float holds: no JSON can tell it."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("it is larger than any number that is told")
+    return value
+
+
+def _number(text: str, kind: str) -> int | float | None:
+    try:
+        if text.lstrip("-").isdigit():
+            return int(text)
+        value = finite(text)
+    except ValueError:
+        return None
+    if kind == "integer":
+        return int(value) if value.is_integer() else None
+    return value
+
+
+def _types(schema: Any, root: Any, seen: set[str], depth: int) -> Iterator[str]:
+    if not isinstance(schema, Mapping) or depth == 0:
+        return
+    declared = schema.get("type")
+    for kind in declared if isinstance(declared, list) else [declared]:
+        if isinstance(kind, str) and kind in _KNOWN:
+            yield kind
+    if declared is None and ("enum" in schema or "const" in schema):
+        chosen = schema.get("enum", [schema.get("const")])
+        values = chosen if isinstance(chosen, list) else ()
+        yield from (_KINDS[type(value)] for value in values if type(value) in _KINDS)
+    for key in ("anyOf", "oneOf", "allOf"):
+        choices = schema.get(key)
+        for choice in choices if isinstance(choices, list) else ():
+            yield from _types(choice, root, seen, depth - 1)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        seen.add(reference)
+        yield from _types(_referred(reference, root), root, seen, depth - 1)
+    if schema.get("nullable") is True:
+        yield "null"
+
+
+def _referred(reference: str, root: Any) -> Any:
+    """What `#/$defs/name` means there."""
+    if not reference.startswith("#/"):
+        return None
+    found = root
+    for step in reference[2:].split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

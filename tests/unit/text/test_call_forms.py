@@ -1,0 +1,275 @@
+"""What a model's chat template writes as a call is read as that call, in every form of calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.text.answer_forms import AnswerForm, answer_form
+from edge.text.answer_parser import AnswerParser, read_answer
+from edge.text.answer_parts import AnswerPart, ReadAnswer, Said, ToolCall
+from edge.text.call_bodies import Body, Ended
+from edge.text.call_forms import CALL_FORMS
+from edge.text.tool_types import ToolTypes, tool_types, typed
+from tests.support.answer_pieces import cut, parts_of
+from tests.support.call_templates import CALL_TEMPLATES, answer_of
+
+FORMS = [*CALL_TEMPLATES]
+WITH_MARKS = [name for name in FORMS if name != "bare parameters"]
+UNQUOTED = ("function", "named", "named inline")
+"""Texts stand there as they are, so what ends them cannot be in them."""
+
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,12}", fullmatch=True)
+words = st.sampled_from(
+    ["it's", '"', "\\", "\n", "</b>", "<", "}", "]", ")", ", ", "{", "é", "𝄞", "5", "true", "null",
+     "</tool_call>", "<function=f>", "\t", " "]
+)  # fmt: skip
+texts = st.lists(words, max_size=5).map("".join)
+scalars = texts | st.integers() | st.booleans() | st.none() | st.floats(-1e9, 1e9)
+values = st.recursive(
+    scalars, lambda held: st.lists(held, max_size=3) | st.dictionaries(names, held, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+calls_of_tools = st.lists(
+    st.builds(
+        lambda name, arguments: ToolCall(name=name, arguments=arguments),
+        names,
+        st.dictionaries(names, values, max_size=3),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+KINDS = {
+    bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object",
+    type(None): "null",
+}  # fmt: skip
+
+
+def types_of(calls: list[ToolCall]) -> ToolTypes:
+    """Of tools that take these arguments, whichever of them is called."""
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for call in calls:
+        tool = found.setdefault(call.name, {})
+        for key, value in call.arguments.items():
+            tool[key] = (KINDS[type(value)],)
+    return found
+
+
+def alike(calls: list[ToolCall]) -> list[ToolCall]:
+    """One call for each tool, so that its arguments have one type."""
+    return [*{call.name: call for call in calls}.values()]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_template_tells_its_form(form: str) -> None:
+    assert answer_form(CALL_TEMPLATES[form]).calls == form
+    assert answer_form("").calls == "bare"
+
+
+few = settings(max_examples=30)
+"""Of each form: all of them share most of what is tried."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+@few
+@given(
+    calls_of_tools.map(alike),
+    st.lists(st.integers(0, 3000), max_size=12),
+    st.sampled_from(["", "I look. ", "a < b [c] {d"]),
+)
+def test_what_is_written_is_read(
+    form: str, calls: list[ToolCall], cuts: list[int], said: str
+) -> None:
+    if form == "bare parameters":
+        said = ""
+    text, types, how = answer_of(form, calls, said), types_of(calls), AnswerForm(calls=form)
+    expected = ReadAnswer(content=said.strip(), reasoning="", tool_calls=tuple(calls))
+    assert read_answer(text, how, tools=types) == expected
+    whole = parts_of([text], how, tools=types)
+    assert parts_of(cut(text, cuts), how, tools=types) == whole
+    assert parts_of(list(text), how, tools=types) == whole
+
+
+@pytest.mark.parametrize("form", WITH_MARKS)
+def test_text_behind_calls_and_thoughts_before_them(form: str) -> None:
+    call = ToolCall(name="f", arguments={"x": 1})
+    text = f"<think>\nso\n</think>\n\nFirst. {answer_of(form, [call, call])}\n Then."
+    expected = ReadAnswer(content="First. Then.", reasoning="so", tool_calls=(call, call))
+    assert read_answer(text, AnswerForm(calls=form), tools={"f": {"x": ("integer",)}}) == expected
+
+
+@pytest.mark.parametrize("form", FORMS)
+@few
+@given(st.data())
+def test_a_broken_call_stays_text_and_nothing_is_lost(form: str, data: st.DataObject) -> None:
+    """One that ends too early, at any place, or lacks a part."""
+    call = ToolCall(name="f", arguments={"x": 1, "s": "a\nb"})
+    whole = answer_of(form, [call])
+    begin = data.draw(st.integers(0, len(whole)))
+    count = data.draw(st.integers(1, len(whole)))
+    text = whole[:begin] + whole[begin + count :]
+    how, types = AnswerForm(calls=form), types_of([call])
+    read = read_answer(text, how, tools=types)
+    if not read.tool_calls:
+        assert read.content == text
+    parts = parts_of(list(text), how, tools=types)
+    assert parts == parts_of([text], how, tools=types)
+
+
+parts_of_marks = st.sampled_from(
+    sorted(
+        {token for form in CALL_FORMS.values() for token in form.tokens}
+        | {"<function=f>", "<parameter=x>", "</parameter>", "</function>", "call:f{", "x:1", "}",
+           "[f(", "x=1", ")]", "f", "function", "```json", "```", '{"x": 1}', "[", "]", '"', "\\",
+           "\n", " ", "text", "<|python_tag|>", "<think>", "</think>"}
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@few
+@given(
+    st.lists(parts_of_marks, max_size=14).map("".join), st.lists(st.integers(0, 500), max_size=9)
+)
+def test_pieces_change_nothing(form: str, text: str, cuts: list[int]) -> None:
+    how, tools = AnswerForm(calls=form), {"f": {"x": ("integer",)}}
+    whole = parts_of([text], how, tools=tools)
+    assert parts_of(cut(text, cuts), how, tools=tools) == whole
+    assert parts_of(list(text), how, tools=tools) == whole
+    if not any(isinstance(part, ToolCall) for part in whole) and "<think>" not in text[:70]:
+        assert "".join(part.text for part in whole if isinstance(part, Said)) == text
+
+
+class Counted:
+    """Counts the characters that bodies of calls look at."""
+
+    characters = 0
+
+    def __init__(self, body: Body) -> None:
+        self.body, self.finish = body, body.finish
+
+    def feed(self, text: str) -> Ended | None:
+        ended: Ended | None = self.body.feed(text)
+        Counted.characters += len(text) if ended is None else max(0, len(text) - len(ended.after))
+        return ended
+
+
+@pytest.mark.parametrize(
+    "babble",
+    ["<tool_call>{", '<tool_call>{"a":"', '<tool_call>["<tool_call>[",", ',
+     "<tool_call>[TOOL_CALLS][", "<tool_call><function=f>", "<tool_call>f<arg_key>",
+     "<|tool_call_start|>[f(", "<|tool_call>call:f{", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+     "[TOOL_CALLS]f[ARGS]{", "[TOOL_CALLS]f", "<tool_call>\n",
+     "<|python_tag|>[", "{", "[", " ", "\\"],
+)  # fmt: skip
+@pytest.mark.parametrize("begin", ["", '<tool_call>{"a": "', "<|tool_call>call:f{a:", "x"])
+def test_work_grows_with_the_text_whatever_a_model_writes(babble: str, begin: str) -> None:
+    seen = []
+    for count in (40, 600):
+        for form in ("gemma", "list", "deepseek", "function"):
+            marks = {
+                mark: lambda types, made=made: Counted(made(types))
+                for mark, made in CALL_FORMS[form].all_marks.items()
+            }
+            Counted.characters = 0
+            parser = AnswerParser(AnswerForm(calls=form), tools={"f": {}})
+            parser._calls._marks = marks
+            text = begin + babble * count
+            found: list[AnswerPart] = [
+                part for at in range(0, len(text), 7) for part in parser.feed(text[at : at + 7])
+            ]
+            found += parser.finish()
+            assert "".join(part.text for part in found if isinstance(part, Said)) == text
+            seen.append(Counted.characters / len(text))
+    assert max(seen) <= 3, seen
+
+
+def test_arguments_are_typed_by_their_schemas() -> None:
+    schema = {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "$defs": {"size": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/size"}]}},
+            "properties": {
+                "count": {"type": "integer"},
+                "rate": {"type": ["number", "null"]},
+                "word": {"type": "string"},
+                "flag": {"type": "boolean"},
+                "maybe": {"type": "string", "nullable": True},
+                "choice": {"enum": [1, "one"]},
+                "size": {"$ref": "#/$defs/size"},
+                "any": {},
+                "list": {"type": "array"},
+            },
+        },
+    }
+    types = tool_types([{"type": "function", "function": schema}])
+    assert types == {
+        "f": {
+            "count": ("integer",), "rate": ("number", "null"), "word": ("string",),
+            "flag": ("boolean",), "maybe": ("string", "null"), "choice": ("integer", "string"),
+            "size": ("integer",), "any": (), "list": ("array",),
+        }
+    }  # fmt: skip
+    cases: dict[str, dict[str, Any]] = {
+        "count": {"5": 5, "5.0": 5, "5.5": "5.5", "1_0": "1_0", "9" * 5000: "9" * 5000},
+        "rate": {"5": 5, "2.5": 2.5, "1e999": "1e999", "null": None, "nan": "nan"},
+        "word": {"5": "5", "true": "true", "null": "null", " a ": " a "},
+        "flag": {"true": True, "False": False, "1": "1"},
+        "maybe": {"None": None, "some": "some"},
+        "choice": {"1": 1, "one": "one"},
+        "any": {"[1]": [1], "x": "x", "NaN": "NaN"},
+        "list": {"[1, {}]": [1, {}], "{}": "{}", "[" * 9000: "[" * 9000},
+    }  # fmt: skip
+    for name, expected in cases.items():
+        for text, value in expected.items():
+            found = typed(text, types["f"][name])
+            assert (found, type(found)) == (value, type(value)), (name, text)
+
+
+def test_schemas_may_be_anything() -> None:
+    assert tool_types([{}, {"name": 5}, {"name": "a", "parameters": 5}]) == {"a": {}}
+    loop: dict[str, Any] = {
+        "name": "a",
+        "parameters": {"properties": {"x": {"$ref": "#/properties/x"}}},
+    }
+    assert tool_types([loop]) == {"a": {"x": ()}}
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(5000):
+        deep = {"anyOf": [deep]}
+    assert tool_types([{"name": "a", "parameters": {"properties": {"x": deep}}}]) == {
+        "a": {"x": ()}
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("f(a='it's', b=\"say \"hi\"\")", {"a": "it's", "b": 'say "hi"'}),
+        (r"f(a='\u00e9\x41\n\q\\', b='\ud834\udd1e\ud800')", {"a": "éA\n\\q\\", "b": "𝄞\ufffd"}),
+        ("f(a=[1, -2.5e3,], b={'c': None}, )", {"a": [1, -2500.0], "b": {"c": None}}),
+        ("f(a=1e999)", None),
+        ("f(1)", None),
+        ("f(a=g())", None),
+        ("f(a=" + "[" * 50 + "]" * 50 + ")", None),
+        ("f(a=" + "9" * 5000 + ")", None),
+        ("f(a='no end)", None),
+    ],
+)  # fmt: skip
+def test_calls_as_in_python(text: str, arguments: dict[str, Any] | None) -> None:
+    whole = f"<|tool_call_start|>[{text}]<|tool_call_end|>"
+    read = read_answer(whole, AnswerForm(calls="list"))
+    expected = [] if arguments is None else [ToolCall(name="f", arguments=arguments)]
+    assert [*read.tool_calls] == expected
+    assert read.content == ("" if expected else whole)
+
+
+def test_a_list_of_calls_may_be_json() -> None:
+    text = json.dumps([{"name": "f", "arguments": {"x": 1}}])
+    read = read_answer(f"<|tool_call_start|>{text}<|tool_call_end|>", AnswerForm(calls="list"))
+    assert read.tool_calls == (ToolCall(name="f", arguments={"x": 1}),)
