@@ -110,8 +110,8 @@ def _rope_store_kernel(
     query_norm, key_norm, epsilon, qkv_stride, num_heads, gates, num_kv_heads, capacity, angles,
     block_stride, head_stride, token_stride, block_tokens, table_stride,
     head_size: tl.constexpr, half: tl.constexpr, interleaved: tl.constexpr, norms: tl.constexpr,
-    paged: tl.constexpr, bits: tl.constexpr, group_size: tl.constexpr, largest: tl.constexpr,
-    block: tl.constexpr,
+    value_norm: tl.constexpr, paged: tl.constexpr, bits: tl.constexpr, group_size: tl.constexpr,
+    largest: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """One head of one token's packed query, key and value: rotate, then to `query` or the cache."""
     token = tl.program_id(0).to(tl.int64)
@@ -148,6 +148,8 @@ def _rope_store_kernel(
         )  # fmt: skip
     else:
         value = tl.load(row + at, mask=at < head_size, other=0.0).to(tl.float32)
+        if value_norm:
+            value *= 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / head_size + epsilon)
         _store_head(
             value, values, value_scales, slot, scale_slot, at,
             head_size, bits, group_size, largest, block,
@@ -197,6 +199,7 @@ def rope_store(
     interleaved: bool = False,
     gated: bool = False,
     norms: tuple[Tensor, Tensor] | None = None,
+    value_norm: bool = False,
     epsilon: float = 1e-6,
     out: Tensor | None = None,
     launch: Launch | None = None,
@@ -205,10 +208,10 @@ def rope_store(
 
     qkv [tokens, (num_heads + 2 · num_kv_heads) · head_size] → query [tokens, num_heads, head_size].
     positions and sequences, int [tokens], say where in the cache a token belongs. norms are the
-    weights [head_size] of the queries' and the keys' RMSNorm. A token whose position is negative,
-    past the cache or past the tables is left out: nothing is written of it, and its row of the
-    result stays as it is. gated: behind the queries are as many columns of gates, which nothing is
-    done with. Raises ValueError.
+    weights [head_size] of the queries' and the keys' RMSNorm; that of values has none. A token
+    whose position is negative, past the cache or past the tables is left out: nothing is written of
+    it, and its row of the result stays as it is. gated: behind the queries are as many columns of
+    gates, which nothing is done with. Raises ValueError.
     """
     check("qkv", qkv, dtypes=FLOATS, shape=(None, None), like=cache.keys, contiguous=False)
     tokens, width = qkv.shape
@@ -239,6 +242,7 @@ def rope_store(
         qkv.stride(0), num_heads, num_heads * gated, num_kv_heads, cache.capacity, cos.shape[0],
         *cache.keys.stride()[:3], cache.block_tokens, 0 if table is None else table.stride(0),
         head_size=head_size, half=half, interleaved=interleaved, norms=norms is not None,
+        value_norm=value_norm,
         paged=table is not None, bits=cache.bits or 0, group_size=cache.group_size,
         largest=LARGEST_CODE.get(cache.bits or 0, 0), block=padded(head_size, at_least=2),
         **(launch or Launch(num_warps=1, num_stages=1)).options(),

@@ -46,6 +46,8 @@ TOKENS = 10
         ("qwen3_5", "tensor_2", {"layers": 3}),
         ("deepseek_v3", "tensor_2", {"layers": 2}),
         ("glm4_moe_lite", "solo", {"layers": 1}),
+        ("gemma4", "tensor_3", {"layers": 2, "heads": (2, 1)}),
+        ("gemma4", "pipeline_2", {"layers": 2, "heads": (2, 1)}),
     ],
 )
 def test_logits_are_those_of_transformers(

@@ -122,7 +122,7 @@ def launch_rows() -> None:
     for bits in (None, 8, 4):
         rope_store(
             qkv, cache(bits), angles, angles, positions=_INDICES, sequences=_INDICES,
-            norms=(norm, norm),
+            norms=(norm, norm), value_norm=bits is None,
         )  # fmt: skip
 
 

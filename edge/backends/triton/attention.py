@@ -81,6 +81,7 @@ class AttentionBlock:
             interleaved=self.part.rotary.is_interleaved,
             gated=self.part.output_gate,
             norms=norms,
+            value_norm=self.part.value_norm,
             epsilon=self.epsilon,
         )
         shape = AttentionShape(

@@ -27,7 +27,10 @@ PART_KINDS = frozenset(
 """What `layers.py` has blocks for; known here, too, so that a refusal needs no torch."""
 
 _FURTHER = frozenset(
-    ("gates of attention", "latent attention", "norms with biases", "learned positions")
+    (
+        *("gates of attention", "latent attention", "norms of values", "norms with biases"),
+        *("learned positions", "scaled layers"),
+    )
 )
 """What it has besides, of `ALL_NEEDS`."""
 

@@ -75,11 +75,21 @@ class Cast:
 
 
 class Addend:
-    """A product that is yet to be added to the residual stream, and may be normed before."""
+    """A product that is yet to be added to the residual stream, and may be normed before; the sum
+    may be multiplied by a number."""
 
-    def __init__(self, weight: Tensor | None, epsilon: float) -> None:
+    def __init__(self, weight: Tensor | None, scale: Tensor | None, epsilon: float) -> None:
         self.weight = weight
+        self._scale = scale
         self._epsilon = epsilon
+
+    def settle(self, lane: Lane, hidden: Tensor) -> Tensor | None:
+        """What is to be added to `hidden`; None where that is done, because the sum is scaled."""
+        added = self(lane)
+        if self._scale is None:
+            return added
+        hidden.add_(added).mul_(self._scale)
+        return None
 
     def __call__(self, lane: Lane) -> Tensor:
         """Like `lane.partial`, which stays."""
@@ -109,10 +119,12 @@ class Shop:
         bias = self.vector(f"{name}_bias") if f"{name}_bias" in self.arrays else None
         return Norm(self.vector(name), bias, self.spec.norm_epsilon, self.activations)
 
-    def addend(self, name: str) -> Addend:
-        """name: of the norm, if there is one."""
-        weight = self.vector(name) if name in self.arrays else None
-        return Addend(weight, self.spec.norm_epsilon)
+    def addend(self, name: str, scale: str = "") -> Addend:
+        """Names of the norm and the number, if there are such."""
+        weight, number = (
+            self.vector(each) if each in self.arrays else None for each in (name, scale)
+        )
+        return Addend(weight, number, self.spec.norm_epsilon)
 
     def vector(self, name: str) -> Tensor:
         return to_device(self.arrays.read(name), self.device)

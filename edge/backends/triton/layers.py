@@ -118,8 +118,9 @@ class ShardOperators:
         self.blocks = {layer: _blocks(shop, layer) for layer in layout.layers}
         """For each layer: its mixer and its feed-forward block; None where the shard has none."""
         self.addends = {
-            layer: tuple(
-                shop.addend(f"layers.{layer}.{part}_post_norm") for part in ("attention", "mlp")
+            layer: (
+                shop.addend(f"layers.{layer}.attention_post_norm"),
+                shop.addend(f"layers.{layer}.mlp_post_norm", f"layers.{layer}.layer_scale"),
             )
             for layer in layout.layers
         }
@@ -189,13 +190,14 @@ class ShardOperators:
 
     def _observe(self, head: Head, addend: Addend | None, lane: Lane) -> None:
         assert self.grams is not None
-        added = None if addend is None else addend(lane)
-        self.grams.add(head.product.name, head.norm(lane.hidden.clone(), added))
+        hidden = lane.hidden.clone()
+        added = None if addend is None else addend.settle(lane, hidden)
+        self.grams.add(head.product.name, head.norm(hidden, added))
 
     def _head(self, head: Head, addend: Addend | None, lane: Lane) -> None:
         rows, spec = lane.last_rows, self.spec
-        added = None if addend is None else addend(lane)[rows]
-        normed = head.norm(lane.hidden[rows], added)
+        added = None if addend is None else addend.settle(lane, lane.hidden)
+        normed = head.norm(lane.hidden[rows], None if added is None else added[rows])
         if lane.states:
             lane.hidden[rows].copy_(normed)
             return
@@ -238,18 +240,19 @@ def _launch(block: Block | None, *, pending: Addend | None) -> Callable[[Lane], 
         return lambda lane: _contribute_nothing(lane, pending=pending)
 
     def launch(lane: Lane) -> None:
-        block.launch(block.norm(lane.hidden, None if pending is None else pending(lane)), lane)
+        added = None if pending is None else pending.settle(lane, lane.hidden)
+        block.launch(block.norm(lane.hidden, added), lane)
 
     return launch
 
 
 def _contribute_nothing(lane: Lane, *, pending: Addend | None) -> None:
-    if pending is not None:
-        lane.hidden.add_(pending(lane))
+    _hand_over(pending, lane)
     lane.partial.zero_()
 
 
 def _hand_over(addend: Addend | None, lane: Lane) -> None:
     """The whole hidden state, for the next stage."""
-    if addend is not None:
-        lane.hidden.add_(addend(lane))
+    added = None if addend is None else addend.settle(lane, lane.hidden)
+    if added is not None:
+        lane.hidden.add_(added)

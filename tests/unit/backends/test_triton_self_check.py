@@ -43,7 +43,7 @@ WITH_OTHER_MIXERS = spec_of(
             LinearAttention(
                 num_key_heads=1, num_value_heads=2, key_size=5, value_size=3, convolution=4
             ),
-            plain_layer(output_gate=True).mixer,
+            plain_layer(output_gate=True, value_norm=True).mixer,
             plain_layer(
                 rotary=Rotary(inverse_frequencies=(1.0, 0.1)),
                 latent=Latent(query_rank=5, rank=6, shared_size=4, value_size=7, bias=False),

@@ -80,10 +80,12 @@ def test_rope(
     heads=st.sampled_from([(1, 1), (4, 2), (3, 3), (6, 2)]),
     sizes=st.sampled_from([(6, 6), (20, 20), (64, 64), (64, 32), (96, 96), (20, 0)]),
     interleaved=st.booleans(), normed=st.booleans(), gated=st.booleans(),
+    value_norm=st.booleans(),
 )  # fmt: skip
 def test_rope_store(
     seed: int, kind: CacheKind, dtype: str, heads: tuple[int, int], sizes: tuple[int, int],
     interleaved: bool, normed: bool, gated: bool,
+    value_norm: bool,
 ) -> None:  # fmt: skip
     """Two sequences' tokens, one that is left out, into a cache where nothing else changes."""
     from edge.kernels.rope.triton import rope_store
@@ -102,7 +104,7 @@ def test_rope_store(
     rope_store(
         tensor(fused.reshape(6, -1), dtype), cache, tensor(cos), tensor(sin),
         positions=tensor(positions), sequences=tensor(sequences), interleaved=interleaved,
-        gated=gated, epsilon=EPSILON, out=query,
+        gated=gated, value_norm=value_norm, epsilon=EPSILON, out=query,
         norms=None if norms is None else (tensor(norms[0]), tensor(norms[1])),
     )  # fmt: skip
 
@@ -110,6 +112,8 @@ def test_rope_store(
     q, k, v = np.split(packed[:4], [num_heads, num_heads + num_kv_heads], axis=1)
     if norms is not None:
         q, k = (rms_norm(x, w, epsilon=EPSILON) for x, w in zip((q, k), norms, strict=True))
+    if value_norm:
+        v = rms_norm(v, np.ones(head_size, np.float32), epsilon=EPSILON)
     q, k = (reference.rope(x, cos[real], sin[real], interleaved=interleaved) for x in (q, k))
     assert_close(query[:4], q, dtype)
     assert is_untouched(query)[4:].all()
