@@ -5,6 +5,7 @@ Told by its chat template. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge.text.call_forms import CALL_FORMS, CallForm, call_form
@@ -37,6 +38,10 @@ class AnswerForm:
         return frozenset({*self.call_form.tokens, *self.thinking_marks.tokens})
 
 
-def answer_form(template: str) -> AnswerForm:
-    """That of a chat template; its source may be empty."""
-    return AnswerForm(calls=call_form(template).name, thoughts=thinking_marks(template).name)
+def answer_form(
+    template: str, has_token: Callable[[str], bool] = lambda _token: False
+) -> AnswerForm:
+    """That of a chat template, whose source may be empty, and a vocabulary."""
+    return AnswerForm(
+        calls=call_form(template, has_token).name, thoughts=thinking_marks(template).name
+    )

@@ -73,6 +73,8 @@ class CallForm:
     name: str
     known_by: tuple[str, ...]
     """A template has all of these."""
+    known_by_vocabulary: str = ""
+    """Or it says nothing of calls, and the vocabulary has this token."""
     marks: Mapping[str, Begin] = field(default_factory=dict)
     """What a call begins with, beside the usual ones."""
     shape: CallShape
@@ -85,10 +87,12 @@ class CallForm:
         return {**_USUAL, **self.marks}
 
 
-def call_form(template: str) -> CallForm:
-    """That of a chat template; its source may be empty."""
+def call_form(template: str, has_token: Callable[[str], bool]) -> CallForm:
+    """That of a chat template, whose source may be empty, and a vocabulary."""
     for form in CALL_FORMS.values():
         if all(each in template for each in form.known_by):
+            return form
+        if template and form.known_by_vocabulary and has_token(form.known_by_vocabulary):
             return form
     raise AssertionError("the last one is for all")
 
@@ -307,6 +311,7 @@ _ALL = (
     CallForm(
         name="list",
         known_by=("<|tool_call_start|>",),
+        known_by_vocabulary="<|tool_call_start|>",
         marks={"<|tool_call_start|>": _closed("[", _LIST_END, _list_calls)},
         shape=_LIST_SHAPE,
         tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
@@ -374,7 +379,6 @@ _ALL = (
         name="bare parameters",
         known_by=('"parameters"',),
         shape=json_shape(between="; ", key="parameters"),
-        tokens=("<|python_tag|>",),
     ),
     CallForm(name="bare", known_by=(), shape=json_shape(between="; ")),
 )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import tokenizers
@@ -42,14 +42,19 @@ class StreamDecoder(Protocol):
 class Vocabulary:
     """The pieces of a tokenizer that decoding needs, looked up once."""
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, marks: Collection[str] = ()) -> None:
+        """marks: special tokens that have a text all the same, as those around calls of tools."""
         self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self._has_marks = any(token.special and token.content in marks for token in added.values())
         # Asked of the decoder, not only of the flag: `tokenizers` shows a special token whose
         # spelling its normalizer changes.
         self._special_ids = frozenset(
             token_id
-            for token_id, token in backend.get_added_tokens_decoder().items()
-            if token.special and not backend.decode([token_id], skip_special_tokens=True)
+            for token_id, token in added.items()
+            if token.special
+            and token.content not in marks
+            and not backend.decode([token_id], skip_special_tokens=True)
         )
         self._decoders = _decoder_chain(backend)
 
@@ -63,8 +68,11 @@ class Vocabulary:
         return self._backend.id_to_token(token_id)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of all these tokens at once, special ones skipped."""
-        return self._backend.decode(token_ids, skip_special_tokens=True)
+        """The text of all these tokens at once; special ones are skipped, but for marks."""
+        if not self._has_marks:
+            return self._backend.decode(token_ids, skip_special_tokens=True)
+        shown = [each for each in token_ids if each not in self._special_ids]
+        return self._backend.decode(shown, skip_special_tokens=False)
 
     def text_of(self, token_id: int) -> str:
         """The text of one token amid a text, its space included; a special one as it is spelt."""

@@ -21,7 +21,8 @@ class TextStream:
 
     `prompt_ids` are the tokens before the answer. They contribute no text; they tell how the answer
     joins it: behind a prompt, SentencePiece vocabularies keep the space before the first word.
-    Without a prompt the text is that of the answer alone. Special tokens have no text. When the
+    Without a prompt the text is that of the answer alone. Special tokens have no text, but for the
+    marks of the tokenizer's AnswerForm, of which `tokenizer.decode` tells nothing. When the
     prompt ends amid a character, the answer completes it.
     """
 

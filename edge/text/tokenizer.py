@@ -61,8 +61,6 @@ class Tokenizer:
             name: ChatTemplate(source, origin)
             for name, (source, origin) in files.chat_templates.items()
         }
-        source = files.chat_templates.get("tool_use") or files.chat_templates.get("default")
-        self._answer_form = answer_form(source[0] if source else "")
         self._path, self._file = files.path, files.file
         with _refused(files.file):
             self._backend = _build_llama(files, serialized) if rebuilt else serialized
@@ -70,7 +68,11 @@ class Tokenizer:
             self._backend.no_padding()
             self._backend.encode_special_tokens = bool(files.settings.get("split_special_tokens"))
             _add_missing_tokens(self._backend, files, self._special_tokens)
-            self.vocabulary = Vocabulary(self._backend)
+            source = files.chat_templates.get("tool_use") or files.chat_templates.get("default")
+            self._answer_form = answer_form(
+                source[0] if source else "", lambda token: self.token_id(token) is not None
+            )
+            self.vocabulary = Vocabulary(self._backend, self._answer_form.tokens)
         forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
         self.cleans_up_spaces = bool(files.settings.get("clean_up_tokenization_spaces")) and (
             not isinstance(self._backend.model, models.BPE) or bool(files.settings.get(forced))

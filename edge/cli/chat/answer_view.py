@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal
 
@@ -14,7 +16,8 @@ from rich.text import Text
 
 from edge.cli.chat.answer_text import cut_blocks
 from edge.errors import without_controls
-from edge.text.thinking import ThinkingSplitter
+from edge.text.answer_parser import AnswerParser
+from edge.text.answer_parts import AnswerPart, Said, Thought
 
 Thoughts = Literal["fold", "show", "hide"]
 _REDRAW_S = 0.08
@@ -28,13 +31,13 @@ class AnswerView:
     """
 
     def __init__(
-        self, console: Console, *, markdown: bool, thoughts: Thoughts, begun: bool
+        self, console: Console, *, markdown: bool, thoughts: Thoughts, parser: AnswerParser
     ) -> None:
-        """begun: the prompt's end has the model think already."""
+        """parser: of the answer that begins now."""
         self._console = console
         self._markdown = markdown
         self._thoughts = thoughts
-        self._splitter = ThinkingSplitter(begun)
+        self._parser = parser
         self._thought = self._said = ""
         self._thought_words = 0
         self._thought_is_told = False
@@ -42,7 +45,7 @@ class AnswerView:
         self._next_s = 0.0
 
     def feed(self, text: str) -> None:
-        self._take(*self._splitter.feed(without_controls(text)))
+        self._take(self._parser.feed(without_controls(text)))
         began_s = time.monotonic()
         if began_s < self._next_s:
             return
@@ -62,7 +65,7 @@ class AnswerView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._take(*self._splitter.rest())
+        self._take(self._parser.finish())
         self._settle()
         self._live.update(Text(""), refresh=True)
         self._live.__exit__(kind, error, trace)
@@ -70,9 +73,14 @@ class AnswerView:
         if self._said.strip():
             self._console.print(self._rendered(self._said.rstrip()))
 
-    def _take(self, thought: str, said: str) -> None:
-        self._thought += thought
-        self._said += said
+    def _take(self, parts: Sequence[AnswerPart]) -> None:
+        for part in parts:
+            if isinstance(part, Thought):
+                self._thought += part.text
+            elif isinstance(part, Said):
+                self._said += part.text
+            else:  # of a tool that nobody offered
+                self._said += f"{part.name}({json.dumps(part.arguments, ensure_ascii=False)})"
 
     def _settle(self) -> None:
         """Print for good what nothing to come can change."""

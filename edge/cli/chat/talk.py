@@ -23,6 +23,7 @@ from edge.cli.reply_view import (
 from edge.errors import RequestError, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.load_options import LoadOptions
+from edge.text.answer_parser import AnswerParser
 
 
 class TerminalTalk:
@@ -158,8 +159,9 @@ class TerminalTalk:
             click.echo()
             return
         settings = self.settings
+        parser = AnswerParser(self._model.tokenizer.answer_form, thinking=begun)
         with AnswerView(
-            self._console, markdown=settings.markdown, thoughts=settings.thoughts, begun=begun
+            self._console, markdown=settings.markdown, thoughts=settings.thoughts, parser=parser
         ) as view:
             for token in stream:
                 said.append(token.text)

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from edge.cli.chat.answer_text import cut_blocks
 from edge.cli.chat.answer_view import AnswerView, Thoughts
+from edge.text.answer_parser import AnswerParser
 from edge.text.thinking import USUAL_MARKS, ThinkingSplitter
 
 WIDTH, HEIGHT = 60, 12
@@ -68,7 +69,9 @@ def screen_after(
         file=output, force_terminal=True, width=WIDTH, height=HEIGHT, color_system=None,
         legacy_windows=False, _environ={},
     )  # fmt: skip
-    with AnswerView(console, markdown=markdown, thoughts=thoughts, begun=begun) as view:
+    with AnswerView(
+        console, markdown=markdown, thoughts=thoughts, parser=AnswerParser(thinking=begun)
+    ) as view:
         for part in parts:
             view._next_s = 0.0  # each piece is drawn
             view.feed(part)
@@ -121,7 +124,8 @@ def test_what_was_there_stays_where_it_ends_in_the_middle() -> None:
     console = Console(file=output, force_terminal=True, width=WIDTH, height=HEIGHT)
 
     def interrupted() -> None:
-        with AnswerView(console, markdown=True, thoughts="fold", begun=False) as view:
+        parser = AnswerParser()
+        with AnswerView(console, markdown=True, thoughts="fold", parser=parser) as view:
             view.feed("Half a sen")
             raise KeyboardInterrupt
 

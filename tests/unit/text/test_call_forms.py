@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.text import TextStream, Tokenizer
 from edge.text.answer_forms import AnswerForm, answer_form
 from edge.text.answer_parser import AnswerParser, read_answer
 from edge.text.answer_parts import AnswerPart, ReadAnswer, Said, ToolCall
 from edge.text.call_bodies import Body, Ended
 from edge.text.call_forms import CALL_FORMS
+from edge.text.forced_calls import calls_grammar
+from edge.text.grammar import Grammars
 from edge.text.tool_types import ToolTypes, tool_types, typed
 from tests.support.answer_pieces import cut, parts_of
 from tests.support.call_templates import CALL_TEMPLATES, answer_of
+from tests.support.small_tokenizers import byte_fallback, byte_level, write_checkpoint
 
 FORMS = [*CALL_TEMPLATES]
 WITH_MARKS = [name for name in FORMS if name != "bare parameters"]
@@ -273,3 +279,84 @@ def test_a_list_of_calls_may_be_json() -> None:
     text = json.dumps([{"name": "f", "arguments": {"x": 1}}])
     read = read_answer(f"<|tool_call_start|>{text}<|tool_call_end|>", AnswerForm(calls="list"))
     assert read.tool_calls == (ToolCall(name="f", arguments={"x": 1}),)
+
+
+def opened(folder: Path, form: str, template: str, backend: tokenizers.Tokenizer) -> Tokenizer:
+    """With every mark of the form a special token, as publishers have them, and one beside."""
+    how = AnswerForm(calls=form, thoughts="THINK")
+    backend.add_special_tokens([*sorted(how.tokens), "<|other|>"])
+    write_checkpoint(folder, backend, {"chat_template": template})
+    return Tokenizer.open(folder)
+
+
+@pytest.mark.parametrize("form", WITH_MARKS)
+def test_marks_that_are_special_tokens_are_read(form: str, tmp_path: Path) -> None:
+    call = ToolCall(name="f", arguments={"x": 1, "s": "it's é"})
+    template = CALL_TEMPLATES[form] + "[THINK]"
+    tokenizer = opened(tmp_path, form, template, byte_level())
+    answer = f"[THINK]so[/THINK]Hi<|other|>. {answer_of(form, [call])}<|end|>"
+    ids = tokenizer._backend.encode(answer, add_special_tokens=False).ids
+    marks = {tokenizer.token_id(mark) for mark in CALL_FORMS[form].tokens}
+    assert None not in marks
+    assert marks & {*ids}
+    stream = TextStream(tokenizer, tokenizer.encode("prompt"))
+    text = "".join(map(stream.push, ids)) + stream.finish()
+    assert text == answer.replace("<|other|>", "").replace("<|end|>", "")
+    assert tokenizer.vocabulary.decode(ids) == text
+    assert read_answer(text, tokenizer.answer_form, tools=types_of([call])) == ReadAnswer(
+        content="Hi.", reasoning="so", tool_calls=(call,)
+    )
+    assert "[THINK]" not in tokenizer.decode(ids)  # as transformers has it
+    assert tokenizer.begins_thinking(tokenizer._backend.encode("Hello. [THINK]\n").ids)
+    assert not tokenizer.begins_thinking(tokenizer._backend.encode("Hello. [/THINK]\n").ids)
+
+
+def test_marks_behind_a_window_of_tokens(tmp_path: Path) -> None:
+    """Where spaces are pieces, a text is decoded behind the last ones."""
+    tokenizer = opened(tmp_path, "list", CALL_TEMPLATES["list"], byte_fallback())
+    ids = tokenizer._backend.encode("the dog <|tool_call_start|>[f(é=1)]<|tool_call_end|>").ids
+    stream = TextStream(tokenizer)
+    text = "".join(map(stream.push, ids)) + stream.finish()
+    assert text == tokenizer.vocabulary.decode(ids)
+    assert read_answer(text, tokenizer.answer_form).tool_calls == (
+        ToolCall(name="f", arguments={"é": 1}),
+    )
+
+
+@pytest.mark.parametrize("form", WITH_MARKS)
+def test_calls_may_be_forced_by_tokens_that_are_marks(form: str, tmp_path: Path) -> None:
+    tokenizer = opened(tmp_path, form, CALL_TEMPLATES[form], byte_level())
+    grammars = Grammars(
+        tokenizer.vocabulary, vocab_size=tokenizer.vocab_size, end_ids=frozenset({1})
+    )
+    tools = [{"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}]
+    matcher = grammars.begin(calls_grammar(tools, CALL_FORMS[form].shape, several=True))
+    text = answer_of(form, [ToolCall(name="f", arguments={"x": 15})]).rstrip()
+    ids = tokenizer._backend.encode(text, add_special_tokens=False).ids
+    assert {*ids} & {tokenizer.token_id(mark) for mark in CALL_FORMS[form].tokens}
+    for token in ids:
+        matcher.take(token)
+
+
+def test_a_token_tells_the_form_where_the_template_says_nothing(tmp_path: Path) -> None:
+    template = "{{ messages[0].content }}{{ tools }}"
+    assert opened(tmp_path / "a", "list", template, byte_level()).answer_form.calls == "list"
+    assert opened(tmp_path / "b", "gemma", template, byte_level()).answer_form.calls == "bare"
+
+
+@pytest.mark.parametrize(
+    ("template", "thoughts"),
+    [
+        ("… <think> …", "think"), ("", "think"), ("[THINK] <think>", "THINK"),
+        ("<|channel>thought\\n", "channel"), ("<seed:think>", "seed"),
+    ],
+)  # fmt: skip
+def test_a_template_tells_the_marks_of_thinking(template: str, thoughts: str) -> None:
+    form = answer_form(template)
+    assert form.thoughts == thoughts
+    marks = form.thinking_marks
+    text = f" {marks.open}why < not?{marks.close}\n\nSo."
+    expected = ReadAnswer(content="So.", reasoning="why < not?", tool_calls=())
+    assert read_answer(text, form) == expected
+    assert parts_of(list(text), form) == parts_of([text], form)
+    assert read_answer(f"why < not?{marks.close}So.", form, thinking=True) == expected
