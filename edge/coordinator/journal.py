@@ -95,6 +95,7 @@ class KeptLoad:
     concurrency: int
     batch_invariant: bool
     share_prefixes: bool
+    prefixes_of: tuple[str, ...] | None
     stream: Streaming
     standby: Standby
     wait_for_peers_s: float
