@@ -28,7 +28,7 @@ from edge.peer.daemon import PeerDaemon
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
-from edge.protocol.fields import token_bytes
+from edge.protocol.fields import to_json, token_bytes
 from edge.protocol.frame_codec import Call, to_frame
 from edge.protocol.kept_files import Keep
 from edge.protocol.lease import Lease
@@ -116,6 +116,17 @@ def talk(address: str) -> list[Frame]:
     ]
 
 
+def of_run(frames: list[Frame], run: str) -> list[Frame]:
+    """The same, for a run of this name: whoever takes over another one with a changed term has that
+    one refused from then on."""
+    return [
+        replace(each, header={**each.header, "lease": to_json(Lease(run=run))})
+        if "lease" in each.header
+        else each
+        for each in frames
+    ]
+
+
 async def attack(address: str, frames: list[Frame], chance: random.Random) -> None:
     """One talk with one to three of its frames changed, left out or sent again."""
     frames = list(frames)
@@ -153,7 +164,9 @@ async def say(address: str, frames: list[Frame]) -> list[str]:
 async def check_free(daemon: PeerDaemon, free_bytes: int) -> None:
     """The peer answers, and holds nothing of anybody's."""
     resources = daemon.resources
-    while resources.sessions or resources.offers.held:  # noqa: ASYNC110 - it ends by itself
+    rooms = resources.frames, resources.small_frames, resources.large_answers
+    held = resources.offers, resources.links, resources.copy_room, *rooms
+    while resources.sessions or any(each.held for each in held):  # noqa: ASYNC110 - it ends
         await asyncio.sleep(0)
     client = await PeerClient.connect(resources.addresses[0], None)
     try:
@@ -174,6 +187,7 @@ async def bother(
     loading = 1 + next(at for at, each in enumerate(frames) if each.kind == messages.Connect.kind)
     while count > 0:
         channel = await transport.connect(address, credentials=None, hello={"name": "hostile"})
+        frames = of_run(frames, f"{chance.getrandbits(64):x}")
         try:
             for frame in frames[:loading]:
                 await channel.send(frame)
