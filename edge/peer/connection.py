@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,8 @@ from edge.memory.shard_memory import check_plan, host_share, shard_use
 from edge.memory.step_memory import load_bytes
 from edge.offload import CachedShard, DerivedCache, Manifest, ShardWriter
 from edge.peer.hosted_shard import HostedShard
+from edge.peer.incoming_frames import IncomingFrames, Taken
+from edge.peer.outgoing_frames import OutgoingFrames
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.quota import Held
 from edge.peer.resources import PeerResources
@@ -72,35 +73,14 @@ MAX_WAITING_CALLS = 2
 LARGE_BYTES = 256 << 10
 """A frame that may be larger is read in a thread, next to the loop."""
 
-SMALL_PART_BYTES = 32 << 10
-"""A part of a frame that is larger has its place in the ledger, with the record in which it comes.
-Smaller ones have a room of their own, which is a part of what the process takes."""
-
 LARGE_ANSWERS = frozenset((Keep.kind, messages.Offer.kind, messages.Observed.kind))
 """Calls whose answers are as large as what was asked about."""
 
 OF_SESSIONS = frozenset((messages.Connect.kind, messages.PutKv.kind, messages.RunStep.kind))
 """That may be large, where there is a session."""
 
-MAX_UNSENT_REPORTS = 64
-"""Then no frame is read until some are sent: whoever does not read what it is told is not heard."""
-
 AT_ONCE = (messages.YieldRun, messages.AskLink)
 """Posts that no compute thread carries out."""
-
-
-@dataclass(slots=True)
-class _Taken:
-    """Bytes of the two rooms for frames."""
-
-    large: int = 0
-    small: int = 0
-
-    def add(self, num_bytes: int, *, is_large: bool) -> None:
-        if is_large:
-            self.large += num_bytes
-        else:
-            self.small += num_bytes
 
 
 _log = logging.getLogger(__name__)
@@ -126,19 +106,14 @@ class Connection:
         self._manifest_entries = Held(resources.manifest_entries, self._owner)
         self._shards = Held(resources.shards, self._owner)
         self._links = Held(resources.links, self._owner)
-        self._silent_after_s = silent_after_s
         self._hearing = Hearing(channel, silent_after_s=silent_after_s)
-        self._calls_read: asyncio.Queue[tuple[Frame, _Taken]] = asyncio.Queue(MAX_WAITING_CALLS)
-        """And what each has taken of the rooms for frames."""
-        self._frame = _Taken()
-        """By the frame which is being read, and by all that wait, too:"""
-        self._frames = _Taken()
-        self._admitted_s = 0.0
-        """When a part of the frame that is being read was."""
-        self._reports: asyncio.Queue[tuple[Event, Callable[[], None]]] = asyncio.Queue()
-        """And what to call once each is sent."""
-        self._report_sent = asyncio.Event()
         self._copy_room = resources.copy_room.of(self._owner)
+        self._outgoing = OutgoingFrames(channel, self._copy_room, silent_after_s=silent_after_s)
+        self._incoming = IncomingFrames(
+            resources.frames, resources.small_frames, self._owner, self._hearing
+        )
+        self._calls_read: asyncio.Queue[tuple[Frame, Taken]] = asyncio.Queue(MAX_WAITING_CALLS)
+        """And what each has taken of the rooms for frames."""
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
         self._mine: dict[str, HostedShard] = {}
@@ -184,7 +159,7 @@ class Connection:
             for work in (
                 self._receive(),
                 self._answer_calls(),
-                self._send_reports(),
+                self._outgoing.send_reports(),
                 show_life(self._channel),
                 self._tell_silence(),
                 self._hearing.until_silent(),  # the memory it holds may serve others
@@ -212,7 +187,7 @@ class Connection:
             stack.callback(self._copy_room.give_back_all)
             stack.callback(self._manifest_entries.give_back_all)
             stack.callback(self._offers.give_back_all)
-            stack.callback(self._let_go_all)
+            stack.callback(self._incoming.give_back_all)  # no session is left then
             stack.push_async_callback(run_blocking, self._kept.close)
             for writer in self._writers.values():
                 stack.push_async_callback(run_blocking, writer.close)
@@ -240,13 +215,13 @@ class Connection:
         answered, so that a coordinator that goes away is noticed while a shard loads.
         """
         while True:
-            await self._until_told()
+            await self._outgoing.until_told()
             self._hearing.listening()
-            frame = await self._channel.receive(self._limits_of, self._admit)
+            frame = await self._channel.receive(self._limits_of, self._incoming.admit)
             self._hearing.not_listening()  # what follows takes as long as we do
-            taken, self._frame = self._frame, _Taken()
+            taken = self._incoming.received()
             if frame.kind == ALIVE.kind:
-                self._let_go(taken)
+                self._incoming.give_back(taken)
                 continue
             cls = messages.FRAMES.get(frame.kind)
             if cls is None or not issubclass(cls, Post):
@@ -258,11 +233,11 @@ class Connection:
                 await self._post(from_frame(cls, frame), taken)
             except Exception as error:
                 # A sender of nonsense that does not read what it is told is not read any more.
-                await self._send_in_time(to_frame(Failed.kind, self._failed(error)))
+                await self._outgoing.send(to_frame(Failed.kind, self._failed(error)))
             del frame  # no payload is kept while the next is waited for
-            self._let_go(taken)
+            self._incoming.give_back(taken)
 
-    async def _post(self, post: Any, taken: _Taken) -> None:
+    async def _post(self, post: Any, taken: Taken) -> None:
         """Hand it to its session, once that has not too many that wait. What is large of it stays
         taken until the compute thread begins with it."""
         if not isinstance(post, AT_ONCE):
@@ -272,55 +247,22 @@ class Connection:
                 begun()
                 self._session(post.session)
             # It is the post's turn once all that was posted before is over.
-            hosted.shard.at_turn(partial(self._begun, begun, _Taken(large=taken.large)))
+            hosted.shard.at_turn(partial(self._begun, begun, Taken(large=taken.large)))
             taken.large = 0
         self._posts[type(post)](post)
 
-    def _begun(self, begun: Callable[[], None], taken: _Taken) -> None:
+    def _begun(self, begun: Callable[[], None], taken: Taken) -> None:
         """For the compute thread."""
         begun()
         if taken.large:
             with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
-                self._loop.call_soon_threadsafe(self._let_go, taken)
+                self._loop.call_soon_threadsafe(self._incoming.give_back, taken)
 
     def _end_waits(self, frame: Frame) -> None:
         session = frame.header.get("session")
         hosted = self._mine.get(session) if isinstance(session, str) else None
         if hosted is not None:
             hosted.end_waits()
-
-    async def _admit(self, num_bytes: int) -> None:
-        """What many coordinators send at once does not take more than was promised."""
-        is_large = num_bytes > SMALL_PART_BYTES
-        room = self._peer.frames if is_large else self._peer.small_frames
-        self._hearing.not_listening()
-        self._admitted_s = math.inf
-        await room.take(self._owner, num_bytes)
-        self._hearing.listening()
-        self._admitted_s = self._loop.time()
-        for taken in (self._frame, self._frames):
-            taken.add(num_bytes, is_large=is_large)
-
-    def _let_go(self, taken: _Taken) -> None:
-        self._frames.large -= taken.large
-        self._frames.small -= taken.small
-        if taken.large:
-            self._peer.frames.give_back(self._owner, taken.large)
-        if taken.small:
-            self._peer.small_frames.give_back(self._owner, taken.small)
-
-    def _let_go_all(self) -> None:
-        """Once no session is left: until then what waits in one gives back its own."""
-        self._let_go(replace(self._frames))
-
-    async def _until_told(self) -> None:
-        """What it was told has been sent, but for a little."""
-        while self._reports.qsize() >= MAX_UNSENT_REPORTS:
-            self._report_sent.clear()
-            await self._report_sent.wait()
-
-    def _report(self, event: Event, sent: Callable[[], None] = lambda: None) -> None:
-        self._reports.put_nowait((event, sent))
 
     @property
     def _may_use(self) -> bool:
@@ -355,8 +297,8 @@ class Connection:
             async with self._large_answer(frame.kind):
                 answering = self._answer(frame)
                 del frame  # which may be large; it is not kept while its answer is sent
-                await self._send_in_time(await answering)
-            self._let_go(taken)
+                await self._outgoing.send(await answering)
+            self._incoming.give_back(taken)
 
     @contextlib.asynccontextmanager
     async def _large_answer(self, kind: str) -> AsyncIterator[None]:
@@ -370,47 +312,20 @@ class Connection:
         finally:
             self._peer.large_answers.give_back(self._owner, 1)
 
-    async def _send_reports(self) -> None:
-        while True:
-            report, sent = await self._reports.get()
-            self._report_sent.set()
-            await self._send_in_time(to_frame(report.kind, report))
-            sent()
-            if isinstance(report, messages.KvRows):
-                self._copy_room.give_back(len(report.rows))
-
-    async def _send_in_time(self, frame: Frame) -> None:
-        """Raises TransportError for who does not read it: a session waits meanwhile, and whoever
-        needs the peer's promise waits for the session; or room that is others', too, is taken."""
-        try:
-            async with asyncio.timeout(self._patience_s(len(frame.payload))):
-                await self._channel.send(frame)
-        except TimeoutError:
-            raise transport.TransportError("the coordinator reads nothing it is told") from None
-
-    def _patience_s(self, num_bytes: int) -> float:
-        """Who moves no MiB in the time in which silence is a loss is lost."""
-        return self._silent_after_s * (1 + num_bytes / (1 << 20))
-
     async def _until_too_slow(self) -> None:
-        """Return when a large frame does not come in time: others wait for its room."""
-        while True:
-            await asyncio.sleep(LOOK_AT_LINKS_EVERY_S)
-            late_s = self._loop.time() - self._admitted_s
-            if self._frame.large and late_s > self._patience_s(self._frame.large):
-                _log.info("%s sends a large frame too slowly", self._channel.peer)
-                return
+        num_bytes = await self._incoming.until_too_slow()
+        _log.info("%s sends a large frame too slowly: %d bytes", self._channel.peer, num_bytes)
 
     async def _tell_silence(self) -> None:
         """Who waits cannot know whether the other one computes or the link is dead; whoever is
         told by both ends can."""
         while True:
             await asyncio.sleep(LOOK_AT_LINKS_EVERY_S)
-            await self._until_told()
+            await self._outgoing.until_told()
             for hosted in self._mine.values():
                 found = hosted.shard.links.silent(at_least_s=LINK_SILENT_AFTER_S)
                 for (stage, rank), state in found.items():
-                    self._report(
+                    self._outgoing.report(
                         messages.Waits(
                             stage=stage,
                             rank=rank,
@@ -421,7 +336,7 @@ class Connection:
 
     async def _tell_leaving(self) -> None:
         await self._peer.leaving.wait()
-        self._report(messages.Leaving())
+        self._outgoing.report(messages.Leaving())
 
     async def _answer(self, frame: Frame) -> Frame:
         call_id = frame.header.get("call")
@@ -583,7 +498,7 @@ class Connection:
         def report(event: Event) -> None:
             sent = unsent.take(event)
             with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
-                loop.call_soon_threadsafe(self._report, event, sent)
+                loop.call_soon_threadsafe(self._outgoing.report, event, sent)
 
         try:
             hosted = HostedShard(
@@ -791,7 +706,7 @@ class Connection:
 
     def _ask_link(self, post: messages.AskLink) -> None:
         state = self._session(post.session).shard.links.state((post.stage, post.rank))
-        self._report(messages.LinkSent(stage=post.stage, rank=post.rank, sent=state.sent))
+        self._outgoing.report(messages.LinkSent(stage=post.stage, rank=post.rank, sent=state.sent))
 
     def _session(self, session: str) -> HostedShard:
         hosted = self._mine.get(session)
@@ -804,7 +719,7 @@ class Connection:
         self._replaced[session] = replaced
         while len(self._replaced) > MAX_SESSIONS:
             del self._replaced[next(iter(self._replaced))]
-        self._report(Failed.of(replaced))
+        self._outgoing.report(Failed.of(replaced))
         await uninterrupted(self._end_session(session, parks=True, is_asked=False))
 
     async def _end_session(

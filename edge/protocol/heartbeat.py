@@ -44,6 +44,11 @@ LINK_SILENT_AFTER_S = 1.0
 LOOK_AT_LINKS_EVERY_S = 0.25
 
 
+def patience_s(silent_after_s: float, num_bytes: int) -> float:
+    """For a frame of this size: who moves no MiB in the time in which silence is a loss is lost."""
+    return silent_after_s * (1 + num_bytes / (1 << 20))
+
+
 async def show_life(channel: Channel) -> None:
     """Send a sign of life a few times a second. Raises what the channel raises.
 
@@ -64,7 +69,7 @@ class Hearing:
 
     def __init__(self, channel: Channel, *, silent_after_s: float) -> None:
         self._channel = channel
-        self._silent_after_s = silent_after_s
+        self.silent_after_s = silent_after_s
         self._is_listening = True
         self._silent_s = 0.0
 
@@ -86,7 +91,7 @@ class Hearing:
         """Return when the other side has been silent for too long: for how many seconds."""
         loop = asyncio.get_running_loop()
         heard_bytes, looked_s = self._channel.received_bytes, loop.time()
-        while self._silent_s < self._silent_after_s:
+        while self._silent_s < self.silent_after_s:
             await asyncio.sleep(_LOOK_EVERY_S)
             now_bytes, now_s = self._channel.received_bytes, loop.time()
             if now_bytes != heard_bytes or not self._is_listening:

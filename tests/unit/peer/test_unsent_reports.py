@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.peer.connection import MAX_UNSENT_REPORTS, Connection
+from edge.peer.connection import Connection
+from edge.peer.outgoing_frames import MAX_UNSENT_REPORTS
 from edge.peer.unsent import Unsent, event_bytes
 from edge.protocol import messages
 from edge.protocol.frame_codec import to_frame
@@ -70,7 +71,7 @@ def test_who_is_told_and_does_not_listen_is_not_read_any_more(tmp_path: Path) ->
                     await ours.send(RESERVE)
                     while (  # noqa: ASYNC110 - a thread carries them out
                         hosted.unbegun.held_bytes
-                        and connection._reports.qsize() < MAX_UNSENT_REPORTS
+                        and connection._outgoing.unsent < MAX_UNSENT_REPORTS
                     ):
                         await asyncio.sleep(0)
 
@@ -81,7 +82,7 @@ def test_who_is_told_and_does_not_listen_is_not_read_any_more(tmp_path: Path) ->
             for _ in range(1000):
                 await asyncio.sleep(0)
             assert not flooding.done()
-            assert connection._reports.qsize() < 4 * MAX_UNSENT_REPORTS
+            assert connection._outgoing.unsent < 4 * MAX_UNSENT_REPORTS
             for _ in range(count):
                 assert (await told(ours)).kind == "reserved"
             await flooding
@@ -94,7 +95,7 @@ def test_who_reads_no_reports_is_not_waited_for(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with session(tmp_path) as (ours, connection, _frames):
-            connection._silent_after_s = 0.01
+            connection._outgoing._silent_after_s = 0.01
 
             async def send_on() -> None:
                 while True:
