@@ -72,6 +72,8 @@ class Token:
     its own logits, before penalties, temperature and filters."""
     top_logprobs: tuple[TokenLogprob, ...] = ()
     """The tokens that it found the likeliest in this place, as many as were asked for."""
+    stopped_by: str | None = None
+    """The stop string that ends the reply here, where one does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +184,7 @@ class Generation:
             chosen_s=chosen_s,
             logprob=None if logprobs is None else logprobs.logprob,
             top_logprobs=() if logprobs is None else self.top_logprobs[-1],
+            stopped_by=None if self._text is None else self._text.stopped_by,
         )
 
     def _logprob(self, token_id: int, logprob: float) -> TokenLogprob:

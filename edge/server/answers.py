@@ -25,7 +25,7 @@ from edge.server.metrics import Metrics
 from edge.server.refusals import Refusal
 from edge.server.shelf import Shelf
 from edge.text.answer_parser import AnswerParser
-from edge.text.answer_parts import AnswerPart, Said, ToolCall
+from edge.text.answer_parts import AnswerPart, Said, Thought, ToolCall
 from edge.text.tool_types import tool_types
 from edge.weights.pooling import Pooling
 
@@ -34,12 +34,14 @@ Ending = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked: messages for the chat template, or a prompt to go on from."""
+    """What is asked: messages for the chat template, or prompts to go on from."""
 
     messages: Sequence[Mapping[str, object]] = ()
-    prompt: str | Sequence[int] = ""
+    prompts: Sequence[str | Sequence[int]] = ()
+    """Each has as many answers; those of the first come first."""
     options: GenerationOptions = field(default_factory=GenerationOptions)
     answers: int = 1
+    """To each prompt."""
     tools: Sequence[Mapping[str, object]] = ()
     """Schemas of what the model may call."""
     variables: Mapping[str, object] = field(default_factory=dict)
@@ -76,6 +78,10 @@ class End:
     """Of tools, in the whole answer."""
     found_tokens: int = 0
     """Of the prompt, those that were in memory and not computed."""
+    thought_tokens: int = 0
+    """Of the new ones, those that were thought and not said."""
+    stopped_by: str | None = None
+    """The text that ended it, of those that were to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +108,8 @@ class Answers:
     async def count(self, question: Question, name: str) -> int:
         """Tokens of the prompt."""
         async with self._shelf.using(name) as model:
-            return len((await self._prompt(model, question))[0])
+            (prompt, _thinks), *_others = await self._prompts(model, question)
+            return len(prompt)
 
     async def embed(
         self, asked: Asked, name: str, caller: Caller
@@ -139,10 +146,10 @@ class Answers:
         Raises Refusal where too many others are asking, and what the model raises.
         """
         async with (
-            self._gate.entered(question.answers, caller),
+            self._gate.entered(question.answers * (len(question.prompts) or 1), caller),
             self._shelf.using(name) as model,
         ):
-            prompt, thinks = await self._prompt(model, question)
+            prompts = await self._prompts(model, question)
             form, tools = model.tokenizer.answer_form, tool_types(question.tools)
             options = with_calls(
                 question.options,
@@ -154,18 +161,21 @@ class Answers:
             options = replace(options, priority=caller.priority(options.priority))
             question = replace(question, options=options)
             if question.options.has_grammar:
-                await model.check_grammar(prompt, question.options)
+                await model.check_grammar(prompts[0][0], question.options)
             async with contextlib.AsyncExitStack() as stack:
                 answers = []
-                for number in range(question.answers):
-                    stream = self._stream(model, question, prompt, number, caller)
+                count = question.answers * len(prompts)
+                for number in range(count):
+                    prompt, thinks = prompts[number // question.answers]
+                    named = replace(caller, request_id=_id_of(caller.request_id, number, count))
+                    stream = self._stream(model, question, prompt, number, named)
                     await stack.enter_async_context(stream)
                     parser = None
                     if question.messages:
                         parser = AnswerParser(form, thinking=thinks, tools=tools)
                     answer = self._one(stream, parser, len(prompt), number)
                     answers.append(await stack.enter_async_context(contextlib.aclosing(answer)))
-                yield Begin(prompt_tokens=len(prompt))
+                yield Begin(prompt_tokens=sum(len(prompt) for prompt, _thinks in prompts))
                 async for each in answers[0] if len(answers) == 1 else _merged(answers):
                     yield each
 
@@ -179,21 +189,23 @@ class Answers:
     ) -> AsyncReplyStream:
         """What the model says; raises what it cannot be asked."""
         options = question.options
-        if number and options.seed is not None:
-            options = replace(options, seed=options.seed + number)
-        id = caller.request_id
-        if id is not None and question.answers > 1:
-            id = f"{id}-{number}"
+        again = number % question.answers
+        if again and options.seed is not None:
+            options = replace(options, seed=options.seed + again)
         goes_on = bool(question.messages)
+        id = caller.request_id
         return model.stream(prompt, options, goes_on=goes_on, client=caller.name, id=id)
 
-    async def _prompt(self, model: AsyncModel, question: Question) -> tuple[Sequence[int], bool]:
-        """Token ids, and whether the template has the model think already."""
+    async def _prompts(
+        self, model: AsyncModel, question: Question
+    ) -> Sequence[tuple[Sequence[int], bool]]:
+        """Token ids of each, and whether the template has the model think already."""
         tokenizer = model.tokenizer
         if not question.messages:
-            prompt = question.prompt
-            ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            return ids, False
+            return [
+                (tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, False)
+                for prompt in question.prompts
+            ]
         encode = partial(
             tokenizer.encode_chat, question.messages, variables=dict(question.variables)
         )
@@ -203,7 +215,7 @@ class Answers:
             ids = await run_blocking(partial(encode, tools=question.tools))
             if ids == await run_blocking(encode):
                 raise Refusal(400, "the model's chat template takes no tools", param="tools")
-        return ids, tokenizer.begins_thinking(ids)
+        return [(ids, tokenizer.begins_thinking(ids))]
 
     async def _one(
         self,
@@ -214,7 +226,7 @@ class Answers:
     ) -> AsyncGenerator[Piece | End]:
         """parser: None: all is said."""
         held: list[Token] = []
-        count = calls = 0
+        count = calls = thought_tokens = unsettled = 0
         observed = self._metrics.reply(prompt_tokens)
         try:
             async for token in stream:
@@ -225,6 +237,11 @@ class Answers:
                 parts: list[AnswerPart] = [Said(token.text)]
                 if parser is not None:
                     parts = parser.feed(token.text) + (parser.finish() if is_last else [])
+                unsettled += 1
+                if parts:
+                    # A mark between thoughts and the rest counts with what comes after it.
+                    thought_tokens += unsettled * isinstance(parts[0], Thought)
+                    unsettled = 0
                 for thought, said, called in _pieces(parts):
                     calls += len(called)
                     yield Piece(
@@ -245,9 +262,15 @@ class Answers:
                         new_tokens=count,
                         calls=calls,
                         found_tokens=stream.reply().statistics.get("found_tokens", 0),
+                        thought_tokens=thought_tokens,
+                        stopped_by=token.stopped_by,
                     )
         finally:
             observed.end("given up")
+
+
+def _id_of(request_id: str | None, number: int, count: int) -> str | None:
+    return request_id if request_id is None or count == 1 else f"{request_id}-{number}"
 
 
 def _pieces(parts: Sequence[AnswerPart]) -> Iterator[tuple[str, str, tuple[ToolCall, ...]]]:

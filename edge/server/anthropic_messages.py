@@ -9,6 +9,7 @@ from typing import Any
 
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
+from edge.server.efforts import anthropic_variables
 from edge.server.fields import Fields
 from edge.server.history import Message, turns
 from edge.server.openai_fields import MOST_STOPS, schema_of
@@ -62,6 +63,7 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
+        variables=anthropic_variables(body),
     )
 
 
@@ -170,9 +172,11 @@ class Translator:
                 why = "max_tokens" if event.why == "length" else "end_turn"
                 if event.calls and event.why == "stop":
                     why = "tool_use"
+                elif event.stopped_by is not None:
+                    why = "stop_sequence"
                 yield {
                     "type": "message_delta",
-                    "delta": {"stop_reason": why, "stop_sequence": None},
+                    "delta": {"stop_reason": why, "stop_sequence": event.stopped_by},
                     "usage": {
                         "input_tokens": prompt_tokens - event.found_tokens,
                         "cache_read_input_tokens": event.found_tokens,

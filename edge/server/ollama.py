@@ -10,6 +10,7 @@ from typing import Any
 
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
+from edge.server.efforts import ollama_variables
 from edge.server.fields import Fields
 from edge.server.history import turns
 from edge.server.openai_fields import MOST_STOPS, message_of
@@ -33,7 +34,7 @@ def chat_question(body: Fields) -> Question:
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
-        variables=_variables(body),
+        variables=ollama_variables(body),
     )
 
 
@@ -43,15 +44,11 @@ def generate_question(body: Fields) -> Question:
     if not prompt:
         raise body.refuse("prompt", "must not be empty")
     if body.flag("raw"):
-        return Question(prompt=prompt, options=_options(body))
+        return Question(prompts=[prompt], options=_options(body))
     system = body.text("system")
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
-    return Question(messages=messages, options=_options(body), variables=_variables(body))
-
-
-def _variables(body: Fields) -> dict[str, object]:
-    return {} if "think" not in body else {"enable_thinking": body.flag("think")}
+    return Question(messages=messages, options=_options(body), variables=ollama_variables(body))
 
 
 def _options(body: Fields) -> GenerationOptions:

@@ -40,6 +40,9 @@ class Translator:
     _found_tokens: int | None = None
     """By all answers."""
     _new_tokens: int = 0
+    _thought_tokens: int = 0
+    _said: dict[int, int] = field(default_factory=dict)
+    """How many characters of each answer have been told with logprobs."""
     _begun: set[int] = field(default_factory=set)
     _calls: dict[int, int] = field(default_factory=dict)
     """How many each answer has made."""
@@ -69,11 +72,14 @@ class Translator:
             if isinstance(event, Begin):
                 self._prompt_tokens = event.prompt_tokens
             elif isinstance(event, Piece):
+                tokens = event.tokens
                 if event.thought or event.said or not event.calls:
-                    yield self._chunk(event.answer, self._delta(event), None, event.tokens)
+                    yield self._chunk(event.answer, self._delta(event), None, tokens)
+                    tokens = ()
                 for call in event.calls:
                     for delta in self._call_deltas(event.answer, call):
-                        yield self._chunk(event.answer, delta, None, ())
+                        yield self._chunk(event.answer, delta, None, tokens)
+                        tokens = ()
             else:
                 self._count(event)
                 empty: Json = {} if self.chat else {"text": ""}
@@ -120,7 +126,11 @@ class Translator:
         return delta
 
     def _chunk(self, number: int, delta: Json, why: str | None, tokens: Sequence[Token]) -> Json:
-        choice: Json = {"index": number, "finish_reason": why, "logprobs": self._logprobs(tokens)}
+        choice: Json = {
+            "index": number,
+            "finish_reason": why,
+            "logprobs": self._logprobs(number, tokens),
+        }
         choice |= {"delta": delta} if self.chat else delta
         chunk = {**self._frame(chunk=True), "choices": [choice]}
         if self.with_usage:
@@ -131,7 +141,7 @@ class Translator:
         choice: Json = {
             "index": number,
             "finish_reason": answer.why,
-            "logprobs": self._logprobs(answer.tokens),
+            "logprobs": self._logprobs(number, answer.tokens),
         }
         if not self.chat:
             return choice | {"text": answer.thought + answer.said}
@@ -147,16 +157,18 @@ class Translator:
         found = end.found_tokens
         self._found_tokens = found if self._found_tokens is None else min(found, self._found_tokens)
         self._new_tokens += end.new_tokens
+        self._thought_tokens += end.thought_tokens
 
     def _usage(self) -> Json:
         return {
             "prompt_tokens": self._prompt_tokens,
             "prompt_tokens_details": {"cached_tokens": self._found_tokens or 0},
             "completion_tokens": self._new_tokens,
+            "completion_tokens_details": {"reasoning_tokens": self._thought_tokens},
             "total_tokens": self._prompt_tokens + self._new_tokens,
         }
 
-    def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
+    def _logprobs(self, number: int, tokens: Sequence[Token]) -> Json | None:
         if not self.with_logprobs or not tokens:
             return None
         if self.chat:
@@ -174,8 +186,16 @@ class Translator:
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [_by_text(token.top_logprobs) for token in tokens],
-            "text_offset": _offsets(tokens),
+            "text_offset": self._offsets(number, tokens),
         }
+
+    def _offsets(self, number: int, tokens: Sequence[Token]) -> list[int]:
+        """Where in the answer each begins."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._said.get(number, 0))
+            self._said[number] = offsets[-1] + len(token.text)
+        return offsets
 
 
 def _why(end: End) -> str:
@@ -193,11 +213,3 @@ def _spelt(text: str, logprob: float | None) -> Json:
 
 def _by_text(tokens: Sequence[TokenLogprob]) -> Mapping[str, float]:
     return {each.text: each.logprob for each in reversed(tokens)}
-
-
-def _offsets(tokens: Sequence[Token]) -> list[int]:
-    offsets, place = [], 0
-    for token in tokens:
-        offsets.append(place)
-        place += len(token.text)
-    return offsets

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Question
+from edge.server.efforts import effort_variables
 from edge.server.fields import Fields
 from edge.server.history import turns
 from edge.server.priorities import priority_or_tier_of
@@ -15,6 +16,8 @@ from edge.text.grammar import JsonSchema
 MOST_STOPS = 16
 MOST_ANSWERS = 16
 MOST_LOGPROBS = 20
+MOST_COMPLETIONS = 128
+"""To all prompts of one request."""
 
 _TOKEN_DIGITS = 9
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -88,31 +91,44 @@ def chat_question(body: Fields) -> Question:
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
-        variables={} if extra is None else dict(extra.items()),
+        variables={
+            **effort_variables(body, "reasoning_effort"),
+            **({} if extra is None else dict(extra.items())),
+        },
     )
 
 
 def completion_question(body: Fields) -> Question:
-    """Of /v1/completions: one prompt, a text or token ids."""
-    prompt = body.raw("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    is_ids = isinstance(prompt, list) and all(type(each) is int for each in prompt)
-    if not (isinstance(prompt, str) or is_ids) or not prompt:
-        raise body.refuse("prompt", "must be one text or one list of token ids, not empty")
+    """Of /v1/completions: a text or token ids, or a list of either."""
+    prompts = body.raw("prompt")
+    if not isinstance(prompts, list) or all(type(each) is int for each in prompts):
+        prompts = [prompts]
+    if not all(map(_is_prompt, prompts)):
+        raise body.refuse("prompt", "must be a text or token ids, or a list of them, none empty")
+    answers = body.whole("n", least=1, most=MOST_ANSWERS) or 1
+    if len(prompts) * answers > MOST_COMPLETIONS:
+        raise body.refuse("prompt", f"and n ask for more than {MOST_COMPLETIONS} answers")
     for name in ("suffix", "echo", "best_of"):
         if body.raw(name) not in {None, False, 1}:
             raise body.refuse(name, "is not supported by this server; leave it out")
     longest = body.whole("max_tokens", least=1)
     return Question(
-        prompt=prompt,
+        prompts=prompts,
         options=options_of(
             body,
             most_new_tokens=16 if longest is None else longest,
             logprobs=body.whole("logprobs", least=0, most=MOST_LOGPROBS),
+            json_schema=schema_of(body.object("response_format")),
         ),
-        answers=body.whole("n", least=1, most=MOST_ANSWERS) or 1,
+        answers=answers,
     )
+
+
+def _is_prompt(value: object) -> bool:
+    """A text or token ids, not empty."""
+    if isinstance(value, list):
+        return bool(value) and all(type(each) is int for each in value)
+    return isinstance(value, str) and value != ""
 
 
 def message_of(message: Fields) -> Mapping[str, object]:

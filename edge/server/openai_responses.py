@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 from edge.server.answers import Begin, End, Happening, Question
+from edge.server.efforts import effort_variables
 from edge.server.fields import Fields
 from edge.server.history import Message, turns
 from edge.server.openai_fields import content_of, message_of, options_of, schema_of
@@ -50,6 +51,7 @@ def question_of(body: Fields) -> Question:
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
+        variables=effort_variables(body.object("reasoning"), "effort"),
         told_back={
             "text": {"format": {"type": "text"} if form is None else dict(form.items())},
             "tool_choice": "auto" if choice is None else choice,
@@ -203,7 +205,9 @@ class Translator:
         return {"type": kind, "sequence_number": next(self._numbers), **facts}
 
     def _response(self, status: str, end: End | None = None) -> Json:
-        new_tokens, found = (0, 0) if end is None else (end.new_tokens, end.found_tokens)
+        new_tokens, found, thought = 0, 0, 0
+        if end is not None:
+            new_tokens, found, thought = end.new_tokens, end.found_tokens, end.thought_tokens
         options = self.question.options
         is_cut = status == "incomplete"
         return {
@@ -229,7 +233,7 @@ class Translator:
                 "input_tokens": self._prompt_tokens,
                 "input_tokens_details": {"cached_tokens": found},
                 "output_tokens": new_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": thought},
                 "total_tokens": self._prompt_tokens + new_tokens,
             },
         }

@@ -6,8 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.coordinator.shares import PRIORITIES
+from edge.server.efforts import EFFORTS
 from edge.server.embeddings import MOST_INPUTS
-from edge.server.openai_fields import MOST_ANSWERS, MOST_LOGPROBS, MOST_STOPS
+from edge.server.openai_fields import (
+    MOST_ANSWERS,
+    MOST_COMPLETIONS,
+    MOST_LOGPROBS,
+    MOST_STOPS,
+)
 from edge.server.priorities import TIERS
 from edge.version import __version__
 
@@ -60,6 +66,7 @@ _FUNCTION = _object(
 _OPENAI_MESSAGE = _object(
     {"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": _CONTENT}
 )
+_EFFORT: Json = {"enum": list(EFFORTS)}
 _PRIORITY: Json = {"enum": list(PRIORITIES)}
 _URGENCY = {"priority": _PRIORITY, "service_tier": {"enum": list(TIERS)}}
 _SAMPLING = {
@@ -110,6 +117,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "tool_choice": _either({"enum": ["auto", "none", "required"]}, _OBJECT),
                 "parallel_tool_calls": _FLAG,
                 "chat_template_kwargs": _OBJECT,
+                "reasoning_effort": _EFFORT,
                 **_SAMPLING,
                 **_URGENCY,
             },
@@ -118,8 +126,16 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
     "/v1/completions": (
         "What follows a text, as OpenAI has it",
         _asked(
-            {"prompt": _either({**_TEXT, "minLength": 1}, _list(_TOKEN, least=1))},
             {
+                "prompt": _either(
+                    {**_TEXT, "minLength": 1},
+                    _list({**_TEXT, "minLength": 1}, least=1, most=MOST_COMPLETIONS),
+                    _list(_TOKEN, least=1),
+                    _list(_list(_TOKEN, least=1), least=1, most=MOST_COMPLETIONS),
+                )
+            },
+            {
+                "response_format": _FORMAT,
                 "max_tokens": _whole(1),
                 "n": _whole(1, MOST_ANSWERS),
                 "stream": _FLAG,
@@ -138,6 +154,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "max_output_tokens": _whole(1),
                 "stream": _FLAG,
                 "text": _object({}, {"format": _FORMAT}),
+                "reasoning": _object({}, {"effort": _EFFORT}),
                 "tools": _FLAT_TOOLS,
                 "tool_choice": _either({"enum": ["auto", "none", "required"]}, _OBJECT),
                 "parallel_tool_calls": _FLAG,
@@ -185,6 +202,8 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                     _object({"name": _FUNCTION["properties"]["name"], "input_schema": _OBJECT})
                 ),
                 "tool_choice": _object({"type": {"enum": ["auto", "none", "any", "tool"]}}),
+                "thinking": _object({"type": {"enum": ["enabled", "adaptive", "disabled"]}}),
+                "output_config": _object({}, {"effort": _EFFORT}),
                 "priority": _PRIORITY,
             },
         ),
@@ -207,7 +226,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
             {"messages": _list(_OPENAI_MESSAGE, least=1)},
             {
                 "stream": _FLAG,
-                "think": _FLAG,
+                "think": _either(_FLAG, _EFFORT),
                 "format": _either({"const": "json"}, _OBJECT),
                 "options": _OPTIONS,
                 "tools": _OPENAI_TOOLS,
@@ -223,7 +242,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "system": _TEXT,
                 "raw": _FLAG,
                 "stream": _FLAG,
-                "think": _FLAG,
+                "think": _either(_FLAG, _EFFORT),
                 "format": _either({"const": "json"}, _OBJECT),
                 "options": _OPTIONS,
                 "priority": _PRIORITY,

@@ -43,7 +43,12 @@ class TextStream:
     @property
     def stopped(self) -> bool:
         """Whether a stop string was found. Later tokens change nothing any more."""
-        return self._matcher.stopped
+        return self._matcher.stopped_by is not None
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that was found."""
+        return self._matcher.stopped_by
 
     def push(self, token_id: int) -> str:
         """The text that may be shown now that this token came; often empty."""
@@ -79,17 +84,17 @@ class StopMatcher:
         )
         self._longest = max(map(len, self._beginnings), default=0)
         self._held = ""
-        self.stopped = False
+        self.stopped_by: str | None = None
 
     def push(self, text: str) -> str:
         """The text that no stop string can reach any more; ends before the stop string."""
-        if self.stopped or not text:
+        if self.stopped_by is not None or not text:
             return ""
         text = self._held + text
-        if found := [place for word in self._stop if (place := text.find(word)) >= 0]:
-            self.stopped = True
+        if found := [(place, word) for word in self._stop if (place := text.find(word)) >= 0]:
+            place, self.stopped_by = min(found)
             self._held = ""
-            return text[: min(found)]
+            return text[:place]
         for length in range(min(len(text), self._longest), 0, -1):
             if text[-length:] in self._beginnings:
                 self._held = text[-length:]

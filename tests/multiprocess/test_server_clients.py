@@ -107,6 +107,8 @@ def test_openai_chat(client: openai.OpenAI) -> None:
     assert cut.choices[0].finish_reason == "length"
     until = client.chat.completions.create(model=model.id, messages=ASKED, stop=[" barn"])
     assert until.choices[0].message.content == "In the"
+    assert reply.usage.completion_tokens_details is not None
+    assert reply.usage.completion_tokens_details.reasoning_tokens == 0
 
 
 def test_openai_chat_in_chunks(client: openai.OpenAI) -> None:
@@ -134,9 +136,28 @@ def test_openai_completions(client: openai.OpenAI) -> None:
         model="default", prompt=prompt, max_tokens=8, temperature=0, stream=True, logprobs=1
     )
     chunks = [part.choices[0] for part in parts]
-    assert "".join(chunk.text for chunk in chunks) == whole.choices[0].text
-    offsets = [o for c in chunks if c.logprobs for o in c.logprobs.text_offset or ()]
-    assert offsets
+    text = whole.choices[0].text
+    assert "".join(chunk.text for chunk in chunks) == text
+    told = [chunk.logprobs for chunk in chunks if chunk.logprobs]
+    offsets = [offset for each in told for offset in each.text_offset or ()]
+    tokens = [token for each in told for token in each.tokens or ()]
+    assert len(offsets) == len(tokens) == 8
+    assert all(text.startswith(token, at) for token, at in zip(tokens, offsets, strict=True))
+    both = client.completions.create(
+        model="default", prompt=[prompt, "The cat"], max_tokens=8, temperature=0, n=2, seed=1
+    )
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in both.choices[:2]] == [text] * 2
+    assert both.choices[2].text == both.choices[3].text != text
+    kept = client.completions.create(
+        model="default",
+        prompt=prompt,
+        max_tokens=100,
+        extra_body={
+            "response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 7}}}
+        },
+    )
+    assert kept.choices[0].text == "7"
 
 
 def test_openai_responses(client: openai.OpenAI) -> None:
@@ -199,6 +220,10 @@ def test_anthropic(url: str) -> None:
             final = stream.get_final_message()
         assert ANSWER.startswith(text)
         assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 3)
+        until = client.messages.create(
+            model="default", max_tokens=20, messages=ASKED, stop_sequences=["x", " barn"]
+        )
+        assert (until.stop_reason, until.stop_sequence) == ("stop_sequence", " barn")
         with pytest.raises(anthropic.NotFoundError, match="is not here"):
             client.messages.create(model="another", max_tokens=1, messages=ASKED)
         with pytest.raises(anthropic.BadRequestError, match="role"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edge.coordinator.generation import Token
 from edge.server import (
     anthropic_messages,
     ollama,
@@ -27,7 +28,7 @@ THINKING: Sequence[Happening] = (
     Piece(answer=0, thought="Hm. "),
     Piece(answer=0, thought="So", said="Yes"),
     Piece(answer=0, said=", I do."),
-    End(answer=0, why="stop", new_tokens=6, found_tokens=4),
+    End(answer=0, why="stop", new_tokens=6, found_tokens=4, thought_tokens=2, stopped_by="END"),
 )
 SILENT: Sequence[Happening] = (Begin(prompt_tokens=2), End(answer=0, why="length", new_tokens=1))
 
@@ -52,6 +53,7 @@ def test_thoughts_are_apart_in_openai_chunks_and_wholes() -> None:
         "prompt_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 4},
         "completion_tokens": 6,
+        "completion_tokens_details": {"reasoning_tokens": 2},
         "total_tokens": 13,
     }
     chunks = asyncio.run(all_of(translator().chunks(stream(THINKING))))
@@ -96,6 +98,7 @@ def test_blocks_of_anthropic_begin_and_stop_in_turn() -> None:
     assert whole["content"][1]["text"] == "Yes, I do."
     usage = {"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 6}
     assert whole["usage"] == usage, "what was found is not counted as input"
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "END")
 
 
 def test_items_of_a_response_begin_and_end_in_turn() -> None:
@@ -113,6 +116,7 @@ def test_items_of_a_response_begin_and_end_in_turn() -> None:
     whole = asyncio.run(translator().whole(stream(THINKING)))
     assert [item["content"][0]["text"] for item in whole["output"]] == ["Hm. So", "Yes, I do."]
     assert whole["usage"]["input_tokens_details"] == {"cached_tokens": 4}
+    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
     cut = asyncio.run(translator().whole(stream(SILENT)))
     assert (cut["status"], cut["output"]) == ("incomplete", [])
 
@@ -166,6 +170,53 @@ def test_calls_of_tools_in_openai_chunks_and_wholes() -> None:
     assert [delta["function"].get("name") for delta in deltas] == ["weather", None, "clock", None]
     assert deltas[1]["function"]["arguments"] == '{"city": "Rom"}'
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_the_tokens_of_a_call_are_told_once() -> None:
+    """With its first part, and not with those of text beside it."""
+    tokens = tuple(
+        Token(token_id=each, text=text, finish_reason=None, chosen_s=0, logprob=-1.0)
+        for each, text in enumerate(("a", "bc"))
+    )
+    told = (
+        Begin(prompt_tokens=3),
+        Piece(answer=0, calls=(ToolCall(name="clock", arguments={}),) * 2, tokens=tokens),
+        End(answer=0, why="stop", new_tokens=2, calls=2),
+    )
+    chat = openai_chat.Translator(model="m", chat=True, with_logprobs=True)
+    chunks = asyncio.run(all_of(chat.chunks(stream(told))))
+    found = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [each["token"] for each in found[0]["content"]] == ["a", "bc"]
+    assert found[1:] == [None] * 4
+
+
+def test_offsets_go_on_from_chunk_to_chunk() -> None:
+    def token(text: str) -> Token:
+        return Token(token_id=1, text=text, finish_reason=None, chosen_s=0, logprob=-1.0)
+
+    told = (
+        Begin(prompt_tokens=3),
+        Piece(answer=0, said="ab", tokens=(token("a"), token("b"))),
+        Piece(answer=1, said="xyz", tokens=(token("xyz"),)),
+        Piece(answer=0, said="cd", tokens=(token("cd"),)),
+        Piece(answer=0, said="e", tokens=(token("e"),)),
+        End(answer=0, why="stop", new_tokens=4),
+        End(answer=1, why="stop", new_tokens=1),
+    )
+
+    def translator() -> openai_chat.Translator:
+        return openai_chat.Translator(model="m", chat=False, with_logprobs=True)
+
+    choices = [c["choices"][0] for c in asyncio.run(all_of(translator().chunks(stream(told))))]
+    offsets = [
+        offset
+        for each in choices
+        if each["index"] == 0 and each["logprobs"]
+        for offset in each["logprobs"]["text_offset"]
+    ]
+    assert offsets == [0, 1, 2, 4]
+    whole = asyncio.run(translator().whole(stream(told)))["choices"]
+    assert [each["logprobs"]["text_offset"] for each in whole] == [offsets, [0]]
 
 
 def test_calls_of_tools_are_blocks_and_items_of_their_own() -> None:

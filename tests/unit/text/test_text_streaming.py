@@ -130,7 +130,7 @@ def test_after_a_stop_string_nothing_more_is_shown(tmp_path: Path) -> None:
     stream = TextStream(ours, (), ["quick"])
     for token_id in ours.encode("The quick brown"):
         stream.push(token_id)
-    assert stream.stopped
+    assert stream.stopped_by == "quick"
     assert stream.push(ours.token_id("a") or 0) == ""
     assert stream.finish() == ""
     assert stream.text == "The "

@@ -1,0 +1,53 @@
+"""What comes of a question: which prompt each answer is to, and what its tokens were for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+from tests.support.scripted_models import ScriptedModel, Visit, word
+
+
+async def answered(model: ScriptedModel, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    visit = Visit(model, path, body)
+    await visit.running
+    told: dict[str, Any] = json.loads(visit.text)
+    assert visit.status == 200, told
+    return told
+
+
+def test_each_of_several_prompts_has_its_answers() -> None:
+    async def main() -> None:
+        model = ScriptedModel()
+        for text in ("a", "b", "c", "d"):
+            model.says.put_nowait(word(text, ends=True))
+        body = {"prompt": ["one", "twenty two"], "n": 2}
+        told = await answered(model, "/v1/completions", body)
+        assert model.prompts == [[3], [3], [6, 3], [6, 3]]
+        assert [choice["index"] for choice in told["choices"]] == [0, 1, 2, 3]
+        assert told["usage"]["prompt_tokens"] == 3, "each prompt is counted once"
+        assert told["usage"]["completion_tokens"] == 4
+
+    asyncio.run(main())
+
+
+def test_thoughts_are_counted_and_what_ended_the_answer_is_told() -> None:
+    async def main() -> None:
+        model = ScriptedModel()
+        for text in ("<think>", "Hm", ".", "</think>", "Yes", ", I do"):
+            model.says.put_nowait(word(text))
+        model.says.put_nowait(replace(word("", ends=True), stopped_by="END"))
+        body = {"messages": [{"role": "user", "content": "Hello"}]}
+        told = await answered(model, "/v1/chat/completions", body)
+        assert told["choices"][0]["message"]["reasoning_content"] == "Hm."
+        assert told["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+        for text in ("Yes", "."):
+            model.says.put_nowait(word(text))
+        model.says.put_nowait(replace(word("", ends=True), stopped_by="END"))
+        asked = {**body, "max_tokens": 9, "stop_sequences": ["END"]}
+        told = await answered(model, "/v1/messages", asked)
+        assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "END")
+
+    asyncio.run(main())
