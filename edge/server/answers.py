@@ -18,6 +18,8 @@ from edge.api.reply import AsyncReplyStream
 from edge.api.tool_choice import with_calls
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.generation import Token
+from edge.errors import EdgeError
+from edge.server.efforts import switched
 from edge.server.embeddings import Asked
 from edge.server.gate import Gate
 from edge.server.keys import Caller
@@ -93,6 +95,8 @@ class Begin:
 
 Happening = Begin | Piece | End
 
+_SOME_TOOL = {"type": "function", "function": {"name": "x", "description": "", "parameters": {}}}
+
 
 class Answers:
     """Asks models for clients: no more at once than `gate` lets in. `name` is that of a model."""
@@ -110,6 +114,24 @@ class Answers:
         async with self._shelf.using(name) as model:
             (prompt, _thinks), *_others = await self._prompts(model, question)
             return len(prompt)
+
+    async def capabilities(self, model: AsyncModel) -> Sequence[str]:
+        """What its template takes, in Ollama's words."""
+        found = ["completion", "embedding"]
+        if not model.can_chat:
+            return found
+        asked = [{"role": "user", "content": "x"}]
+        encode = partial(model.tokenizer.encode_chat, asked)
+        try:
+            plain = await run_blocking(encode)
+            if plain != await run_blocking(partial(encode, tools=[_SOME_TOOL])):
+                found.append("tools")
+            off, on = (partial(encode, variables=switched(thinks)) for thinks in (False, True))
+            if await run_blocking(off) != await run_blocking(on):
+                found.append("thinking")
+        except EdgeError:  # a template that wants more than a question, or is broken
+            pass
+        return found
 
     async def embed(
         self, asked: Asked, name: str, caller: Caller

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -91,6 +91,7 @@ class Server:
             "/api/embed": ("POST", self._ollama_embed),
             "/api/embeddings": ("POST", self._ollama_embeddings),
             "/api/tags": ("GET", self._ollama_tags),
+            "/api/show": ("POST", self._ollama_show),
             "/api/ps": ("GET", self._ollama_ps),
             "/api/version": ("GET", self._ollama_version),
             "/openapi.json": ("GET", self._document),
@@ -160,18 +161,22 @@ class Server:
         return _Json({"models": names})
 
     async def _document(self, _request: Request) -> Response:
-        return _Json(openapi.document(self._shelf.names))
+        return _Json(openapi.document(self._shelf.known_as))
 
     async def _models(self, _request: Request) -> Response:
         return _Json(
-            {"object": "list", "data": [self._described(each) for each in self._shelf.names]}
+            {"object": "list", "data": [self._described(each) for each in self._shelf.known_as]}
         )
 
     async def _one_model(self, request: Request) -> Response:
-        return _Json(self._described(self._shelf.find(request.path_params["name"])))
+        return _Json(self._described(self._known(request.path_params["name"])))
+
+    def _known(self, asked: str) -> str:
+        name = self._shelf.find(asked)
+        return asked if asked in self._shelf.known_as else name
 
     def _described(self, name: str) -> Json:
-        model = self._shelf.loaded.get(name)
+        model = self._shelf.loaded.get(self._shelf.find(name))
         length = {} if model is None else {"context_length": model.context_tokens}
         return {
             "id": name,
@@ -281,11 +286,36 @@ class Server:
         )
 
     async def _ollama_tags(self, _request: Request) -> Response:
-        return _Json({"models": [ollama.described(each) for each in self._shelf.names]})
+        return _Json(
+            {
+                "models": [
+                    ollama.described(each, self._created, self._facts(each))
+                    for each in self._shelf.known_as
+                ]
+            }
+        )
 
     async def _ollama_ps(self, _request: Request) -> Response:
-        running = [ollama.running(each, self._shelf.stays_s(each)) for each in self._shelf.loaded]
+        running = [
+            ollama.running(each, self._created, self._facts(each), self._shelf.stays_s(each))
+            for each in self._shelf.loaded
+        ]
         return _Json({"models": running})
+
+    async def _ollama_show(self, request: Request) -> Response:
+        """Loads the model where it is not: what it can do is not known before."""
+        body = parse_body(await _whole_body(request))
+        asked = body.text("model") or body.text("name")
+        if asked is None:
+            raise body.refuse("model", "is missing")
+        name = self._shelf.find(asked)
+        async with self._shelf.using(name) as model:
+            facts = _facts_of(model, await self._answers.capabilities(model))
+        return _Json(ollama.shown(self._created, facts))
+
+    def _facts(self, name: str) -> ollama.Facts | None:
+        model = self._shelf.loaded.get(self._shelf.find(name))
+        return None if model is None else _facts_of(model)
 
     async def _ollama_version(self, _request: Request) -> Response:
         return _Json({"version": ollama.VERSION})
@@ -295,11 +325,26 @@ class Server:
 
     async def _body(self, request: Request) -> tuple[str, Fields]:
         """The name of the model that is meant, and the whole."""
-        try:
-            body = parse_body(await request.body())
-        except ClientDisconnect:
-            raise _gone() from None
+        body = parse_body(await _whole_body(request))
         return self._shelf.find(body.need_text("model")), body
+
+
+async def _whole_body(request: Request) -> bytes:
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise _gone() from None
+
+
+def _facts_of(model: AsyncModel, capabilities: Sequence[str] = ()) -> ollama.Facts:
+    proposal = model.proposal
+    return ollama.Facts(
+        dtype=proposal.dtype,
+        weight_bytes=sum(row.memory.weight_bytes for row in proposal.rows),
+        context_tokens=model.context_tokens,
+        hidden_size=model.hidden_size,
+        capabilities=capabilities,
+    )
 
 
 async def _begun(request: Request, happenings: AsyncGenerator[Happening]) -> streams.Begun:

@@ -2,7 +2,7 @@
 
 An ASGI layer around the app. A browser on this machine can be made to ask this server by any page
 (DNS rebinding): so on a loopback address only names of this machine are answered to. No other
-origin is allowed to read anything, nor, where no key is asked for, to ask.
+origin is allowed to read anything, nor, where no key is asked for, to ask, but those in the rules.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Rules:
     """One of them must be shown; none: everybody may come."""
     hosts: tuple[str, ...] = ()
     """Names that it is known by, beside numbers; empty: any."""
+    origins: tuple[str, ...] = ()
+    """Of pages from elsewhere that may use it."""
     most_body_bytes: int = MOST_BODY_BYTES
     most_body_s: float = 120.0
     """From the end of a request's head to that of its body: 8 MiB come at 0.6 Mbit/s."""
@@ -79,6 +81,7 @@ class Guard:
         scope["request_id"] = request_id
         headers = dict(scope["headers"])
         status = 500
+        allowed = self._allowed(headers)
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -88,10 +91,13 @@ class Guard:
                 if dialect_of(scope["path"]) == "anthropic":
                     named.append(b"request-id")
                 ids = [(name, request_id.encode()) for name in named]
-                message["headers"] = [*message["headers"], *ids]
+                message["headers"] = [*message["headers"], *ids, *allowed]
             await send(message)
 
         try:
+            if allowed and scope["method"] == "OPTIONS":
+                await _allow_beforehand(headers, sending)
+                return
             scope["edge.caller"] = replace(self._check(scope, headers), request_id=request_id)
             await self._app(scope, self._bounded(receive), sending)
         except Refusal as refusal:
@@ -105,6 +111,17 @@ class Guard:
                 extra={"request": request_id},
             )  # fmt: skip
 
+    def _allowed(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """What lets the browser of a page from elsewhere show it the answer."""
+        origin = headers.get(b"origin", b"")
+        if origin.decode("latin-1").lower() not in self.rules.origins:
+            return []
+        return [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-expose-headers", b"x-request-id, request-id, retry-after"),
+            (b"vary", b"origin"),
+        ]
+
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         """Who it is: whose key it is, or where there are none an address."""
         rules, path = self.rules, scope["path"]
@@ -113,11 +130,12 @@ class Guard:
             raise Refusal(
                 403, "this server is not known by that name; ask it by its address, or localhost"
             )
-        if not rules.keys and _is_of_another_origin(headers):
+        is_allowed = bool(self._allowed(headers))
+        if not rules.keys and not is_allowed and _is_of_another_origin(headers):
             raise Refusal(
                 403,
-                "a page from elsewhere may not use this server; have a proxy serve both from one "
-                "origin",
+                "a page from elsewhere may not use this server; its owner can let it in by "
+                "--cors-origin",
             )
         if rules.keys and path not in self._open_paths:
             key = find_key(rules.keys, _shown_key(headers))
@@ -181,6 +199,17 @@ async def refuse(refusal: Refusal, dialect: Dialect, send: Send) -> None:
     }
     await send(start)
     await send({"type": "http.response.body", "body": body})
+
+
+async def _allow_beforehand(headers: dict[bytes, bytes], send: Send) -> None:
+    """A browser asks, without a key, before it sends what a page wants."""
+    allowed = [
+        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"")),
+        (b"access-control-max-age", b"600"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": allowed})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _shown_key(headers: dict[bytes, bytes]) -> bytes:

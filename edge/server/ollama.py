@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from edge.server.priorities import priority_of
 from edge.server.tools import openai_tools
 
 Json = dict[str, Any]
+
+_FAMILY = "edge"
+"""Clients look for facts under such a name."""
 
 VERSION = "0.12.0"
 """Of Ollama's interface that is spoken here; clients ask for it."""
@@ -71,15 +75,66 @@ def _options(body: Fields) -> GenerationOptions:
     )
 
 
-def described(name: str) -> Json:
-    return {"name": name, "model": name, "details": {"format": "edge"}}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a model while it is loaded."""
+
+    dtype: str
+    weight_bytes: int
+    context_tokens: int
+    hidden_size: int
+    capabilities: Sequence[str]
 
 
-def running(name: str, stays_s: float | None) -> Json:
+def described(name: str, created: int, facts: Facts | None) -> Json:
+    """digest: of the name; clients tell models apart by it."""
+    made = datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": made,
+        "size": 0 if facts is None else facts.weight_bytes,
+        "digest": hashlib.sha256(name.encode()).hexdigest(),
+        "details": _details(facts),
+    }
+
+
+def _details(facts: Facts | None) -> Json:
+    return {
+        "parent_model": "",
+        "format": "edge",
+        "family": _FAMILY,
+        "families": [_FAMILY],
+        "parameter_size": "",
+        "quantization_level": "" if facts is None else facts.dtype,
+    }
+
+
+def shown(created: int, facts: Facts) -> Json:
+    """Of /api/show."""
+    made = datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat()
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": _details(facts),
+        "model_info": {
+            "general.architecture": _FAMILY,
+            f"{_FAMILY}.context_length": facts.context_tokens,
+            f"{_FAMILY}.embedding_length": facts.hidden_size,
+        },
+        "capabilities": list(facts.capabilities),
+        "modified_at": made,
+    }
+
+
+def running(name: str, created: int, facts: Facts | None, stays_s: float | None) -> Json:
     """stays_s: for how long from now; None: for as long as may be, which is said by a far date."""
     now = datetime.datetime.now(datetime.UTC)
     stays = datetime.timedelta(days=36500) if stays_s is None else datetime.timedelta(0, stays_s)
-    return {**described(name), "expires_at": (now + stays).isoformat()}
+    found = described(name, created, facts)
+    length = {} if facts is None else {"context_length": facts.context_tokens}
+    return {**found, **length, "expires_at": (now + stays).isoformat()}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -249,6 +249,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
             },
         ),
     ),
+    "/api/show": ("What a model can do, as Ollama has it", _object({"model": _MODEL})),
     "/api/embed": (
         "A vector for each text, as Ollama has it",
         _asked(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.api.async_model import AsyncModel
@@ -59,11 +59,13 @@ class Shelf:
         keep_alive_s: float | None = None,
         most_waiting: int = MOST_WAITING,
         loaded: Mapping[str, AsyncModel] | None = None,
+        aliases: Sequence[str] = (),
     ) -> None:
         """loaded: by name, what is there already. keep_alive_s: how long a model that nobody uses
-        stays; None: until another needs its room."""
+        stays; None: until another needs its room. aliases: further names of the first."""
         there = loaded or {}
         self._places = {name: Place(name, there.get(name)) for name in names}
+        self._aliases = tuple(aliases)
         self._load = load
         self._keep_alive_s = keep_alive_s
         self._most_waiting = most_waiting
@@ -87,6 +89,11 @@ class Shelf:
         return tuple(self._places)
 
     @property
+    def known_as(self) -> tuple[str, ...]:
+        """Likewise, and what else the first is called."""
+        return (*self._places, *self._aliases)
+
+    @property
     def loaded(self) -> Mapping[str, AsyncModel]:
         """By name, who was used last comes first."""
         found = [each for each in self._places.values() if each.model is not None]
@@ -103,16 +110,16 @@ class Shelf:
         return max(0.0, place.used_s + self._keep_alive_s - time.monotonic())
 
     def find(self, asked: str) -> str:
-        """The name that is meant: it itself, the last part of it if that is of one only, or
-        `default`. Raises Refusal for another one."""
+        """The name that is meant: it itself, the last part of it if that is of one only, an
+        alias, or `default`. Raises Refusal for another one."""
         if asked in self._places:
             return asked
-        if asked == "default":
+        if asked == "default" or asked in self._aliases:
             return next(iter(self._places))
         ends = [name for name in self._places if name.rpartition("/")[2] == asked]
         if len(ends) == 1:
             return ends[0]
-        here = ", ".join(map(repr, self._places))
+        here = ", ".join(map(repr, self.known_as))
         raise Refusal(
             404,
             f"the model {asked!r:.200} is not here; this server has {here}",

@@ -43,6 +43,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     arguments = ("--local", "2", "--parallel", "tensor", "--dtype", "float32", "--port", "0")
     with edge_process(
         *("serve", MODEL, *arguments, "--json", "--api-key-file", keys, "--max-answers", "6"),
+        *("--alias", "claude-of-ours", "--cors-origin", "https://mine.example"),
         program=known_rates.__name__,
     ) as process:
         assert process.stdout is not None
@@ -84,7 +85,8 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def test_openai_chat(client: openai.OpenAI) -> None:
-    (model,) = client.models.list().data
+    model, alias = client.models.list().data
+    assert client.models.retrieve(alias.id).id == alias.id == "claude-of-ours"
     assert client.models.retrieve(model.id).id == model.id == MODEL.name
     reply = client.chat.completions.create(
         model=model.id,
@@ -235,7 +237,18 @@ def test_anthropic(url: str) -> None:
 
 
 def test_ollama(url: str) -> None:
-    assert request(url, "GET", "/api/tags")[2]["models"][0]["name"] == MODEL.name
+    model, alias = request(url, "GET", "/api/tags")[2]["models"]
+    assert (model["name"], alias["name"]) == (MODEL.name, "claude-of-ours")
+    assert model["digest"] != alias["digest"]
+    assert model["size"] > 0
+    assert model["details"]["quantization_level"] == "float32"
+    (running,) = request(url, "GET", "/api/ps")[2]["models"]
+    assert running["digest"] == model["digest"]
+    _, _, shown = request(url, "POST", "/api/show", {"model": alias["name"]})
+    assert shown["capabilities"] == ["completion", "embedding"]
+    assert shown["model_info"]["edge.context_length"] == running["context_length"] > 0
+    assert request(url, "POST", "/api/show", {"model": "x"})[0] == 404
+    assert request(url, "POST", "/api/show", {})[0] == 400
     body: dict[str, Any]
     body = {"model": "default", "messages": ASKED, "options": {"temperature": 0}}
     _, _, lines = request(url, "POST", "/api/chat", body)
@@ -397,6 +410,8 @@ def test_who_may_come_in(url: str) -> None:
     status, headers, _ = request(url, "GET", "/v1/models", origin="https://evil.example")
     assert status == 200
     assert "access-control-allow-origin" not in headers
+    _, headers, _ = request(url, "GET", "/v1/models", origin="https://mine.example")
+    assert headers["access-control-allow-origin"] == "https://mine.example"
     assert headers["x-request-id"].startswith("req_")
 
 
@@ -505,6 +520,8 @@ def test_another_placement_is_planned(url: str) -> None:
         (("--host", "0.0.0.0"), "give --api-key-file"),
         (("--port", "{taken}"), "choose another --port"),
         (("--api-key-file", "{short}"), "16 characters or more"),
+        (("--alias", "default"), "means a model already"),
+        (("--cors-origin", "mine.example/page"), "without a path"),
     ],
 )
 def test_a_server_that_cannot_be_says_why(

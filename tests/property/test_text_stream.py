@@ -111,7 +111,8 @@ def test_a_matcher_holds_back_exactly_what_may_become_a_stop_string(
         came += part
         shown += matcher.push(part)
         if any(word in came for word in stop):
-            assert matcher.stopped_by is not None
+            assert matcher.stopped_by in stop
+            assert came.startswith(f"{shown}{matcher.stopped_by}")
             assert shown == cut(came, stop)
             return
         may_become = [
@@ -121,7 +122,7 @@ def test_a_matcher_holds_back_exactly_what_may_become_a_stop_string(
         ]
         assert shown == came[: len(came) - max(may_become, default=0)]
     assert shown + matcher.finish() == came
-    assert not matcher.stopped_by is not None
+    assert matcher.stopped_by is None
 
 
 RULES = [" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"]

@@ -8,6 +8,7 @@ import ipaddress
 import itertools
 import json
 import logging
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -68,6 +69,22 @@ class _Remembers(click.Command):
     "--name", metavar="NAME", help="What clients call the first model.  [default: its own name]"
 )
 @click.option(
+    "--alias",
+    "aliases",
+    metavar="NAME",
+    multiple=True,
+    help="Another name of the first model, for clients that ask for one of their own; may be "
+    "repeated.",
+)
+@click.option(
+    "--cors-origin",
+    "origins",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Let pages of this origin, as https://chat.example, use the server from a browser; may "
+    "be repeated.  [default: none]",
+)
+@click.option(
     "--plan-of",
     "plans",
     metavar="NAME=FILE",
@@ -121,6 +138,8 @@ def command(
     host: str,
     port: int,
     name: str | None,
+    aliases: tuple[str, ...],
+    origins: tuple[str, ...],
     api_key_file: Path | None,
     pooling: Pooling | None,
     max_answers: int,
@@ -165,15 +184,19 @@ def command(
         for line in _installed(context.meta[__name__], place):
             click.echo(line)
         return
+    check_aliases(aliases, [each.name for each in models if each.name])
     listening = listen(host, port)
     with contextlib.closing(listening):
-        rules = Rules(keys=keys, hosts=("localhost",) if is_own else ())
+        rules = Rules(
+            keys=keys, hosts=("localhost",) if is_own else (), origins=checked_origins(origins)
+        )
         asyncio.run(
             serve(
                 models,
                 options,
                 peers,
                 listening,
+                aliases=aliases,
                 keep_alive_s=keep_alive_s,
                 rules=rules,
                 key_file=api_key_file,
@@ -250,6 +273,28 @@ def with_plans(
     ]
 
 
+def check_aliases(aliases: Sequence[str], names: Sequence[str]) -> None:
+    """Raises RequestError for one that means something else already. names: of models."""
+    taken = {*names, "default", ""}
+    for each in aliases:
+        if each in taken:
+            raise RequestError(
+                f"--alias {each!r:.200} means a model already: give a name that none here has, once"
+            )
+        taken.add(each)
+
+
+def checked_origins(origins: Sequence[str]) -> tuple[str, ...]:
+    """As browsers write them. Raises RequestError for what is none."""
+    for each in origins:
+        if re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/\s*]+", each) is None:
+            raise RequestError(
+                f"--cors-origin {each!r:.200}: it must be the beginning of an address, without a "
+                "path: https://chat.example, or http://localhost:3000"
+            )
+    return tuple(each.lower() for each in origins)
+
+
 def _cannot_be_called(model: str, name: str) -> str:
     return (
         f"{model!r} cannot be called {name!r} here: each model needs a name of its own, other than "
@@ -298,6 +343,7 @@ async def serve(
     peers: ClusterOptions,
     listening: socket.socket,
     *,
+    aliases: Sequence[str],
     keep_alive_s: float | None,
     rules: Rules,
     key_file: Path | None,
@@ -332,7 +378,10 @@ async def serve(
             chosen = replace(options, stream=stream, plan=plans[name])
             return await cluster.load(places[name], chosen)
 
-        shelf = Shelf(places, load, keep_alive_s=keep_alive_s, loaded={first: loaded})
+        check_aliases(aliases, list(places))
+        shelf = Shelf(
+            places, load, keep_alive_s=keep_alive_s, loaded={first: loaded}, aliases=aliases
+        )
         async with shelf.using(first):
             pass  # from now on it may be one that nobody uses
         server = Server(

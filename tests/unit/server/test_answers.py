@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+import pytest
+
+from edge.api.async_model import AsyncModel
 from tests.support.scripted_models import ScriptedModel, Visit, word
 
 
@@ -51,3 +55,31 @@ def test_thoughts_are_counted_and_what_ended_the_answer_is_told() -> None:
         assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "END")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("reads", "wanted"),
+    [
+        ((), []),
+        (("tools",), ["tools"]),
+        (("enable_thinking",), ["thinking"]),
+        (("tools", "thinking"), ["tools", "thinking"]),
+    ],
+)
+def test_what_a_template_takes_is_a_capability(reads: tuple[str, ...], wanted: list[str]) -> None:
+    class Reads(ScriptedModel):
+        can_chat = True
+
+        def encode_chat(self, messages: Any, **given: Any) -> list[int]:
+            given |= given.pop("variables", {})
+            told = [len(repr(given.get(name))) for name in reads]
+            return [*super().encode_chat(messages), *told]
+
+    async def main() -> Sequence[str]:
+        model = Reads()
+        visit = Visit(model, "/v1/completions", {})
+        await visit.running
+        return await visit.server._answers.capabilities(cast(AsyncModel, model))
+
+    found = asyncio.run(main())
+    assert found == ["completion", "embedding", *wanted]

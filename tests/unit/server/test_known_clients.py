@@ -119,6 +119,8 @@ def test_what_is_no_file_of_keys_is_refused(text: str, said: str, tmp_path: Path
         ("http://localhost:8000", "", 200),
         ("https://mine.example", "same-origin", 200),
         ("", "", 200),
+        ("https://Mine.example", "cross-site", 200),
+        ("https://mine.example.evil", "cross-site", 403),
     ],
 )
 def test_a_page_from_elsewhere_uses_no_server_without_keys(
@@ -145,6 +147,47 @@ def test_a_page_from_elsewhere_uses_no_server_without_keys(
         "headers": [(name.encode(), each.encode()) for name, each in headers.items() if each],
         "client": ("127.0.0.1", 4711),
     }
-    guard = Guard(app, Rules(), Metrics(), (), open_paths=())
+    rules = Rules(origins=("https://mine.example",))
+    guard = Guard(app, rules, Metrics(), (), open_paths=())
     asyncio.run(guard(scope, receive, send))
     assert told == [status]
+
+
+def test_browsers_are_told_beforehand_which_pages_may_ask() -> None:
+    """Without a key, which they have not yet; other pages are told nothing."""
+
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise AssertionError("there is nothing to ask yet")
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    def asked(origin: bytes) -> tuple[int, dict[bytes, bytes]]:
+        told: list[Message] = []
+
+        async def send(message: Message) -> None:
+            told.append(message)
+
+        scope = {
+            "type": "http",
+            "method": "OPTIONS",
+            "path": "/v1/chat/completions",
+            "headers": [
+                (b"origin", origin),
+                (b"access-control-request-method", b"POST"),
+                (b"access-control-request-headers", b"authorization,content-type"),
+            ],
+            "client": ("192.0.2.7", 4711),
+        }
+        rules = Rules(keys=(ONE,), origins=("https://mine.example",))
+        guard = Guard(app, rules, Metrics(), (), open_paths=())
+        asyncio.run(guard(scope, receive, send))
+        return told[0]["status"], dict(told[0]["headers"])
+
+    status, headers = asked(b"https://mine.example")
+    assert status == 204
+    assert headers[b"access-control-allow-origin"] == b"https://mine.example"
+    assert headers[b"access-control-allow-headers"] == b"authorization,content-type"
+    status, headers = asked(b"https://evil.example")
+    assert status == 401
+    assert not any(name.startswith(b"access-control") for name in headers)
