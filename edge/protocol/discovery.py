@@ -78,11 +78,11 @@ async def find_peers(
     peers, copies = _each_once(answers, presences)
     if peers:
         return peers, failures + [error for _copy, error in copies]
-    why = "; ".join(dict.fromkeys(map(str, failures)))
+    why = ", and ".join(dict.fromkeys(str(each).replace("; ", ": ") for each in failures))
     raise NetworkError(
-        f"no peers found within {timeout_s:g} s by {tried}. "
-        + (f"Announced, but not reachable: {why}. " if why else "")
-        + "Start `edge peer` on each device with the same --cluster name, or give addresses: "
+        f"no peers found within {timeout_s:g} s by {tried}"
+        + (f" (announced, but not reachable: {why})" if why else "")
+        + "; start `edge peer` on each device with the same --cluster name, or give addresses: "
         "--peer HOST:PORT, or edge.Cluster.connect([...]). On this device alone: edge run MODEL "
         "--local 1, or edge.Cluster.local(1)"
     )

@@ -83,6 +83,7 @@ def test_found_and_used_and_gone(
     assert "--peer HOST:PORT" in message
     assert "edge.Cluster.connect" in message
     assert "On this device alone: edge run MODEL --local 1" in message
+    assert raised.value.remedy.startswith("start `edge peer` on each device")
 
 
 def test_one_that_listens_everywhere_is_one_peer_with_real_addresses(
@@ -129,7 +130,7 @@ def test_announced_but_not_reachable(cluster_name: str) -> None:
     with pytest.raises(edge.NetworkError) as raised:
         asyncio.run(look_for(record))
     message = str(raised.value)
-    assert f"Announced, but not reachable: cannot connect to {address}" in message
+    assert f"(announced, but not reachable: cannot connect to {address}" in message
     assert "Connection refused" in message
 
 

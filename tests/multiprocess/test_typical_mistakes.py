@@ -21,7 +21,11 @@ ERROR = 1
 # What was typed; its exit code; what the one sentence says. {...} are filled in.
 MISTAKES: list[tuple[str, int, str]] = [
     ("run", USAGE, "Missing argument 'MODEL'"),
-    ("run {model}", USAGE, "Missing option '-p'"),
+    (
+        "run {model}",
+        USAGE,
+        "Missing option '-p' / '--prompt'. Give one, or talk in turns: edge chat",
+    ),
     ("run {model} -p", USAGE, "requires an argument"),
     ("rnu {model} -p x", USAGE, "No such command 'rnu'. Do you mean 'run'?"),
     ("chatt {model}", USAGE, "Do you mean 'chat'?"),

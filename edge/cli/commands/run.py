@@ -131,7 +131,8 @@ def command(
             missing = "model" if model is None else "prompt"
             (parameter,) = (each for each in context.command.params if each.name == missing)
             hint = "'MODEL'" if model is None else None
-            raise click.MissingParameter(ctx=context, param=parameter, param_hint=hint)
+            said = None if model is None else "Give one, or talk in turns: edge chat MODEL"
+            raise click.MissingParameter(said, ctx=context, param=parameter, param_hint=hint)
         if prompt == "-":
             prompt = sys.stdin.read()
         cluster = stack.enter_context(open_cluster(peers, options, model=model))
