@@ -267,6 +267,9 @@ class Server:
 
     async def _ollama_generate(self, request: Request) -> Response:
         name, body = await self._body(request)
+        if not body.text("prompt"):
+            async with self._shelf.using(name):
+                return _Json(ollama.loaded(name))
         question = ollama.generate_question(body)
         return await self._ollama(request, name, body, question, chat=False)
 

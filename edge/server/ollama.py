@@ -45,8 +45,6 @@ def chat_question(body: Fields) -> Question:
 def generate_question(body: Fields) -> Question:
     """`raw`: the prompt goes on as it is; else it is what a user says."""
     prompt = body.need_text("prompt")
-    if not prompt:
-        raise body.refuse("prompt", "must not be empty")
     if body.flag("raw"):
         return Question(prompts=[prompt], options=_options(body))
     system = body.text("system")
@@ -126,6 +124,13 @@ def shown(created: int, facts: Facts) -> Json:
         "capabilities": list(facts.capabilities),
         "modified_at": made,
     }
+
+
+def loaded(name: str) -> Json:
+    """A reply to a question that says nothing: by that clients have a model loaded."""
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    found = {"model": name, "created_at": now, "response": ""}
+    return {**found, "done": True, "done_reason": "load"}
 
 
 def running(name: str, created: int, facts: Facts | None, stays_s: float | None) -> Json:

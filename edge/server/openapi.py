@@ -237,8 +237,9 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
     "/api/generate": (
         "What follows a text, as Ollama has it",
         _asked(
-            {"prompt": {**_TEXT, "minLength": 1}},
+            {},
             {
+                "prompt": _TEXT,
                 "system": _TEXT,
                 "raw": _FLAG,
                 "stream": _FLAG,

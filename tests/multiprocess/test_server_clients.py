@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -192,7 +193,12 @@ def test_openai_responses(client: openai.OpenAI) -> None:
 def test_what_the_page_shows(url: str) -> None:
     page = Path(__file__).parents[2] / "docs" / "guide" / "serving.md"
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", page.read_text(), re.M | re.S)
-    shown = [(language, code) for language, code in blocks if USUAL_URL in code]
+    shown = [
+        (language, each)
+        for language, code in blocks
+        if USUAL_URL in code and not code.startswith("export")
+        for each in (re.split(r"^(?=curl)", code, flags=re.M)[1:] if language == "bash" else [code])
+    ]
     question = "Why is the sky blue?"
     for language, code in shown:
         here = (
@@ -205,8 +211,40 @@ def test_what_the_page_shows(url: str) -> None:
         run = ["sh", "-c", here] if language == "bash" else [sys.executable, "-c", here]
         done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
         told = "128" if "embeddings" in code else ANSWER
-        assert told in done.stdout, code
-    assert [language for language, _code in shown] == ["bash", "python", "python"]
+        parts = re.findall(r'"(?:delta|text|content)": ?"([^"]*)"', done.stdout)
+        assert told in done.stdout or told in "".join(parts), code
+    assert [language for language, _code in shown] == ["bash", "python", *["bash"] * 3, "python"]
+
+
+def test_programs_find_the_server_by_what_the_page_says(url: str) -> None:
+    """By their environment alone; Codex by its file."""
+    import anthropic
+    import openai
+
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "serving.md").read_text()
+    told = dict(re.findall(r"^export ([A-Z_]+)=(\S+)$", text, re.M))
+    told |= {name: KEY for name, value in told.items() if value == "none"}
+    told = {name: value.replace(USUAL_URL, url) for name, value in told.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in told.items():
+            patch.setenv(name, value)
+        with openai.OpenAI(max_retries=0) as client:
+            reply = client.chat.completions.create(model="default", messages=ASKED, temperature=0)
+            assert reply.choices[0].message.content == ANSWER
+        with anthropic.Anthropic(max_retries=0) as other:
+            for name in ("MODEL", *(f"DEFAULT_{each}_MODEL" for each in ("OPUS", "HAIKU"))):
+                message = other.messages.create(
+                    model=told[f"ANTHROPIC_{name}"], max_tokens=2, messages=ASKED
+                )
+                assert message.usage.output_tokens == 2
+    assert request(told["OLLAMA_HOST"], "GET", "/api/version")[0] == 200
+    (config,) = re.findall(r"^```toml\n(.*?)^```$", text, re.M | re.S)
+    settings = tomllib.loads(config)
+    provider = settings["model_providers"][settings["model_provider"]]
+    base = provider["base_url"].replace(USUAL_URL, url)
+    path = f"{urlsplit(base).path}/{provider['wire_api']}"
+    asked = {"model": settings["model"], "input": QUESTION, "stream": True}
+    assert "response.completed" in request(url, "POST", path, asked)[2]
 
 
 def test_anthropic(url: str) -> None:
@@ -259,6 +297,8 @@ def test_ollama(url: str) -> None:
     assert whole["message"]["content"] == ANSWER
     body = {"model": "default", "prompt": QUESTION, "stream": False, "options": {"temperature": 0}}
     assert request(url, "POST", "/api/generate", body)[2]["response"] == ANSWER
+    _, _, told = request(url, "POST", "/api/generate", {"model": "default"})
+    assert (told["done"], told["done_reason"]) == (True, "load")
 
 
 def test_embeddings(client: openai.OpenAI, url: str) -> None:
