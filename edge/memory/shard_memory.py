@@ -107,9 +107,9 @@ def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> i
     Less what its keys and values may need there on their way.
     """
     count = len(assignment.plan.stages[assignment.stage].layers)
-    use = shard_use(assignment, manifest, streamed=count)
     passing = passing_bytes(assignment.layout, assignment.limits, assignment.kv_dtype)
-    return min(max(0, free_bytes - passing), use.streamed_bytes)
+    most = max(0, free_bytes - passing)
+    return min(most, shard_use(assignment, manifest, host_bytes=most, streamed=count).host_bytes)
 
 
 def elastic(

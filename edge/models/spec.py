@@ -56,10 +56,11 @@ _SCALED = "scaled layers"
 _OWN_INPUTS = "inputs of each layer by token"
 _SHARED_KEYS = "keys of another layer"
 _POSITIONS = "learned positions"
+_APART = "experts with norms of their own"
 ALL_NEEDS = frozenset(
     (
         *(*_MIXERS, *_FEED_FORWARDS, *_OF_ATTENTION),
-        *(_SCALED, _POSITIONS, _OWN_INPUTS, _SHARED_KEYS),
+        *(_SCALED, _POSITIONS, _OWN_INPUTS, _SHARED_KEYS, _APART),
     )
 )
 """Whatever `ModelSpec.needs` may name."""
@@ -241,9 +242,11 @@ class ModelSpec:
             for name, has in _OF_ATTENTION.items()
             if any(getattr(each, has) for each in attentions)
         ]
-        blocks = (kind.feed_forward for kind in self.kinds)
+        blocks = [kind.feed_forward for kind in self.kinds]
         if any(isinstance(each, GatedMlp | Experts) and each.has_scale for each in blocks):
             found.append(_SCALED)
+        if any(isinstance(each, Experts) and each.is_apart for each in blocks):
+            found.append(_APART)
         if self.learned_positions:
             found.append(_POSITIONS)
         if self.token_inputs:

@@ -122,76 +122,66 @@ class SortedUses:
 
 @triton.jit
 def _route_kernel(
-    logits, correction, scales, chosen, weights, num_rows, row_stride, num_experts, groups,
-    chosen_groups, scale, least_sum,
+    logits, correction, scales, chosen, weights, row_stride, num_experts, groups, chosen_groups,
+    scale, least_sum,
     top_k: tl.constexpr, is_softmax: tl.constexpr, corrected: tl.constexpr, scaled: tl.constexpr,
     renormalized: tl.constexpr, is_grouped: tl.constexpr, best_of_group: tl.constexpr,
-    block_rows: tl.constexpr, block_groups: tl.constexpr, block_experts: tl.constexpr,
-    block_chosen: tl.constexpr,
+    block_groups: tl.constexpr, block_experts: tl.constexpr, block_chosen: tl.constexpr,
 ):  # fmt: skip
-    """Experts as [rows, groups, of a group]. What is equal is chosen in the experts' order."""
-    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-    row_inside = row < num_rows
+    """One row; experts as [groups, of a group]. What is equal is chosen in the experts' order."""
+    row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, block_groups)
     member = tl.arange(0, block_experts)
     size = num_experts // groups
     number = group[:, None] * size + member[None, :]
-    inside = ((group < groups)[:, None] & (member < size)[None, :])[None, :, :]
-    here = row_inside[:, None, None] & inside
-    start = row.to(tl.int64) * row_stride
-    x = tl.load(logits + start[:, None, None] + number[None, :, :], mask=here, other=0.0)
-    x = x.to(tl.float32)
+    inside = (group < groups)[:, None] & (member < size)[None, :]
+    x = tl.load(logits + row * row_stride + number, mask=inside, other=0.0).to(tl.float32)
     if is_softmax:
-        masked = tl.where(inside, x, float("-inf"))
-        largest = tl.max(tl.max(masked, axis=2), axis=1)
-        scores = tl.exp(masked - largest[:, None, None])
-        scores = scores / tl.sum(tl.sum(scores, axis=2), axis=1)[:, None, None]
+        x = tl.where(inside, x, float("-inf"))
+        scores = tl.exp(x - tl.max(tl.max(x, axis=1), axis=0))
+        scores = scores / tl.sum(tl.sum(scores, axis=1), axis=0)
     else:
         scores = sigmoid(x)
     ranked = scores
     if corrected:
-        ranked += tl.load(correction + number, mask=number < num_experts, other=0.0)[None, :, :]
+        ranked += tl.load(correction + number, mask=inside, other=0.0)
     ranked = tl.where(inside, ranked, float("-inf"))
     if is_grouped:
         rest = ranked
-        best = tl.zeros((block_rows, block_groups), dtype=tl.float32)
+        best = tl.zeros((block_groups,), dtype=tl.float32)
         for _ in range(best_of_group):
-            most = tl.max(rest, axis=2)
+            most = tl.max(rest, axis=1)
             best += most
-            of_most = tl.where(rest == most[:, :, None], member[None, None, :], block_experts)
-            first = tl.min(of_most, axis=2)
-            rest = tl.where(member[None, None, :] == first[:, :, None], float("-inf"), rest)
-        best = tl.where((group < groups)[None, :], best, float("-inf"))
-        is_chosen = tl.zeros((block_rows, block_groups), dtype=tl.int32)
+            of_most = tl.where(rest == most[:, None], member[None, :], block_experts)
+            first = tl.min(of_most, axis=1)
+            rest = tl.where(member[None, :] == first[:, None], float("-inf"), rest)
+        best = tl.where(group < groups, best, float("-inf"))
+        is_chosen = tl.zeros((block_groups,), dtype=tl.int32)
         for _ in range(chosen_groups):
-            most = tl.max(best, axis=1)
-            first = tl.min(tl.where(best == most[:, None], group[None, :], block_groups), axis=1)
-            hit = group[None, :] == first[:, None]
-            is_chosen = tl.where(hit, 1, is_chosen)
-            best = tl.where(hit, float("-inf"), best)
-        ranked = tl.where(is_chosen[:, :, None] > 0, ranked, float("-inf"))
+            first = tl.min(tl.where(best == tl.max(best, axis=0), group, block_groups), axis=0)
+            is_chosen = tl.where(group == first, 1, is_chosen)
+            best = tl.where(group == first, float("-inf"), best)
+        ranked = tl.where(is_chosen[:, None] > 0, ranked, float("-inf"))
     place = tl.arange(0, block_chosen)
-    ids = tl.zeros((block_rows, block_chosen), dtype=tl.int32)
-    found = tl.zeros((block_rows, block_chosen), dtype=tl.float32)
+    ids = tl.zeros((block_chosen,), dtype=tl.int32)
+    found = tl.zeros((block_chosen,), dtype=tl.float32)
     for index in range(top_k):
-        most = tl.max(tl.max(ranked, axis=2), axis=1)
-        hits = tl.where(ranked == most[:, None, None], number[None, :, :], num_experts)
+        most = tl.max(tl.max(ranked, axis=1), axis=0)
+        hits = tl.where(ranked == most, number, num_experts)
         # NaN is equal to nothing: then it is some expert that there is.
-        best_id = tl.minimum(tl.min(tl.min(hits, axis=2), axis=1), num_experts - 1)
-        hit = (number[None, :, :] == best_id[:, None, None]) & inside
-        score = tl.sum(tl.sum(tl.where(hit, scores, 0.0), axis=2), axis=1)
-        ids = tl.where(place[None, :] == index, best_id[:, None], ids)
-        found = tl.where(place[None, :] == index, score[:, None], found)
+        best_id = tl.minimum(tl.min(tl.min(hits, axis=1), axis=0), num_experts - 1)
+        hit = (number == best_id) & inside
+        score = tl.sum(tl.sum(tl.where(hit, scores, 0.0), axis=1), axis=0)
+        ids = tl.where(place == index, best_id, ids)
+        found = tl.where(place == index, score, found)
         ranked = tl.where(hit, float("-inf"), ranked)
     if renormalized:
-        found = found / (tl.sum(found, axis=1) + least_sum)[:, None]
+        found = found / (tl.sum(found, axis=0) + least_sum)
     found = found * scale
     if scaled:
         found = found * tl.load(scales + ids)
-    out = row.to(tl.int64)[:, None] * top_k + place[None, :]
-    kept = row_inside[:, None] & (place < top_k)[None, :]
-    tl.store(chosen + out, ids, mask=kept)
-    tl.store(weights + out, found, mask=kept)
+    tl.store(chosen + row * top_k + place, ids, mask=place < top_k)
+    tl.store(weights + row * top_k + place, found, mask=place < top_k)
 
 
 @triton.jit
@@ -417,17 +407,14 @@ def route(
     if not rows:
         return chosen, weights
     block_groups, block_experts = padded(groups), padded(num_experts // groups)
-    # A program that is interpreted takes all rows: it costs the same.
-    block_rows = 1 if logits.is_cuda else padded(rows)
-    _route_kernel[(triton.cdiv(rows, block_rows),)](
+    _route_kernel[(rows,)](
         logits, logits if correction is None else correction, logits if scales is None else scales,
-        chosen, weights, rows, logits.stride(0), num_experts, groups, routing.chosen_groups,
+        chosen, weights, logits.stride(0), num_experts, groups, routing.chosen_groups,
         float(routing.scale), float(routing.least_sum),
         top_k=top_k, is_softmax=routing.scoring == "softmax", corrected=correction is not None,
         scaled=scales is not None, renormalized=routing.renormalized, is_grouped=groups > 1,
-        best_of_group=BEST_OF_GROUP, block_rows=block_rows, block_groups=block_groups,
-        block_experts=block_experts, block_chosen=padded(top_k),
-        **row_launch(block_groups * block_experts).options(),
+        best_of_group=BEST_OF_GROUP, block_groups=block_groups, block_experts=block_experts,
+        block_chosen=padded(top_k), **row_launch(block_groups * block_experts).options(),
     )  # fmt: skip
     return chosen, weights
 

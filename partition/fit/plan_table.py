@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from edge.partition.fit.memory import memory_use
-from edge.partition.fit.streamed_layers import tiers_of
+from edge.partition.fit.streamed_layers import brought_in, tiers_of
 from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
 from edge.partition.plan.plan import Plan
 from edge.partition.plan.ranges import kv_heads
@@ -63,6 +63,8 @@ def describe(
             device = cluster.device(share.device)
             memory = use[device.id]
             shard = share if isinstance(share, Shard) else None
+            if shard is not None:
+                memory = brought_in(shard, memory, device)
             rows.append(
                 PlanRow(
                     device=device.id,

@@ -51,14 +51,24 @@ class Load:
 _NO_LOAD = Load(disk_s=0.0, copy_s=0.0)
 
 
+def brought_in(shard: Shard, use: MemoryUse, device: DeviceSpec) -> MemoryUse:
+    """`use` as it is on this device: into memory of its own layers are copied whole, whichever of
+    their experts are needed."""
+    if device.host_memory_bytes is None or not use.routed_bytes:
+        return use
+    whole_bytes = shard.streamed_layers * use.streamed_layer_bytes
+    return replace(use, streamed_bytes=whole_bytes, routed_bytes=0)
+
+
 def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> dict[str, Load]:
     """By device, of those that stream; devices of one host share a disk."""
     disk_bytes: dict[str, int] = {}
+    uses: dict[str, MemoryUse] = {}
     for stage in plan.stages:
         for shard in stage.slices:
-            each = use[shard.device]
+            device = cluster.device(shard.device)
+            each = uses[device.id] = brought_in(shard, use[device.id], device)
             if each.streamed_bytes:
-                device = cluster.device(shard.device)
                 tiers = tiers_of(shard, len(stage.layers), each, device)
                 disk_bytes[device.id] = each.streamed_bytes * tiers.on_disk // tiers.streamed
     reading = [cluster.device(id) for id in plan.devices if disk_bytes.get(id)]
@@ -67,8 +77,8 @@ def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> 
         byte_s = _sharing(reading, device) / _disk_rate(device)
         return Load(
             disk_s=nbytes * byte_s,
-            copy_s=use[device.id].streamed_bytes / _copy_rate(device),
-            routed_s=use[device.id].routed_bytes * byte_s,
+            copy_s=uses[device.id].streamed_bytes / _copy_rate(device),
+            routed_s=uses[device.id].routed_bytes * byte_s,
         )
 
     return {id: load(cluster.device(id), nbytes) for id, nbytes in disk_bytes.items()}

@@ -48,6 +48,10 @@ TOKENS = 10
         ("glm4_moe_lite", "solo", {"layers": 1}),
         ("gemma4", "tensor_3", {"layers": 2, "heads": (2, 1)}),
         ("gemma4", "pipeline_2", {"layers": 2, "heads": (2, 1)}),
+        ("mixtral", "solo", {"layers": 1}),
+        ("glm4_moe", "tensor_2", {"layers": 3}),
+        ("gpt_oss", "tensor_3", {"layers": 2}),
+        ("qwen2_moe", "tensor_2", {"layers": 1}),
     ],
 )
 def test_logits_are_those_of_transformers(
@@ -81,6 +85,22 @@ def test_codes_are_computed_with_as_they_stand(
         found = model.forward(chunk("a", tokens))[0]
     expected = ReferenceModel(checkpoint, dtype=dtype).logits(tokens)
     assert relative_error(found, expected) <= LARGEST_ERROR_OF_CODES
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("mixtral", "int4-pure"), ("gpt_oss", "int8")])
+def test_experts_of_codes_are_computed_with_as_they_stand(
+    tiny_checkpoint: Checkpoints, family: str, dtype: str, tmp_path: Path
+) -> None:
+    """In a chunk, and one by one; cut inside a block of their columns."""
+    checkpoint = tiny_checkpoint(family, layers=1, heads=(2, 2))
+    tokens = checkpoint.prompt(6)
+    with triton_plan(checkpoint, "tensor_2", tmp_path, dtype=dtype) as model:
+        many = model.forward(chunk("a", tokens))[0]
+        model.forward(chunk("b", tokens[:5], rows=0))
+        few = model.forward(chunk("b", tokens[5:], 5))[0]
+    expected = ReferenceModel(checkpoint, dtype=dtype).logits(tokens)
+    assert relative_error(many, expected) <= LARGEST_ERROR_OF_CODES
+    assert relative_error(few, expected[5:]) <= LARGEST_ERROR_OF_CODES
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_1", "Q6_K"])

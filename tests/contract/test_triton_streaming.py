@@ -44,6 +44,7 @@ def tiers_of(model: TritonPlan) -> list[WeightTiers]:
         ("llama", "solo", "float32", 4, 0, (0, 0, 4)),
         ("qwen3", "tensor_2", "int4", 3, 3, (0, 3, 0)),
         ("llama", "solo", "float32", 2, 0, (2, 0, 0)),
+        ("mixtral", "solo", "int4", 3, 0, (0, 0, 3)),
     ],
 )
 def test_logits_are_those_of_layers_in_memory(

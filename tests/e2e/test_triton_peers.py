@@ -65,7 +65,7 @@ def test_a_model_without_kernels_on_gpus_is_computed_by_the_others(
     cluster: edge.Cluster, tiny_checkpoint: Checkpoints
 ) -> None:
     """The plan leaves the GPU peer out and says so; one by hand that uses it is refused at once."""
-    checkpoint = tiny_checkpoint("mixtral")
+    checkpoint = tiny_checkpoint("gemma4_moe")
     prompt = checkpoint.prompt(PROMPT_TOKENS)
     with cluster.load(checkpoint.path, dtype="float32") as model:
         proposal = model.proposal
@@ -73,7 +73,8 @@ def test_a_model_without_kernels_on_gpus_is_computed_by_the_others(
     (device,) = proposal.plan.devices
     assert proposal.cluster.device(device).name == DEVICES["ort"]
     assert proposal.notes[0].startswith(
-        f"{DEVICES['triton']} is not used: its back end triton has no kernel for experts, "
+        f"{DEVICES['triton']} is not used: its back end triton has no kernel for experts with "
+        "norms of their own, "
     )
     assert list(reply.token_ids) == checkpoint.greedy(prompt, NEW_TOKENS)
     by_hand = plan_of(checkpoint, "pipeline_2", "ort")
@@ -88,7 +89,9 @@ def test_a_model_without_kernels_on_gpus_is_computed_by_the_others(
             ("llama", "pipeline_2", "triton"),
             ("llama", "tensor_2", "triton"),
             ("gemma2", "tensor_2", "triton"),
+            ("gpt_oss", "tensor_2", "ort"),
             ("glm4", "tensor_2", "ort"),
+            ("qwen3_moe", "pipeline_2", "triton"),
             ("gpt2", "tensor_2", "triton"),
             ("lfm2", "tensor_2", "triton"),
             ("qwen3_5", "pipeline_2", "ort"),

@@ -30,6 +30,7 @@ class AttentionBlock:
     norms: tuple[Tensor, Tensor] | None
     """The norms of queries and keys."""
     tables: tuple[Tensor, Tensor]
+    sinks: Tensor | None
     cache: BlockCache
     epsilon: float
     tuning: Tuning
@@ -53,6 +54,7 @@ class AttentionBlock:
             output=shop.product(f"{p}output"),
             norms=norms,
             tables=shop.tables[part.rotary],
+            sinks=shop.vector(f"{p}sinks") if part.has_sinks else None,
             cache=shop.cache,
             epsilon=shop.spec.norm_epsilon,
             tuning=shop.tuning,
@@ -100,6 +102,7 @@ class AttentionBlock:
             scale=self.part.score_scale,
             window=self.part.window,
             soft_cap=self.part.soft_cap,
+            sinks=self.sinks,
             tiles=self.tuning.attention(shape),
         )
         mixed = mixed[..., : self.part.value_size].reshape(mixed.shape[0], -1)

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from edge.backends.triton.program import TritonProgram
 
 PART_KINDS = frozenset(
-    ("attention", "gated_mlp", "linear_attention", "plain_mlp", "short_convolution")
+    ("attention", "experts", "gated_mlp", "linear_attention", "plain_mlp", "short_convolution")
 )
 """What `layers.py` has blocks for; known here, too, so that a refusal needs no torch."""
 
 _FURTHER = frozenset(
     (
         *("gates of attention", "latent attention", "norms of values", "norms with biases"),
-        *("learned positions", "scaled layers"),
+        *("attention sinks", "learned positions", "scaled layers"),
     )
 )
 """What it has besides, of `ALL_NEEDS`."""

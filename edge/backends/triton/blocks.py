@@ -5,7 +5,7 @@ A block is one part of a layer as launches of kernels; each kind of part has a m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.device import Device
+from edge.backends.triton.expert_products import ExpertProducts
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.tuning import Tuning
 from edge.backends.triton.weights import Product, to_device
@@ -111,7 +112,9 @@ class Shop:
     tables: dict[Rotary, tuple[Tensor, Tensor]]
     """Cos and sin."""
     product: Callable[[str], Product]
-    """A layer's norm, whose weights may move."""
+    """One of a layer, whose weights may move."""
+    experts: Callable[[Sequence[str], Tensor | None], ExpertProducts]
+    """The same of each of these matrices, with biases [experts, outputs]."""
 
     def norm(self, name: str) -> Norm | Cast:
         if name not in self.arrays:

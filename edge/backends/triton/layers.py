@@ -7,7 +7,7 @@ left in `partial`, and the next norm adds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from edge.backends.triton.attention import AttentionBlock
 from edge.backends.triton.blocks import Addend, Block, Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.device import Device
+from edge.backends.triton.expert_products import ExpertProducts
+from edge.backends.triton.experts import ExpertsBlock
 from edge.backends.triton.gated_mlp import GatedMlpBlock
 from edge.backends.triton.linear_attention import LinearAttentionBlock
 from edge.backends.triton.observation import Grams
@@ -55,6 +57,7 @@ class Segment:
 
 _BLOCKS: Mapping[str, Callable[[Shop, int, Any], Block]] = {
     "attention": AttentionBlock.of,
+    "experts": ExpertsBlock.of,
     "gated_mlp": GatedMlpBlock.of,
     "linear_attention": LinearAttentionBlock.of,
     "plain_mlp": PlainMlpBlock.of,
@@ -94,7 +97,7 @@ class ShardOperators:
         self._device = device
         self._tuning = open_tuning(device, activations)
         self.half_scales = activations != torch.float32
-        self._products: list[Product] = []
+        self._products: list[Product | ExpertProducts] = []
         self._streamed = streamed
         layout = self.layout
         self.grams = Grams(layout, device) if observes else None
@@ -114,6 +117,7 @@ class ShardOperators:
                 for mixer in layout.attentions.values()
             },
             product=self._layer_product,
+            experts=self._layer_experts,
         )
         self.blocks = {layer: _blocks(shop, layer) for layer in layout.layers}
         """For each layer: its mixer and its feed-forward block; None where the shard has none."""
@@ -207,6 +211,11 @@ class ShardOperators:
     def _layer_product(self, name: str) -> Product:
         product = self._product(name, self._layer_weight)
         product.grams = self.grams
+        self._products.append(product)
+        return product
+
+    def _layer_experts(self, names: Sequence[str], biases: Tensor | None) -> ExpertProducts:
+        product = ExpertProducts(self._arrays, names, self._layer_weight, biases, self._tuning)
         self._products.append(product)
         return product
 

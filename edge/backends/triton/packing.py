@@ -17,6 +17,7 @@ from edge.backends.interface import ShardWeights
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.weights import Weight, gpu_arrays, placed
 from edge.errors import RequestError
+from edge.models.experts import expert_number
 from edge.offload import PIECE_BYTES, CachedShard, Span, TensorEntry, padded
 from edge.weights.recipe import StoredMatrix
 
@@ -91,7 +92,9 @@ def open_packed(
         for matrix in arrays.format.recipe.all_stored(arrays.layout.matrices):
             layer = _layer_of(matrix.name)
             if layer is not None:
-                laid_out = gpu_arrays(arrays, matrix, half_scales=half_scales)
+                # One kernel takes all experts of a layer: their scales must be of one type.
+                half = half_scales and expert_number(matrix.name) is None
+                laid_out = gpu_arrays(arrays, matrix, half_scales=half)
                 for name, array in laid_out.items():
                     writer.add(f"{layer}/{matrix.name}/{name}", array)
         return key, writer.finish()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from edge.backends.triton.attention import AttentionBlock
 from edge.backends.triton.blocks import Addend, Cast, Norm
 from edge.backends.triton.buffers import Lane, StepBuffers
 from edge.backends.triton.device import Device
+from edge.backends.triton.expert_products import ExpertProducts
+from edge.backends.triton.experts import ExpertsBlock
 from edge.backends.triton.gated_mlp import GatedMlpBlock
 from edge.backends.triton.latent_product import LatentProduct
 from edge.backends.triton.layers import ShardOperators
@@ -29,6 +32,8 @@ from edge.backends.triton.plain_mlp import PlainMlpBlock
 from edge.backends.triton.short_convolution import ShortConvolutionBlock
 from edge.backends.triton.weights import Product
 from edge.kernels.embedding.reference import embedding
+from edge.kernels.experts.reference import route
+from edge.kernels.experts.triton import mix
 from edge.kernels.gated_mlp.reference import activated, gated
 from edge.kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
 from edge.kernels.latent_heads.reference import latent_heads
@@ -52,6 +57,9 @@ LARGEST_CACHE_ERROR = {None: 0.0, 8: 2e-2, 4: 0.15}
 
 _OUTPUTS = 48
 """Outputs of a product that are compared; the others must only be finite."""
+
+_EXPERTS = 3
+"""Of a layer, that are compared."""
 
 _REQUEST = "agreement"
 
@@ -81,6 +89,8 @@ def check_agreement(
                 check.attention(block)
             elif isinstance(block, GatedMlpBlock):
                 check.gated(block, layer)
+            elif isinstance(block, ExpertsBlock):
+                check.experts(block)
             elif isinstance(block, ShortConvolutionBlock):
                 check.short_convolution(block)
             elif isinstance(block, LinearAttentionBlock):
@@ -125,6 +135,10 @@ class _Check:
     def tensor(self, array: Array) -> Tensor:
         """As products get it."""
         return torch.from_numpy(array).to(self._device.torch).to(self._operators.activations)
+
+    def wide(self, array: NDArray[Any]) -> Tensor:
+        """As it is."""
+        return torch.from_numpy(array).to(self._device.torch)
 
     def rounded(self, array: Array) -> Array:
         """The values that `tensor` has."""
@@ -175,15 +189,18 @@ class _Check:
         expected = rms_norm(x, _array(addend.weight), epsilon=self._spec.norm_epsilon)
         self.compare(f"rms_norm (after parts of layer {layer})", addend(lane), expected)
 
-    def product(self, product: Product) -> None:
+    def product(self, product: Product, *, is_wide: bool = False) -> None:
+        """is_wide: it is given float32."""
         arrays, name = self._arrays, product.name
         outputs, weight = self._some_outputs(product)
         bias = arrays.vector(f"{name}.bias")
         operators = ", ".join(dict.fromkeys(each.kind.operator for each in product.stored))
         for rows in ROWS:
             x = self.normal(rows, weight.shape[1])
-            given = product(self.tensor(x))
-            expected = matmul(self.rounded(x), weight, None if bias is None else bias[outputs])
+            given = product(self.wide(x) if is_wide else self.tensor(x))
+            expected = matmul(
+                x if is_wide else self.rounded(x), weight, None if bias is None else bias[outputs]
+            )
             label = f"{operators} ({name}, {rows} row{'s' if rows > 1 else ''})"
             self.compare(label, given[:, outputs], expected)
             self.compare(label, torch.isfinite(given).all().float(), np.ones((), np.float32))
@@ -226,6 +243,58 @@ class _Check:
         expected = gated(self.rounded(gate_up), activation=block.part.activation)
         self.compare(f"gated_mlp ({block.gate_up.name})", given, expected)
         self.product(block.down)
+
+    def experts(self, block: ExpertsBlock) -> None:
+        """Who is chosen; what a few experts make of rows; and the sum."""
+        part, p = block.part, f"layers.{block.layer}."
+        self.norm(block.norm, f"{p}mlp_norm")
+        self.product(block.router, is_wide=True)
+        correction = self._arrays.read(f"{p}router_correction") if part.has_correction else None
+        for rows in ROWS:
+            logits = self.normal(rows, part.num_experts)
+            chosen, weights = block.choose(self.wide(logits))
+            expected, wanted = route(logits, part.routing, correction)
+            label = f"experts ({p}router, {rows} row{'s' if rows > 1 else ''})"
+            is_same = chosen.cpu() == torch.from_numpy(expected)
+            self.compare(label, is_same.float(), np.ones(expected.shape, np.float32))
+            self.compare(label, weights, wanted.astype(np.float32))
+            numbers = np.resize(spread(part.num_experts, _EXPERTS), (rows, part.top_k))
+            for products, per_row in ((block.gate_up, 1), (block.down, part.top_k)):
+                self._experts(products, numbers.astype(np.int32), per_row)
+            results = self.normal(rows * part.top_k, self._spec.hidden_size)
+            mixed = results.reshape(rows, part.top_k, -1) * _array(weights)[..., None]
+            self.compare(f"{label}, mixed", mix(self.wide(results), weights), mixed.sum(axis=1))
+        gate_up = self.normal(ROWS[-1], 2 * part.columns)
+        given = block.gate(self.tensor(gate_up))
+        active = gated(self.rounded(gate_up), activation=part.activation, clamp=part.clamp)
+        self.compare(f"gated_mlp ({block.gate_up.names[0]})", given, active)
+        for product in block.shared or ():
+            self.product(product)
+
+    def _experts(self, products: ExpertProducts, chosen: NDArray[np.int32], per_row: int) -> None:
+        """per_row: rows of x for each row of `chosen`."""
+        numbers = [int(number) for number in np.unique(chosen)]
+        outputs: list[int] = []
+        weights: dict[int, list[Array]] = {number: [] for number in numbers}
+        for run in products.runs:
+            rows = spread(len(run[0].rows), _OUTPUTS)
+            outputs += [run[0].rows[row] for row in rows]
+            for number in numbers:
+                weights[number].append(self._arrays.floats(run[number], rows))
+        biases = None if products.biases is None else _array(products.biases)
+        x = self.normal(len(chosen) * per_row, len(products.runs[0][0].part.columns))
+        given, sent = self.tensor(x), self.wide(chosen)
+        found = products(given, sent, products.sort(sent, element_bytes=given.element_size()))
+        expected = []
+        for use, number in enumerate(chosen.reshape(-1).tolist()):
+            row = self.rounded(x)[use * len(x) // chosen.size][None]
+            bias = None if biases is None else biases[number, outputs]
+            expected.append(matmul(row, np.concatenate(weights[number]), bias))
+        operators = ", ".join(dict.fromkeys(run[0].kind.operator for run in products.runs))
+        count = f"{len(chosen)} row{'s' if len(chosen) > 1 else ''}"
+        label = f"{operators} of experts ({products.names[0]} and others, {count})"
+        self.compare(label, found[:, outputs], np.concatenate(expected))
+        self.compare(label, torch.isfinite(found).all().float(), np.ones((), np.float32))
 
     def plain(self, block: PlainMlpBlock, layer: int) -> None:
         self.norm(block.norm, f"layers.{layer}.mlp_norm")
@@ -348,10 +417,11 @@ class _Check:
             keys=self._kept(heads.keys, bits),
             values=self._kept(heads.values, bits),
         )
+        sinks = None if block.sinks is None else _array(block.sinks)
         first = 0
         for lane in self._steps_of_one_request():
             length, end = lane.num_rows, first + lane.num_rows
-            expected = heads.attend(first, end, part)
+            expected = heads.attend(first, end, part, sinks)
             if part.value_size != part.head_size:
                 expected = expected.reshape(length, -1, part.head_size)[..., : part.value_size]
                 expected = expected.reshape(length, -1)

@@ -118,7 +118,7 @@ class TuningTable:
 class InterpretedTiles:
     """A program that is interpreted costs milliseconds whatever its size: few and large ones."""
 
-    def product(self, shape: ProductShape) -> Tiles | None:
+    def product(self, shape: ProductShape) -> Tiles:
         outputs = min(_INTERPRETED_OUTPUTS, padded(shape.outputs, at_least=SMALLEST_DOT))
         if shape.rows <= FEW_ROWS:
             return GemvTiles(outputs=outputs, inputs=_INTERPRETED_INPUTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from edge.backends.registry import open_backend
 from edge.errors import RequestError
+from edge.kernels.gated_mlp.reference import Clamp
+from edge.models.experts import Experts, SharedExpert
 from edge.models.latent import Latent
 from edge.models.linear_attention import LinearAttention
 from edge.models.plain_mlp import PlainMlp
@@ -18,7 +21,10 @@ from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import LayerSpec, ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits
+from edge.weights.block_matrices import OffsetBlocks, SortedZeroBlocks
+from edge.weights.formats import WeightFormat
 from edge.weights.layout import shard_layout
+from edge.weights.recipe import Recipe
 from tests.support.formats import uniform_format
 from tests.support.halves import SPEC
 from tests.support.plans import make_plan
@@ -51,6 +57,25 @@ WITH_OTHER_MIXERS = spec_of(
         )
     ]
 )
+WITH_EXPERTS = spec_of(
+    [
+        LayerSpec(
+            mixer=plain_layer(has_sinks=True).mixer,
+            feed_forward=Experts(
+                num_experts=5, top_k=2, columns=16, activation="silu", renormalized=True,
+                bias=True, clamp=Clamp(limit=1.0, slope=1.5),
+            ),
+        ),
+        LayerSpec(
+            mixer=plain_layer(has_sinks=True).mixer,
+            feed_forward=Experts(
+                num_experts=6, top_k=3, columns=16, activation="silu", renormalized=False,
+                scoring="sigmoid", has_correction=True, groups=3, chosen_groups=2,
+                shared=SharedExpert(columns=9, is_gated=True),
+            ),
+        ),
+    ]
+)  # fmt: skip
 LIMITS = StepLimits(context_tokens=16, chunk_tokens=8, requests=2, cached_tokens=16)
 
 TRITON = "edge.backends.triton"
@@ -62,9 +87,10 @@ def load(
     *,
     dtype: str = "float32",
     kv_dtype: Any = "float32",
+    form: WeightFormat | None = None,
 ) -> None:
     assert device() == "cpu"
-    chosen = uniform_format(dtype)
+    chosen = form or uniform_format(dtype)
     layout = shard_layout(spec, make_plan(spec, "solo", model="m"), stage=0, rank=0)
     with written_weights(layout, chosen, folder) as weights:
         backend = open_backend("triton", threads=1)
@@ -86,6 +112,16 @@ def nowhere(results: Any) -> Any:
 
 def another_id(results: Any) -> Any:
     results[1][0, 0] += 1
+    return results
+
+
+def another_expert(results: Any) -> Any:
+    results[0][0, 0] = (results[0][0, 0] + 1) % 5
+    return results
+
+
+def another_weight(results: Any) -> Any:
+    results[1][0, 0] *= 1.01
     return results
 
 
@@ -124,6 +160,18 @@ WRONG_WITH_OTHER_MIXERS = [
     (f"{TRITON}.attention.attention", slightly_wrong, "attention (layer 2, 5 of 5 tokens)"),
     (f"{TRITON}.latent_product.latent_heads", slightly_wrong, "latent_heads (layer 3)"),
 ]
+WRONG_WITH_EXPERTS = [
+    (f"{TRITON}.experts.route", another_expert, "experts (layers.0.router, 1 row) errs"),
+    (f"{TRITON}.experts.route", another_weight, "experts (layers.0.router, 1 row) errs"),
+    (
+        f"{TRITON}.expert_products.expert_product",
+        slightly_wrong,
+        "matmul of experts (layers.0.experts.0.gate_up and others, 1 row)",
+    ),
+    (f"{TRITON}.self_check.mix", slightly_wrong, "experts (layers.0.router, 1 row), mixed errs"),
+    (f"{TRITON}.experts.gated", slightly_wrong, "gated_mlp (layers.0.experts.0.gate_up)"),
+    (f"{TRITON}.weights.matmul", slightly_wrong, "matmul (layers.0.qkv, 1 row)"),
+]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +180,7 @@ WRONG_WITH_OTHER_MIXERS = [
         *((*each, ONE_LAYER) for each in WRONG),
         *((*each, WITH_BIASES) for each in WRONG_WITH_BIASES),
         *((*each, WITH_OTHER_MIXERS) for each in WRONG_WITH_OTHER_MIXERS),
+        *((*each, WITH_EXPERTS) for each in WRONG_WITH_EXPERTS),
     ],
 )
 def test_the_operator_that_is_wrong_is_named(
@@ -170,9 +219,37 @@ def test_a_kernel_for_many_rows_is_checked_as_well(
         load(tmp_path, dtype="int4")
 
 
-@pytest.mark.parametrize("spec", [WITH_BIASES, WITH_OTHER_MIXERS])
+def test_experts_of_more_rows_are_checked_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert device() == "cpu"
+    from edge.backends.triton import expert_products
+    from edge.kernels.experts.triton import expert_product as right
+
+    def wrong(*values: Any, sorted_uses: Any, **named: Any) -> Any:
+        result = right(*values, sorted_uses=sorted_uses, **named)
+        return result if sorted_uses is None else slightly_wrong(result)
+
+    monkeypatch.setattr(expert_products, "expert_product", wrong)
+    with pytest.raises(RequestError, match=r"experts.0.gate_up and others, 5 rows\) errs by"):
+        load(tmp_path, WITH_EXPERTS)
+
+
+@pytest.mark.parametrize("spec", [WITH_BIASES, WITH_OTHER_MIXERS, WITH_EXPERTS])
 def test_other_parts_that_agree_are_loaded(spec: ModelSpec, tmp_path: Path) -> None:
     load(tmp_path, spec)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        OffsetBlocks(code_bits=4, block_size=32),
+        SortedZeroBlocks(code_bits=4, block_size=32, order_number=0),
+    ],
+)
+def test_experts_of_all_kinds_of_codes_are_loaded(kind: Any, tmp_path: Path) -> None:
+    form = replace(uniform_format("int4"), recipe=Recipe(kind))
+    load(tmp_path, WITH_EXPERTS, form=form)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from edge.partition import (
     estimate,
     memory_use,
 )
+from edge.partition.fit.streamed_layers import loads_of
 from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from tests.support.facts import changed_facts
 from tests.unit.partition.test_plan_cost import MODEL as FEW_LAYERS
@@ -166,6 +167,22 @@ def test_a_plan_says_where_layers_come_from() -> None:
     assert (row.streamed_layers, row.host_layers) == (9, 0)
     (row,) = describe(alone(2), MODEL, ClusterSpec(devices=(gpu,)), WORKLOAD)
     assert (row.streamed_layers, row.host_layers) == (2, 0), "the window holds both"
+
+
+def test_a_gpu_is_brought_all_experts_and_a_cpu_those_that_are_needed() -> None:
+    sparse = changed_facts(MODEL, num_experts=5, top_k=1, expert_column_bytes=1)
+    cpu = device("a", 10**6)
+    gpu = replace(cpu, host_memory_bytes=0)
+    of_cpu, of_gpu = (
+        describe(alone(9), sparse, ClusterSpec(devices=(each,)), WORKLOAD)[0].memory
+        for each in (cpu, gpu)
+    )
+    assert 0 < of_cpu.routed_bytes < of_cpu.streamed_bytes < 9 * MATRIX_BYTES
+    assert (of_gpu.routed_bytes, of_gpu.streamed_bytes) == (0, 9 * MATRIX_BYTES)
+    use = memory_use(alone(9), sparse, WORKLOAD)
+    load = loads_of(alone(9), ClusterSpec(devices=(gpu,)), use)["a"]
+    assert load.disk_s == pytest.approx(9 * MATRIX_BYTES / 100)
+    assert load.routed_s == 0
 
 
 @pytest.mark.parametrize("rates", [RATES, None])

@@ -1,0 +1,125 @@
+"""The products of a layer's experts: one matrix of each, by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton.tuning import InterpretedTiles, ProductShape, Tuning
+from edge.backends.triton.weights import OffsetWeight, SortedWeight, Weight
+from edge.kernels.experts.triton import (
+    ExpertStack,
+    ExpertWeight,
+    SortedUses,
+    Tiles,
+    expert_product,
+    product_tiles,
+    sort_uses,
+)
+from edge.kernels.matmul_nbits.triton import PackedWeight
+from edge.kernels.triton_launch import GemmTiles
+from edge.weights.recipe import StoredMatrix
+
+
+class ExpertProducts:
+    """Rows, each times the matrices of the experts that are chosen for it.
+
+    Matrices of several kinds are as many products, each of which makes some of the columns.
+    """
+
+    def __init__(
+        self,
+        arrays: ShardArrays,
+        names: Sequence[str],
+        weight: Callable[[StoredMatrix], Weight],
+        biases: Tensor | None,
+        tuning: Tuning,
+    ) -> None:
+        """names: of each expert's matrix. biases: float32 [experts, outputs]."""
+        self.names = tuple(names)
+        self.num_rows = arrays.layout.matrix(names[0]).num_rows
+        self.runs: tuple[tuple[StoredMatrix, ...], ...] = tuple(
+            zip(*map(arrays.stored, names), strict=True)
+        )
+        """Of each kind, all experts' matrices."""
+        self.biases = biases
+        self._tuning = tuning
+        self._stacks: tuple[ExpertStack, ...] = ()
+        self.place(weight)
+
+    def place(self, weight: Callable[[StoredMatrix], Weight] | None) -> None:
+        """As `Product.place`."""
+        self._stacks = ()
+        if weight is not None:
+            self._stacks = tuple(_stack(list(map(weight, run))) for run in self.runs)
+
+    def sort(self, chosen: Tensor, *, element_bytes: int) -> SortedUses | None:
+        """Who goes where, for all products with the same experts; None where rows are few."""
+        stack = self._stacks[0]
+        tiles = self._tiles(self.runs[0][0], stack, chosen, element_bytes)
+        if not isinstance(tiles, GemmTiles):
+            return None
+        return sort_uses(chosen, num_experts=stack.num_experts, rows=tiles.rows)
+
+    def __call__(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        sorted_uses: SortedUses | None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """x [rows or uses, columns], chosen int32 [rows, top_k] → [uses, outputs] of `dtype`, or
+        of x's."""
+        assert self._stacks
+        shape = chosen.numel(), self.num_rows
+        out = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
+        for (stored, *_others), stack in zip(self.runs, self._stacks, strict=True):
+            part = slice(stored.rows.start, stored.rows.stop)
+            expert_product(
+                x,
+                stack,
+                chosen,
+                None if self.biases is None else self.biases[:, part],
+                tiles=self._tiles(stored, stack, chosen, x.element_size()),
+                sorted_uses=sorted_uses,
+                padding=stored.padding,
+                out=out[:, part],
+            )
+        return out
+
+    def _tiles(
+        self, stored: StoredMatrix, stack: ExpertStack, chosen: Tensor, element_bytes: int
+    ) -> Tiles:
+        """Measured ones are of products of one matrix, and so for none of these."""
+        rows, top_k = chosen.shape
+        if isinstance(self._tuning, InterpretedTiles):
+            bits, outputs, inputs = stored.kind.bits, stack.outputs, stack.inputs
+            return self._tuning.product(
+                ProductShape(bits=bits, rows=rows, outputs=outputs, inputs=inputs)
+            )
+        return product_tiles(rows, stack, top_k=top_k, element_bytes=element_bytes)
+
+
+def _stack(weights: Sequence[Weight]) -> ExpertStack:
+    """Scales are of one type: float32 where some expert's need that."""
+    experts = list(map(_expert, weights))
+    packed = [each.matrix for each in experts if isinstance(each.matrix, PackedWeight)]
+    if len({each.scales.dtype for each in packed}) > 1:
+        experts = [
+            replace(each, matrix=replace(matrix, scales=matrix.scales.float()))
+            for each, matrix in zip(experts, packed, strict=True)
+        ]
+    return ExpertStack(experts)
+
+
+def _expert(weight: Weight) -> ExpertWeight:
+    if isinstance(weight, SortedWeight):
+        return replace(_expert(weight.stored), order=weight.order)
+    if isinstance(weight, OffsetWeight):
+        return ExpertWeight(matrix=weight.packed, offsets=weight.offsets)
+    return ExpertWeight(matrix=weight)

@@ -1,0 +1,85 @@
+"""A router and its experts on a GPU, and a shared one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edge.backends.triton.blocks import Cast, Norm, Shop
+from edge.backends.triton.buffers import Lane
+from edge.backends.triton.expert_products import ExpertProducts
+from edge.backends.triton.weights import Product
+from edge.kernels.experts.triton import mix, route
+from edge.kernels.gated_mlp.triton import gated
+from edge.models.experts import Experts, expert_name, shared_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsBlock:
+    """The experts of one layer. See Block."""
+
+    layer: int
+    part: Experts
+    norm: Norm | Cast
+    router: Product
+    correction: Tensor | None
+    gate_up: ExpertProducts
+    down: ExpertProducts
+    shared: tuple[Product, Product] | None
+    """Gate and up, and down."""
+
+    @classmethod
+    def of(cls, shop: Shop, layer: int, part: Experts) -> ExpertsBlock:
+        p = f"layers.{layer}."
+
+        def products(name: str) -> ExpertProducts:
+            names = [f"{expert_name(p, number)}{name}" for number in range(part.num_experts)]
+            biases = f"{p}experts_{name}_bias"
+            if biases not in shop.arrays:
+                return shop.experts(names, None)
+            return shop.experts(names, shop.vector(biases).view(part.num_experts, -1))
+
+        shared = None
+        if part.shared is not None:
+            own = shared_name(p)
+            shared = shop.product(f"{own}gate_up"), shop.product(f"{own}down")
+        return cls(
+            layer=layer,
+            part=part,
+            norm=shop.norm(f"{p}mlp_norm"),
+            router=shop.product(f"{p}router"),
+            correction=shop.vector(f"{p}router_correction") if part.has_correction else None,
+            gate_up=products("gate_up"),
+            down=products("down"),
+            shared=shared,
+        )
+
+    def launch(self, normed: Tensor, lane: Lane) -> None:
+        # In float32, as its weights are: who is chosen turns on small differences.
+        logits = self.router(normed.float())
+        chosen, weights = self.choose(logits)
+        sorted_uses = self.gate_up.sort(chosen, element_bytes=normed.element_size())
+        active = self.gate(self.gate_up(normed, chosen, sorted_uses))
+        results = self.down(active, chosen, sorted_uses, dtype=torch.float32)
+        given = gate = None
+        if self.shared is not None and self.part.shared is not None:
+            gate_up, down = self.shared
+            active = gated(gate_up(normed), activation=self.part.activation)
+            given = torch.empty_like(lane.partial)
+            down(active, given)
+            gate = logits[:, self.part.num_experts] if self.part.shared.is_gated else None
+        mix(results, weights, shared=given, gate=gate, out=lane.partial)
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Experts int32 and their weights float32, both [rows, top_k]."""
+        return route(
+            logits,
+            self.part.routing,
+            num_experts=self.part.num_experts,
+            correction=self.correction,
+        )
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        return gated(gate_up, activation=self.part.activation, clamp=self.part.clamp)
