@@ -15,6 +15,7 @@ from edge.text.answer_forms import AnswerForm
 from edge.text.answer_parts import AnswerPart, ReadAnswer, Said, Thought, ToolCall
 from edge.text.call_bodies import Body, ChosenBody, Ended, JsonBody, json_calls
 from edge.text.call_forms import Begin
+from edge.text.channels import ChannelReader
 from edge.text.thinking import ThinkingSplitter, before_partial
 from edge.text.tool_types import ToolTypes
 
@@ -40,19 +41,19 @@ class AnswerParser:
     ) -> None:
         """form: how the model writes; None: as most do."""
         form = AnswerForm() if form is None else form
-        tools = tools or {}
-        self._thinking = ThinkingSplitter(thinking, marks=form.thinking_marks)
-        self._calls = _CallFinder(form.call_form.all_marks, tools)
+        self._reader: ChannelReader | _MarkReader
+        if form.call_form.has_channels:
+            self._reader = ChannelReader(thinking=thinking)
+        else:
+            self._reader = _MarkReader(form, tools or {}, thinking=thinking)
 
     def feed(self, text: str) -> list[AnswerPart]:
         """The parts that are settled now; text comes in as many pieces as it likes."""
-        thought, said = self._thinking.feed(text)
-        return [*_thoughts(thought), *self._calls.feed(said)]
+        return self._reader.feed(text)
 
     def finish(self) -> list[AnswerPart]:
         """What was held back: a call without its end is one if it is whole, else text."""
-        thought, said = self._thinking.rest()
-        return [*_thoughts(thought), *self._calls.finish(said)]
+        return self._reader.finish()
 
 
 def read_answer(
@@ -76,6 +77,22 @@ def read_answer(
 
 def _thoughts(text: str) -> list[AnswerPart]:
     return [Thought(text)] if text else []
+
+
+class _MarkReader:
+    """Of answers that are text, but for what has marks."""
+
+    def __init__(self, form: AnswerForm, tools: ToolTypes, *, thinking: bool) -> None:
+        self._thinking = ThinkingSplitter(thinking, marks=form.thinking_marks)
+        self._calls = _CallFinder(form.call_form.all_marks, tools)
+
+    def feed(self, text: str) -> list[AnswerPart]:
+        thought, said = self._thinking.feed(text)
+        return [*_thoughts(thought), *self._calls.feed(said)]
+
+    def finish(self) -> list[AnswerPart]:
+        thought, said = self._thinking.rest()
+        return [*_thoughts(thought), *self._calls.finish(said)]
 
 
 class _CallFinder:

@@ -6,6 +6,7 @@
     <|tool_call_start|>[name(key=…)]<|tool_call_end|>                   LFM2
     <|tool_call>call:name{key:…}<tool_call|>                            Gemma 4
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>… DeepSeek
+    <|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}   gpt-oss
     [TOOL_CALLS][{"name": …, "arguments": …}, …]                        Mistral
     [TOOL_CALLS]name[ARGS]{…}                                           Mistral since 2025
     {"name": …, "parameters": …}; …                                     Llama 3: all of the answer
@@ -29,6 +30,7 @@ from edge.text.call_bodies import (
     Parse,
     json_calls,
 )
+from edge.text.channels import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from edge.text.forced_calls import ArgumentShape, CallShape, json_shape
 from edge.text.loose_values import gemma_call, python_calls
 from edge.text.tool_types import ToolTypes, typed
@@ -79,6 +81,8 @@ class CallForm:
     """What a call begins with, beside the usual ones."""
     shape: CallShape
     """How calls are written where an answer must have some."""
+    has_channels: bool = False
+    """All of an answer is messages in channels: see `channels.py`."""
     tokens: tuple[str, ...] = ()
     """Those of an answer that must be seen to read it, though tokenizers leave them out of text."""
 
@@ -301,6 +305,18 @@ _DEEPSEEK_TOKENS = (*_DEEPSEEK_MARKS, "<｜tool▁calls▁end｜>", _SEEK_BEGIN,
 _NAMED_TOKENS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 _ALL = (
+    CallForm(
+        name="channels",
+        known_by=(CHANNEL, MESSAGE),
+        has_channels=True,
+        shape=CallShape(
+            thought=(f"{CHANNEL}analysis{MESSAGE}", f"{END}{START}assistant"),
+            open=lambda name: f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}",
+            close="",
+            most_calls=1,
+        ),
+        tokens=(START, CHANNEL, CONSTRAIN, MESSAGE, END),
+    ),
     CallForm(
         name="gemma",
         known_by=("<|tool_call>",),

@@ -52,6 +52,9 @@ class CallShape:
     otherwise: CallShape | None = None
     """For tools whose names or arguments cannot be written so; the same reader reads it."""
     most_calls: int = MOST_CALLS
+    thought: tuple[str, str] | None = None
+    """What may come before calls begins and ends so; a model that thinks in marks of its prompt has
+    thought already."""
 
 
 def json_shape(
@@ -98,6 +101,10 @@ def calls_grammar(
         rules.append(f"said: {json_rule(or_else)}")
     choices = " | ".join(f"call_{number}" for number in range(len(tools)))
     calls = f"calls: {text_rule(shape.before)} call{more} {text_rule(shape.after)}"
+    if shape.thought is not None:
+        begin, end = map(text_rule, shape.thought)
+        answer = f"({begin} thought)? ({answer})"
+        rules.append(f"thought[suffix={end}]: /(?s:.*)/")
     return Grammar("\n".join([f"start: {answer}", calls, f"call: {choices}", *rules]))
 
 

@@ -30,6 +30,12 @@ class ThinkingMarks:
 
 _ALL = (
     ThinkingMarks(
+        name="analysis",
+        open="<|channel|>analysis<|message|>",
+        close="<|end|>",
+        known_by="<|channel|>",
+    ),
+    ThinkingMarks(
         name="channel", open="<|channel>thought\n", close="<channel|>", known_by="<|channel>"
     ),
     *(

@@ -185,7 +185,7 @@ class Tokenizer:
 
     def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends in the mark of thinking, as some chat templates have it."""
-        end = self.decode(prompt_ids[-8:], skip_special_tokens=False)
+        end = self.decode(prompt_ids[-16:], skip_special_tokens=False)
         return end.rstrip().endswith(self._answer_form.thinking_marks.open.rstrip())
 
     def close(self) -> None:

@@ -75,7 +75,14 @@ _BARE = """\
 {"name": {{ call.name | tojson }}, "parameters": {{ call.arguments | tojson }}}\
 {{ '; ' if not loop.last }}{% endfor %}"""
 
+_CHANNELS = """\
+{% if said %}<|channel|>commentary<|message|>{{ said }}<|end|><|start|>assistant{% endif %}\
+{% for call in calls %}<|channel|>commentary to=functions.{{ call.name }} <|constrain|>json\
+<|message|>{{ call.arguments | tojson }}\
+{{ '<|call|><|start|>assistant' if not loop.last }}{% endfor %}"""
+
 CALL_TEMPLATES = {
+    "channels": _CHANNELS,
     "function": _FUNCTION,
     "named": _NAMED,
     "named inline": _NAMED.replace("\n", "").replace("'\\n'", "''"),
@@ -93,6 +100,8 @@ CALL_TEMPLATES = {
 
 def answer_of(form: str, calls: Sequence[ToolCall], said: str = "") -> str:
     """As the template of a form writes it."""
+    if form == "channels":
+        return _TEMPLATES[form].render(calls=calls, said=said)
     return said + _TEMPLATES[form].render(calls=calls)
 
 

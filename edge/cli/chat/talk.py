@@ -23,7 +23,7 @@ from edge.cli.reply_view import (
 from edge.errors import RequestError, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.load_options import LoadOptions
-from edge.text.answer_parser import AnswerParser
+from edge.text.answer_parser import AnswerParser, read_answer
 
 
 class TerminalTalk:
@@ -147,9 +147,15 @@ class TerminalTalk:
                 if not self._is_terminal:
                     raise
                 self.was_stopped = True
-                return "".join(said), None
+                return self._kept("".join(said)), None
             reply = stream.reply()
-        return reply.text, reply
+        return self._kept(reply.text), reply
+
+    def _kept(self, text: str) -> str:
+        """What the conversation goes on with: where an answer has channels, what was said in it;
+        chat templates refuse the rest."""
+        form = self._model.tokenizer.answer_form
+        return read_answer(text, form).content if form.call_form.has_channels else text
 
     def _show(self, stream: ReplyStream, said: list[str], *, begun: bool) -> None:
         if self._console is None:

@@ -17,6 +17,7 @@ from edge.text.answer_parser import AnswerParser, read_answer
 from edge.text.answer_parts import AnswerPart, ReadAnswer, Said, ToolCall
 from edge.text.call_bodies import Body, Ended
 from edge.text.call_forms import CALL_FORMS
+from edge.text.channels import ChannelReader
 from edge.text.forced_calls import calls_grammar
 from edge.text.grammar import Grammars
 from edge.text.tool_types import ToolTypes, tool_types, typed
@@ -105,7 +106,17 @@ def test_what_is_written_is_read(
 def test_text_behind_calls_and_thoughts_before_them(form: str) -> None:
     call = ToolCall(name="f", arguments={"x": 1})
     text = f"<think>\nso\n</think>\n\nFirst. {answer_of(form, [call, call])}\n Then."
-    expected = ReadAnswer(content="First. Then.", reasoning="so", tool_calls=(call, call))
+    if form == "channels":
+        text = (
+            "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
+            f"{answer_of(form, [call, call], 'First.')}<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>Then."
+        )
+    expected = ReadAnswer(
+        content="First.\n\nThen." if form == "channels" else "First. Then.",
+        reasoning="so",
+        tool_calls=(call, call),
+    )
     assert read_answer(text, AnswerForm(calls=form), tools={"f": {"x": ("integer",)}}) == expected
 
 
@@ -121,7 +132,7 @@ def test_a_broken_call_stays_text_and_nothing_is_lost(form: str, data: st.DataOb
     text = whole[:begin] + whole[begin + count :]
     how, types = AnswerForm(calls=form), types_of([call])
     read = read_answer(text, how, tools=types)
-    if not read.tool_calls:
+    if not read.tool_calls and form != "channels":  # there the marks of messages are no text
         assert read.content == text
     parts = parts_of(list(text), how, tools=types)
     assert parts == parts_of([text], how, tools=types)
@@ -147,7 +158,8 @@ def test_pieces_change_nothing(form: str, text: str, cuts: list[int]) -> None:
     whole = parts_of([text], how, tools=tools)
     assert parts_of(cut(text, cuts), how, tools=tools) == whole
     assert parts_of(list(text), how, tools=tools) == whole
-    if not any(isinstance(part, ToolCall) for part in whole) and "<think>" not in text[:70]:
+    is_text = form != "channels" and "<think>" not in text[:70]
+    if is_text and not any(isinstance(part, ToolCall) for part in whole):
         assert "".join(part.text for part in whole if isinstance(part, Said)) == text
 
 
@@ -184,7 +196,7 @@ def test_work_grows_with_the_text_whatever_a_model_writes(babble: str, begin: st
             }
             Counted.characters = 0
             parser = AnswerParser(AnswerForm(calls=form), tools={"f": {}})
-            parser._calls._marks = marks
+            parser._reader._calls._marks = marks  # type: ignore[union-attr]
             text = begin + babble * count
             found: list[AnswerPart] = [
                 part for at in range(0, len(text), 7) for part in parser.feed(text[at : at + 7])
@@ -283,7 +295,7 @@ def test_a_list_of_calls_may_be_json() -> None:
 
 def opened(folder: Path, form: str, template: str, backend: tokenizers.Tokenizer) -> Tokenizer:
     """With every mark of the form a special token, as publishers have them, and one beside."""
-    how = AnswerForm(calls=form, thoughts="THINK")
+    how = AnswerForm(calls=form, thoughts="analysis" if form == "channels" else "THINK")
     backend.add_special_tokens([*sorted(how.tokens), "<|other|>"])
     write_checkpoint(folder, backend, {"chat_template": template})
     return Tokenizer.open(folder)
@@ -294,21 +306,26 @@ def test_marks_that_are_special_tokens_are_read(form: str, tmp_path: Path) -> No
     call = ToolCall(name="f", arguments={"x": 1, "s": "it's é"})
     template = CALL_TEMPLATES[form] + "[THINK]"
     tokenizer = opened(tmp_path, form, template, byte_level())
-    answer = f"[THINK]so[/THINK]Hi<|other|>. {answer_of(form, [call])}<|end|>"
+    answer = f"[THINK]so[/THINK]{answer_of(form, [call], 'Hi<|other|>. ')}"
+    if form == "channels":
+        thought = "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
+        answer = thought + answer_of(form, [call], "Hi<|other|>.")
     ids = tokenizer._backend.encode(answer, add_special_tokens=False).ids
     marks = {tokenizer.token_id(mark) for mark in CALL_FORMS[form].tokens}
     assert None not in marks
     assert marks & {*ids}
     stream = TextStream(tokenizer, tokenizer.encode("prompt"))
     text = "".join(map(stream.push, ids)) + stream.finish()
-    assert text == answer.replace("<|other|>", "").replace("<|end|>", "")
+    assert text == answer.replace("<|other|>", "")
     assert tokenizer.vocabulary.decode(ids) == text
     assert read_answer(text, tokenizer.answer_form, tools=types_of([call])) == ReadAnswer(
         content="Hi.", reasoning="so", tool_calls=(call,)
     )
-    assert "[THINK]" not in tokenizer.decode(ids)  # as transformers has it
-    assert tokenizer.begins_thinking(tokenizer._backend.encode("Hello. [THINK]\n").ids)
-    assert not tokenizer.begins_thinking(tokenizer._backend.encode("Hello. [/THINK]\n").ids)
+    marks_of_thoughts = tokenizer.answer_form.thinking_marks
+    assert marks_of_thoughts.close not in tokenizer.decode(ids)  # as transformers has it
+    for mark, begins in ((marks_of_thoughts.open, True), (marks_of_thoughts.close, False)):
+        prompt = tokenizer._backend.encode(f"Hello. {mark}\n").ids
+        assert tokenizer.begins_thinking(prompt) == begins
 
 
 def test_marks_behind_a_window_of_tokens(tmp_path: Path) -> None:
@@ -327,15 +344,18 @@ def test_marks_behind_a_window_of_tokens(tmp_path: Path) -> None:
 def test_calls_may_be_forced_by_tokens_that_are_marks(form: str, tmp_path: Path) -> None:
     tokenizer = opened(tmp_path, form, CALL_TEMPLATES[form], byte_level())
     grammars = Grammars(
-        tokenizer.vocabulary, vocab_size=tokenizer.vocab_size, end_ids=frozenset({1})
+        tokenizer.vocabulary, vocab_size=tokenizer.vocab_size, end_ids=frozenset({0})
     )
     tools = [{"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}]
     matcher = grammars.begin(calls_grammar(tools, CALL_FORMS[form].shape, several=True))
     text = answer_of(form, [ToolCall(name="f", arguments={"x": 15})]).rstrip()
+    if form == "channels":
+        text = f"<|channel|>analysis<|message|>why?<|end|><|start|>assistant{text}"
     ids = tokenizer._backend.encode(text, add_special_tokens=False).ids
     assert {*ids} & {tokenizer.token_id(mark) for mark in CALL_FORMS[form].tokens}
     for token in ids:
         matcher.take(token)
+    assert matcher.allowed()[0] & 1
 
 
 def test_a_token_tells_the_form_where_the_template_says_nothing(tmp_path: Path) -> None:
@@ -360,3 +380,63 @@ def test_a_template_tells_the_marks_of_thinking(template: str, thoughts: str) ->
     assert read_answer(text, form) == expected
     assert parts_of(list(text), form) == parts_of([text], form)
     assert read_answer(f"why < not?{marks.close}So.", form, thinking=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content", "calls"),
+    [
+        ("<|channel|>final<|message|>Hi", "", "Hi", 0),
+        ("<|channel|>analysis<|message|>so<|end|>", "so", "", 0),
+        ("<|message|>Hi<|return|>", "", "Hi", 0),
+        ('{"a": 1}', "", '{"a": 1}', 0),
+        ("to be < or <|not", "", "to be < or <|not", 0),
+        ("tomorrow", "", "tomorrow", 0),
+        ("t", "", "t", 0),
+        ("<|channel|>final<|message|>a <|b <|constrain|> c", "", "a <|b <|constrain|> c", 0),
+        ("<|channel|>analysis<|message|>a<|start|><|channel|>final<|message|>b", "a", "b", 0),
+        ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", "a", "b", 0),
+        ("<|channel|>final<|message|>a<|end|><|start|>assistant<|chan", "", "a", 0),
+        ("<|channel|>commentary to=functions.f<|message|>{}<|call|>", "", "", 1),
+        (" to=functions.f<|channel|>commentary json<|message|>{}", "", "", 1),
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|> <|call|>", "", "", 1),
+        ("<|channel|>analysis to=functions.f code<|message|>{}<|call|>", "", "", 1),
+        ("<|channel|>commentary to=all<|message|>{}", "", "{}", 0),
+        ("<|channel|>final<|message|>" + "<|message|>" * 3, "", "<|message|>" * 3, 0),
+        ("<|start|>" + "x" * 600, "", "<|start|>" + "x" * 600, 0),
+        (
+            "<|channel|>commentary to=functions.f<|message|>{bro", "",
+            "<|channel|>commentary to=functions.f<|message|>{bro", 0,
+        ),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b",
+            "a\n\nb", "", 0,
+        ),
+    ],
+)  # fmt: skip
+def test_answers_in_channels(text: str, reasoning: str, content: str, calls: int) -> None:
+    form = AnswerForm(calls="channels", thoughts="analysis")
+    call = ToolCall(name="f", arguments={})
+    expected = ReadAnswer(content=content, reasoning=reasoning, tool_calls=(call,) * calls)
+    assert read_answer(text, form) == expected
+    assert parts_of(list(text), form) == parts_of([text], form)
+
+
+def test_an_answer_may_begin_within_a_channel() -> None:
+    form = AnswerForm(calls="channels", thoughts="analysis")
+    text = "so<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+    expected = ReadAnswer(content="Hi", reasoning="so", tool_calls=())
+    assert read_answer(text, form, thinking=True) == expected
+
+
+@pytest.mark.parametrize(
+    "babble", ["<|channel|>", "<|start|>", "<|start|>a", " ", "to=", "<|constrain|>", "<|", "x",
+               "<|channel|>commentary to=f<|message|>{", "<|message|>", "<|end|>"],
+)  # fmt: skip
+def test_what_waits_of_channels_is_short(babble: str) -> None:
+    """But for the arguments of a call, which are looked at once, at its end."""
+    for begin in ("", "<|channel|>", "<|channel|>analysis<|message|>"):
+        reader = ChannelReader()
+        for at in range(300):
+            reader.feed(begin if at == 0 else babble)
+            assert len(reader._header) + len(reader._tail) < 600
+        reader.finish()

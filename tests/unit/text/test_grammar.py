@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -142,7 +143,7 @@ def test_forced_calls_are_calls(tokenizer: Tokenizer, bundled: Grammars, name: s
         },
     ]
     counts = set()
-    form, shape = AnswerForm(calls=name), CALL_FORMS[name].shape
+    form, shape = AnswerForm(calls=name), replace(CALL_FORMS[name].shape, thought=None)
     grammar = calls_grammar(tools, shape, several=True)
     for seed in range(12):
         answer = read_answer(
@@ -154,7 +155,7 @@ def test_forced_calls_are_calls(tokenizer: Tokenizer, bundled: Grammars, name: s
             assert (
                 call.arguments in ({'a"b': [{"x": 1}], "second": [{"n": 1}, {"n": 2}]})[call.name]
             )
-    assert len(counts) > 1
+    assert len(counts) > 1 or shape.most_calls == 1
     one = calls_grammar(tools[:1], shape, several=False, or_else={"const": 5})
     texts = {drawn(bundled, tokenizer, bundled.begin(one), seed).strip() for seed in range(12)}
     assert "5" in texts
@@ -187,7 +188,7 @@ def test_forced_calls_have_the_models_own_form(
     """And arguments as their schemas say; which of them that need not be come differs."""
     schema = {**PLAIN, "required": required}
     tools = [{"type": "function", "function": {"name": "f-1", "parameters": schema}}]
-    form, shape = AnswerForm(calls=name), CALL_FORMS[name].shape
+    form, shape = AnswerForm(calls=name), replace(CALL_FORMS[name].shape, thought=None)
     grammar = calls_grammar(tools, shape, several=False)
     check = jsonschema.Draft202012Validator(schema)
     seen = set()
@@ -217,6 +218,8 @@ def test_what_a_template_writes_may_be_forced(
         text = text.replace("True", "true")
     if name == "gemma":
         text = text.replace('{x:<|"|>p<|"|>}', '{"x": "p"}')
+    if name == "channels":
+        text = answer_of(name, calls[:1])
     matcher = bundled.begin(calls_grammar(tools, CALL_FORMS[name].shape, several=True))
     for token in tokenizer._backend.encode(text, add_special_tokens=False).ids:
         matcher.take(token)

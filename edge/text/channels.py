@@ -1,0 +1,161 @@
+"""Answers in channels, as gpt-oss writes them, told apart piece by piece. Pure.
+
+    <|channel|>analysis<|message|>…<|end|>                                     is thought
+    <|start|>assistant<|channel|>final<|message|>…                             is said
+    <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}
+
+The last one is a call. The prompt ends in `<|start|>assistant`, and an answer begins behind that.
+The receiver may stand before the channel, too. A call whose arguments are no JSON object is said,
+to the letter. Each character is looked at a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from edge.text.answer_parts import AnswerPart, Said, Thought
+from edge.text.call_bodies import json_calls
+from edge.text.thinking import before_partial
+
+START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
+MESSAGE, END = "<|message|>", "<|end|>"
+
+_MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, "<|call|>", "<|return|>")
+_ANY = re.compile("|".join(map(re.escape, _MARKS)))
+
+_MOST_HEADER = 512
+"""Characters before a message; what is longer is said."""
+
+_FIRST = re.compile(r"\s{0,8}(?:to=\S{0,200}\s{0,8}|to?)?")
+"""Before the first mark of an answer."""
+_NAME = re.compile(re.escape(CHANNEL) + r"\s{0,8}([a-z]+)")
+_RECEIVER = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
+_NOBODY = ("all", "assistant", "user")
+"""Receivers that are no tools."""
+
+_BETWEEN = "\n\n"
+"""Two messages of one kind."""
+
+
+class ChannelReader:
+    """Pieces of an answer's text in, its parts out; `finish` once at its end.
+
+    thinking: the prompt ends within a thought.
+    """
+
+    def __init__(self, *, thinking: bool = False) -> None:
+        self._state: Literal["first", "header", "message", "outside"] = "first"
+        self._kind: type[Said | Thought] | None = Said
+        """Of the message; None: a call."""
+        self._header = ""
+        self._call: list[str] = []
+        self._tail = ""
+        """Text that may become a mark."""
+        self._told: set[type[Said | Thought]] = set()
+        self._is_another = False
+        """The message comes behind one of its kind."""
+        if thinking:
+            self._state, self._kind = "message", Thought
+
+    def feed(self, text: str) -> list[AnswerPart]:
+        """The parts that are settled now."""
+        return [*self._read(text)]
+
+    def finish(self) -> list[AnswerPart]:
+        """What was held back: a call is one if its arguments are whole, else text. The beginning of
+        a message that has not come is nothing."""
+        tail, self._tail = self._tail, ""
+        parts = [*self._text(tail)]
+        if self._state == "first":
+            parts += self._say(self._header)
+        return parts + self._over()
+
+    def _read(self, text: str) -> Iterator[AnswerPart]:
+        text, place = self._tail + text, 0
+        for found in _ANY.finditer(text):
+            yield from self._text(text[place : found.start()])
+            yield from self._mark(found[0])
+            place = found.end()
+        rest = text[place:]
+        kept = min(before_partial(rest, mark) for mark in _MARKS)
+        self._tail = rest[kept:]
+        yield from self._text(rest[:kept])
+
+    def _text(self, text: str) -> list[AnswerPart]:
+        if self._state == "message" and self._kind is None:
+            self._call.append(text)
+            return []
+        if self._state == "message" and self._kind is Thought:
+            return self._tell(Thought, text)
+        if self._state in ("message", "outside"):
+            return self._say(text)
+        self._header += text
+        is_header = len(self._header) <= _MOST_HEADER
+        if self._state == "first":
+            is_header = _FIRST.fullmatch(self._header) is not None
+        return [] if is_header else self._no_header()
+
+    def _mark(self, mark: str) -> list[AnswerPart]:
+        parts: list[AnswerPart] = []
+        state = self._state
+        if state == "message":
+            if mark in (CONSTRAIN, MESSAGE):
+                return self._text(mark)
+            parts = self._over()
+        elif state != "outside":
+            if mark in (CHANNEL, CONSTRAIN, MESSAGE):
+                return self._of_header(mark)
+            if self._header.strip():
+                parts = self._no_header()
+        if mark in (START, CHANNEL):
+            self._state, self._header = "header", mark
+            return parts
+        self._state = "outside"
+        return parts if state == "message" else [*parts, *self._say(mark)]
+
+    def _of_header(self, mark: str) -> list[AnswerPart]:
+        self._state = "header"
+        self._header += mark
+        if len(self._header) > _MOST_HEADER:
+            return self._no_header()
+        if mark == MESSAGE:
+            self._begin()
+        return []
+
+    def _begin(self) -> None:
+        """A message, of what kind its header says."""
+        name, receiver = _NAME.search(self._header), _RECEIVER.search(self._header)
+        self._state, self._call = "message", []
+        if receiver is not None and receiver[1] not in _NOBODY:
+            self._kind = None
+        else:
+            self._kind = Thought if name is not None and name[1] == "analysis" else Said
+        self._is_another = self._kind in self._told
+
+    def _over(self) -> list[AnswerPart]:
+        """The message is."""
+        if self._state != "message" or self._kind is not None:
+            return []
+        receiver = _RECEIVER.search(self._header)
+        name = receiver[1].removeprefix("functions.") if receiver is not None else ""
+        text = "".join(self._call)
+        self._call, self._kind = [], Said
+        calls = json_calls(text if text.strip() else "{}", name)
+        return [*calls] if calls is not None else self._say(self._header + text)
+
+    def _no_header(self) -> list[AnswerPart]:
+        header, self._header, self._state = self._header, "", "outside"
+        return self._say(header)
+
+    def _say(self, text: str) -> list[AnswerPart]:
+        return self._tell(Said, text)
+
+    def _tell(self, kind: type[Said | Thought], text: str) -> list[AnswerPart]:
+        if not text:
+            return []
+        between = _BETWEEN if self._is_another else ""
+        self._is_another = False
+        self._told.add(kind)
+        return [kind(between + text)]
