@@ -39,6 +39,7 @@ from edge.kernels.rms_norm.triton import add_rms_norm
 from edge.kernels.rope.triton import rope, rope_store
 from edge.kernels.sampling.triton import top_k
 from edge.kernels.short_convolution.triton import short_convolution
+from edge.kernels.token_inputs.triton import token_inputs
 from edge.kernels.triton_launch import GemmTiles
 
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN = 8, 2, 128, 1024
@@ -114,6 +115,7 @@ def launch_rows() -> None:
     gated(x, clamp=Clamp(limit=7.0, slope=1.7))
     top_k(x, 1)
     top_k(x[:, :256], 4)
+    token_inputs(x, x.float(), torch.ones(HIDDEN), hidden_size=HIDDEN, epsilon=1e-5)
     latent_heads(x, x[:, :64], num_heads=HEADS, own_size=HEAD_SIZE // 2)
     angles = torch.zeros(4, HEAD_SIZE // 2)
     rope(x.view(1, -1, HEAD_SIZE), angles, angles, _INDICES)

@@ -10,6 +10,7 @@ from edge.backends.triton.blocks import Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.latent_product import LatentProduct
 from edge.backends.triton.paged_kv_cache import BlockCache
+from edge.backends.triton.shared_keys import SharedKeysProduct
 from edge.backends.triton.tuning import AttentionShape, Tuning
 from edge.backends.triton.weights import Product
 from edge.kernels.attention.triton import attention
@@ -25,7 +26,7 @@ class AttentionBlock:
     layer: int
     part: Attention
     norm: Norm | Cast
-    qkv: Product | LatentProduct
+    qkv: Product | LatentProduct | SharedKeysProduct
     output: Product
     norms: tuple[Tensor, Tensor] | None
     """The norms of queries and keys."""
@@ -41,11 +42,13 @@ class AttentionBlock:
         norms = None
         if part.query_key_norm or part.joint_norm:
             norms = shop.vector(f"{p}query_norm"), shop.vector(f"{p}key_norm")
-        qkv: Product | LatentProduct
-        if part.latent is None:
-            qkv = shop.product(f"{p}qkv")
-        else:
+        qkv: Product | LatentProduct | SharedKeysProduct
+        if part.keys_of is not None:
+            qkv = SharedKeysProduct.of(shop, layer, part.keys_of)
+        elif part.latent is not None:
             qkv = LatentProduct.of(shop, layer, part, part.latent)
+        else:
+            qkv = shop.product(f"{p}qkv")
         return cls(
             layer=layer,
             part=part,
@@ -61,7 +64,11 @@ class AttentionBlock:
         )
 
     def launch(self, normed: Tensor, lane: Lane) -> None:
-        self.output(self.attend(self.qkv(normed), lane), lane.partial)
+        if isinstance(self.qkv, SharedKeysProduct):
+            qkv = self.qkv(normed, lane)
+        else:
+            qkv = self.qkv(normed)
+        self.output(self.attend(qkv, lane), lane.partial)
 
     def attend(self, qkv: Tensor, lane: Lane) -> Tensor:
         """Rotate, keep keys and values, attend: [rows, heads · value_size]."""

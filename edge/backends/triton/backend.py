@@ -29,7 +29,8 @@ PART_KINDS = frozenset(
 _FURTHER = frozenset(
     (
         *("gates of attention", "latent attention", "norms of values", "norms with biases"),
-        *("attention sinks", "learned positions", "scaled layers"),
+        *("attention sinks", "inputs of each layer by token", "keys of another layer"),
+        *("learned positions", "scaled layers"),
     )
 )
 """What it has besides, of `ALL_NEEDS`."""

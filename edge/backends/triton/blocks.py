@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton.beside import Beside
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.device import Device
 from edge.backends.triton.expert_products import ExpertProducts
@@ -107,6 +108,7 @@ class Shop:
     arrays: ShardArrays
     device: Device
     cache: BlockCache
+    beside: Beside
     tuning: Tuning
     activations: torch.dtype
     tables: dict[Rotary, tuple[Tensor, Tensor]]

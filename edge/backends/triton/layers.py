@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.attention import AttentionBlock
+from edge.backends.triton.beside import Beside
 from edge.backends.triton.blocks import Addend, Block, Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.device import Device
@@ -28,6 +29,7 @@ from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.plain_mlp import PlainMlpBlock
 from edge.backends.triton.short_convolution import ShortConvolutionBlock
 from edge.backends.triton.streaming import StreamedLayers
+from edge.backends.triton.token_inputs import TokenInputs
 from edge.backends.triton.tuning import open_tuning
 from edge.backends.triton.weights import Product, Weight, read_weight, to_device
 from edge.kernels.embedding.triton import embedding
@@ -81,6 +83,7 @@ class ShardOperators:
         arrays: ShardArrays,
         device: Device,
         cache: BlockCache,
+        beside: Beside,
         *,
         context_tokens: int,
         activations: torch.dtype,
@@ -93,6 +96,7 @@ class ShardOperators:
         self.layout: ShardLayout = arrays.layout
         self.activations = activations
         self.cache = cache
+        self.beside = beside
         self._arrays = arrays
         self._device = device
         self._tuning = open_tuning(device, activations)
@@ -102,7 +106,8 @@ class ShardOperators:
         layout = self.layout
         self.grams = Grams(layout, device) if observes else None
         self.embedding: Tensor | None = None
-        """None where the host looks up rows: of what streams, and where positions have some."""
+        """None where the host looks up rows: of what streams, and where positions or layers have
+        some of their own."""
         if streamed is None:
             self._place_embedding()
         shop = Shop(
@@ -110,6 +115,7 @@ class ShardOperators:
             arrays=arrays,
             device=device,
             cache=cache,
+            beside=beside,
             tuning=self._tuning,
             activations=activations,
             tables={
@@ -121,14 +127,25 @@ class ShardOperators:
         )
         self.blocks = {layer: _blocks(shop, layer) for layer in layout.layers}
         """For each layer: its mixer and its feed-forward block; None where the shard has none."""
+        scale = "" if spec.token_inputs else "layer_scale"
         self.addends = {
             layer: (
                 shop.addend(f"layers.{layer}.attention_post_norm"),
-                shop.addend(f"layers.{layer}.mlp_post_norm", f"layers.{layer}.layer_scale"),
+                shop.addend(f"layers.{layer}.mlp_post_norm", f"layers.{layer}.{scale}"),
             )
             for layer in layout.layers
         }
         """What becomes of those blocks' products."""
+        self.token_inputs = {
+            layer: TokenInputs.of(shop, layer, spec.layer(layer).feed_forward.activation)
+            for layer in layout.layers
+            if spec.token_inputs
+        }
+        """Behind those blocks, whoever has a part of them."""
+        self.token_addends = {
+            layer: shop.addend(f"layers.{layer}.token_post_norm", f"layers.{layer}.layer_scale")
+            for layer in self.token_inputs
+        }
         self.head: Head | None = None
         if layout.is_last_stage and layout.vocab:
             self.head = Head(
@@ -150,7 +167,8 @@ class ShardOperators:
             self._place_embedding()
 
     def _place_embedding(self) -> None:
-        if self.layout.embedding and "positions" not in self._arrays:
+        by_host = "positions" in self._arrays or self.layout.token_columns
+        if self.layout.embedding and not by_host:
             self.embedding = to_device(self._arrays.read("embedding"), self._device)
 
     def segments(self) -> tuple[Segment, ...]:
@@ -162,13 +180,20 @@ class ShardOperators:
             return what if layout.is_split else None
 
         if layout.is_first_stage:
-            found.append(Segment(launch=self.embed, reduce=summed("hidden"), is_embedding=True))
+            reduce = summed("hidden") if layout.sums_embedding else None
+            found.append(Segment(launch=self.embed, reduce=reduce, is_embedding=True))
         pending: Addend | None = None
         for layer, blocks in self.blocks.items():
+            keeps = layer if self.beside.keeps(layer) else None
             for block, addend in zip(blocks, self.addends[layer], strict=True):
-                launch = _launch(block, pending=pending)
+                launch = self._launch(block, pending=pending, keeps=keeps)
+                keeps = None  # what the mixer is given
                 found.append(Segment(launch=launch, reduce=summed("partial"), layer=layer))
                 pending = addend
+            if layer in self.token_inputs:
+                launch = self._launch_token_inputs(layer, pending=pending)
+                found.append(Segment(launch=launch, reduce=None, layer=layer))
+                pending = self.token_addends[layer]
         last = pending  # None of a stage without layers
         if not layout.is_last_stage:
             found.append(Segment(launch=lambda lane: _hand_over(last, lane), reduce=None))
@@ -182,6 +207,36 @@ class ShardOperators:
                 Segment(launch=lambda lane: self._head(head, last, lane), reduce=None, is_head=True)
             )
         return tuple(found)
+
+    def _launch(
+        self, block: Block | None, *, pending: Addend | None, keeps: int | None
+    ) -> Callable[[Lane], None]:
+        """pending: a product is yet to be added to the residual stream. keeps: what is then given
+        to this layer is needed once more."""
+
+        def launch(lane: Lane) -> None:
+            normed = None
+            if block is None:
+                _hand_over(pending, lane)
+                lane.partial.zero_()
+            else:
+                added = None if pending is None else pending.settle(lane, lane.hidden)
+                normed = block.norm(lane.hidden, added)
+            if keeps is not None:
+                self.beside.kept(keeps, lane).copy_(lane.hidden)
+            if block is not None and normed is not None:
+                block.launch(normed, lane)
+
+        return launch
+
+    def _launch_token_inputs(self, layer: int, *, pending: Addend | None) -> Callable[[Lane], None]:
+        inputs = self.token_inputs[layer]
+
+        def launch(lane: Lane) -> None:
+            _hand_over(pending, lane)
+            inputs.launch(lane)
+
+        return launch
 
     def embed(self, lane: Lane) -> None:
         if self.embedding is None:
@@ -243,25 +298,8 @@ def _tables(rotary: Rotary, context_tokens: int, device: Device) -> tuple[Tensor
     return to_device(cos, device), to_device(sin, device)
 
 
-def _launch(block: Block | None, *, pending: Addend | None) -> Callable[[Lane], None]:
-    """pending: a product is yet to be added to the residual stream."""
-    if block is None:
-        return lambda lane: _contribute_nothing(lane, pending=pending)
-
-    def launch(lane: Lane) -> None:
-        added = None if pending is None else pending.settle(lane, lane.hidden)
-        block.launch(block.norm(lane.hidden, added), lane)
-
-    return launch
-
-
-def _contribute_nothing(lane: Lane, *, pending: Addend | None) -> None:
-    _hand_over(pending, lane)
-    lane.partial.zero_()
-
-
 def _hand_over(addend: Addend | None, lane: Lane) -> None:
-    """The whole hidden state, for the next stage."""
+    """Make the hidden state whole: nothing is to be added still."""
     added = None if addend is None else addend.settle(lane, lane.hidden)
     if added is not None:
         lane.hidden.add_(added)

@@ -7,6 +7,7 @@ import torch
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.interface import ShardWeights
 from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton.beside import Beside
 from edge.backends.triton.buffers import StepBuffers
 from edge.backends.triton.device import Device
 from edge.backends.triton.layers import ShardOperators
@@ -56,6 +57,7 @@ def load(
             arrays,
             device,
             cache,
+            Beside(spec, layout, limits, device),
             context_tokens=limits.context_tokens,
             activations=activations,
             streamed=streamed,

@@ -87,8 +87,9 @@ class BlockCache:
         ]
         """For each layer: which of these, and where in it."""
         table = self._table.tensor.view(limits.requests, row_blocks)
-        self.numbers = {layer: index for index, layer in enumerate(mixers)}
-        """Numbers of the layers that have a cache, as they are counted here."""
+        numbers = {layer: index for index, layer in enumerate(mixers)}
+        self.numbers = {layer: numbers[layout.cache_layer(layer)] for layer in layout.attentions}
+        """Of layers that use a cache: which it is, as they are counted here."""
         self._even = {
             layer: KvCache(**self._of_layer(index), block_table=table)
             for layer, index in self.numbers.items()

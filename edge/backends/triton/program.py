@@ -55,6 +55,7 @@ class TritonProgram:
         self._limits = limits
         self._layout = operators.layout
         self._cache = operators.cache
+        self._beside = operators.beside
         self._moves = CacheMoves(self._cache, self._cache.shape, kv_tier, limits)
         self._segments = operators.segments()
         self._embedding = embedding
@@ -78,6 +79,11 @@ class TritonProgram:
         return device_sums(self._device)
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
+        handed = self._beside.handed(step.batch, step.num_tokens)
+        return self._hidden_rows(step) if handed is None else handed
+
+    def _hidden_rows(self, step: Step) -> NDArray[np.float32]:
+        """[batch, tokens, hidden size] on the host."""
         size = self._operators.spec.hidden_size
         count = step.batch * step.num_tokens * size
         rows: NDArray[np.float32] = self._buffers.hidden.host[:count]
@@ -90,9 +96,11 @@ class TritonProgram:
         if self._layout.is_last_stage:
             result = self._logits(step).array()
         else:
-            result = self.receive_buffer(step)
+            result = self._hidden_rows(step)
             self._buffers.hidden.to_host(0, result.size)
+            self._beside.to_host(result.size)
             self._device.synchronize()
+            result = self._beside.put_together(result)
         collective.settle()
         return result
 
@@ -111,7 +119,7 @@ class TritonProgram:
         )
 
     def _states(self, step: Step) -> NDArray[np.float32]:
-        rows = self.receive_buffer(step)
+        rows = self._hidden_rows(step)
         self._buffers.hidden.to_host(0, rows.size)
         self._device.synchronize()
         return rows[:, step.num_tokens - step.logit_rows :]
@@ -126,18 +134,22 @@ class TritonProgram:
         if buffers.make_room_for_logits(step):
             self._launches.clear()
         lanes = buffers.lanes(parts_of(step, is_split=self._layout.is_split))
-        rows = self.receive_buffer(step)
+        rows = self._hidden_rows(step)
+        tokens = np.asarray([token for entry in step.entries for token in entry.tokens])
         if self._is_embedded_by_host:
-            tokens = np.asarray([token for entry in step.entries for token in entry.tokens])
             positions = [np.arange(entry.position, entry.end) for entry in step.entries]
             self._embedding.read_into(
                 rows.reshape(tokens.size, -1), tokens, np.concatenate(positions)
             )
             buffers.hidden.to_device(0, rows.size)
         elif hidden is not None:
-            if hidden.ctypes.data != rows.ctypes.data:
-                rows[...] = hidden
+            received = self.receive_buffer(step)
+            if hidden.ctypes.data != received.ctypes.data:
+                received[...] = hidden
+            if received.size != rows.size:
+                self._beside.take_apart(received, rows)
             buffers.hidden.to_device(0, rows.size)
+        self._beside.look_up(self._embedding, tokens, rows if hidden is None else None)
         self._run(lanes, collective)
         for entry in step.entries:
             self._cache.wrote(self._cache.open(entry.request), entry.end)
@@ -327,7 +339,8 @@ class TritonProgram:
 
     @property
     def _is_embedded_by_host(self) -> bool:
-        return bool(self._layout.embedding) and self._operators.embedding is None
+        has_rows = self._layout.is_first_stage and bool(self._layout.embedding)
+        return has_rows and self._operators.embedding is None
 
     def _begin(self, index: int) -> None:
         """The segment's weights, keys and values are there when this returns."""

@@ -29,7 +29,9 @@ from edge.backends.triton.layers import ShardOperators
 from edge.backends.triton.linear_attention import LinearAttentionBlock
 from edge.backends.triton.paged_kv_cache import scale_groups
 from edge.backends.triton.plain_mlp import PlainMlpBlock
+from edge.backends.triton.shared_keys import SharedKeysProduct
 from edge.backends.triton.short_convolution import ShortConvolutionBlock
+from edge.backends.triton.token_inputs import TokenInputs
 from edge.backends.triton.weights import Product
 from edge.kernels.embedding.reference import embedding
 from edge.kernels.experts.reference import route
@@ -47,6 +49,7 @@ from edge.kernels.sampling.ranking import likeliest
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
 from edge.kernels.sampling.triton import top_k
 from edge.kernels.short_convolution.reference import short_convolution
+from edge.kernels.token_inputs.reference import token_inputs
 from edge.protocol.step import Step, StepEntry, StepLimits
 
 LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
@@ -97,6 +100,9 @@ def check_agreement(
                 check.linear_attention(block)
             elif isinstance(block, PlainMlpBlock):
                 check.plain(block, layer)
+        if layer in operators.token_inputs:
+            check.token_inputs(operators.token_inputs[layer])
+            check.addend(operators.token_addends[layer], layer)
         for addend in operators.addends[layer]:
             check.addend(addend, layer)
     if operators.head is not None:
@@ -373,10 +379,28 @@ class _Check:
             lengths.append(1)
         return lengths
 
+    def token_inputs(self, behind: TokenInputs) -> None:
+        for each in (behind.projection, behind.gate, behind.output):
+            self.product(each)
+        made, rows = self.normal(2, ROWS[-1], behind.norm.shape[0])
+        expected = token_inputs(
+            self.rounded(made),
+            rows,
+            _array(behind.norm),
+            hidden_size=behind.hidden_size,
+            epsilon=behind.epsilon,
+        )
+        given = behind.inputs(self.tensor(made), torch.from_numpy(rows).to(self._device.torch))
+        self.compare(f"token_inputs (layer {behind.layer})", given, expected)
+
     def attention(self, block: AttentionBlock) -> None:
         self.norm(block.norm, f"layers.{block.layer}.attention_norm")
         if isinstance(block.qkv, LatentProduct):
             self._latent(block.qkv, block.layer)
+        elif isinstance(block.qkv, SharedKeysProduct):
+            self.norm(block.qkv.norm, f"layers.{block.layer}.keys_norm")
+            for each in block.qkv.products:
+                self.product(each)
         else:
             self.product(block.qkv)
         self._attention(block)

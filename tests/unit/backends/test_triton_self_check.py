@@ -28,7 +28,7 @@ from edge.weights.recipe import Recipe
 from tests.support.formats import uniform_format
 from tests.support.halves import SPEC
 from tests.support.plans import make_plan
-from tests.support.specs import changed, plain_layer, spec_of
+from tests.support.specs import changed, plain_layer, shared_keys_spec, spec_of
 from tests.support.triton_face import device
 
 ONE_LAYER = changed(SPEC, num_layers=1, windows=(None,))
@@ -181,6 +181,12 @@ WRONG_WITH_EXPERTS = [
         *((*each, WITH_BIASES) for each in WRONG_WITH_BIASES),
         *((*each, WITH_OTHER_MIXERS) for each in WRONG_WITH_OTHER_MIXERS),
         *((*each, WITH_EXPERTS) for each in WRONG_WITH_EXPERTS),
+        (
+            f"{TRITON}.token_inputs.token_inputs",
+            slightly_wrong,
+            "token_inputs (layer 0)",
+            shared_keys_spec(),
+        ),
     ],
 )
 def test_the_operator_that_is_wrong_is_named(
@@ -235,7 +241,7 @@ def test_experts_of_more_rows_are_checked_as_well(
         load(tmp_path, WITH_EXPERTS)
 
 
-@pytest.mark.parametrize("spec", [WITH_BIASES, WITH_OTHER_MIXERS, WITH_EXPERTS])
+@pytest.mark.parametrize("spec", [WITH_BIASES, WITH_OTHER_MIXERS, WITH_EXPERTS, shared_keys_spec()])
 def test_other_parts_that_agree_are_loaded(spec: ModelSpec, tmp_path: Path) -> None:
     load(tmp_path, spec)
 

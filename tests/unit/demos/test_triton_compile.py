@@ -32,6 +32,7 @@ KERNELS = {
     "rope": {"_rope_kernel", "_rope_store_kernel"},
     "sampling": {"_best_kernel", "_unpack_kernel"},
     "short_convolution": {"_convolution_kernel", "_state_kernel"},
+    "token_inputs": {"_inputs_kernel"},
 }
 
 SMALLEST_SHARED_MEMORY = 99 << 10

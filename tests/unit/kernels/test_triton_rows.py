@@ -16,6 +16,7 @@ from edge.kernels.latent_heads import reference as latent_reference
 from edge.kernels.layer_norm import reference as layer_norm_reference
 from edge.kernels.logits import reference as logits_reference
 from edge.kernels.rms_norm import reference as norm_reference
+from edge.kernels.token_inputs import reference as token_reference
 from tests.support.operator_face import normal
 from tests.support.triton_face import (
     FLOAT_DTYPES,
@@ -179,6 +180,26 @@ def test_activated(
     out = output(rows, columns, dtype=dtype)
     assert activated(out.copy_(tensor(x, dtype)), activation=activation, out=out) is out
     assert_close(out, gated_reference.activated(x, activation=activation), dtype)
+    assert_only_inside_written(out)
+
+
+@FEW
+@given(seed=seeds, rows=st.integers(1, 4), size=sizes, dtype=dtypes)
+def test_token_inputs(seed: int, rows: int, size: int, dtype: str) -> None:
+    """Rows of one layer lie between those of others."""
+    from edge.kernels.token_inputs.triton import token_inputs
+
+    made, norm = rounded(normal(seed, rows, size), dtype), normal(seed + 1, size)
+    of_all = normal(seed + 2, rows, 3, size)
+    out = output(rows, size, dtype=dtype)
+    token_inputs(
+        tensor(made, dtype), tensor(of_all)[:, 1], tensor(norm),
+        hidden_size=24, epsilon=EPSILON, out=out,
+    )  # fmt: skip
+    expected = token_reference.token_inputs(
+        made, of_all[:, 1], norm, hidden_size=24, epsilon=EPSILON
+    )
+    assert_close(out, expected, dtype)
     assert_only_inside_written(out)
 
 

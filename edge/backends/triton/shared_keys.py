@@ -1,0 +1,45 @@
+"""Queries of a layer, with keys and values that are made of what an earlier layer was given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edge.backends.triton.beside import Beside
+from edge.backends.triton.blocks import Cast, Norm, Shop
+from edge.backends.triton.buffers import Lane
+from edge.backends.triton.weights import Product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedKeysProduct:
+    """In place of the one product that other attention has."""
+
+    keys_of: int
+    query: Product
+    key_value: Product
+    norm: Norm | Cast
+    """Of that layer."""
+    beside: Beside
+
+    @classmethod
+    def of(cls, shop: Shop, layer: int, keys_of: int) -> SharedKeysProduct:
+        p = f"layers.{layer}."
+        return cls(
+            keys_of=keys_of,
+            query=shop.product(f"{p}query"),
+            key_value=shop.product(f"{p}key_value"),
+            norm=shop.norm(f"{p}keys_norm"),
+            beside=shop.beside,
+        )
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.query, self.key_value
+
+    def __call__(self, normed: Tensor, lane: Lane) -> Tensor:
+        """[rows, queries, then keys, then values]"""
+        given = self.norm(self.beside.kept(self.keys_of, lane), None)
+        return torch.cat((self.query(normed), self.key_value(given)), dim=1)

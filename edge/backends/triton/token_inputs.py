@@ -1,0 +1,60 @@
+"""What is behind a feed-forward block on a GPU where layers have inputs of each token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edge.backends.triton.beside import Beside
+from edge.backends.triton.blocks import Shop
+from edge.backends.triton.buffers import Lane
+from edge.backends.triton.weights import Product
+from edge.kernels.gated_mlp.reference import Activation
+from edge.kernels.gated_mlp.triton import activated
+from edge.kernels.token_inputs.triton import token_inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInputs:
+    """Of one layer. Every shard of a stage computes all of it, so nothing is summed."""
+
+    layer: int
+    activation: Activation
+    gate: Product
+    projection: Product
+    output: Product
+    norm: Tensor
+    beside: Beside
+    activations: torch.dtype
+    hidden_size: int
+    epsilon: float
+
+    @classmethod
+    def of(cls, shop: Shop, layer: int, activation: Activation) -> TokenInputs:
+        p = f"layers.{layer}."
+        return cls(
+            layer=layer,
+            activation=activation,
+            gate=shop.product(f"{p}token_gate"),
+            projection=shop.product(f"{p}token_projection"),
+            output=shop.product(f"{p}token_output"),
+            norm=shop.vector(f"{p}token_norm"),
+            beside=shop.beside,
+            activations=shop.activations,
+            hidden_size=shop.spec.hidden_size,
+            epsilon=shop.spec.norm_epsilon,
+        )
+
+    def launch(self, lane: Lane) -> None:
+        """Of the hidden state, to which nothing is to be added still."""
+        made = self.projection(self.beside.embedded(lane).to(self.activations))
+        inputs = self.inputs(made, self.beside.token_rows(self.layer, lane))
+        gate = self.gate(lane.hidden.to(self.activations))
+        self.output(activated(gate, activation=self.activation).mul_(inputs), lane.partial)
+
+    def inputs(self, made: Tensor, rows: Tensor) -> Tensor:
+        return token_inputs(
+            made, rows, self.norm, hidden_size=self.hidden_size, epsilon=self.epsilon
+        )
