@@ -55,7 +55,7 @@ class ExpertProducts:
         """As `Product.place`."""
         self._stacks = ()
         if weight is not None:
-            self._stacks = tuple(_stack(list(map(weight, run))) for run in self.runs)
+            self._stacks = tuple(stack_of(list(map(weight, run))) for run in self.runs)
 
     def sort(self, chosen: Tensor, *, element_bytes: int) -> SortedUses | None:
         """Who goes where, for all products with the same experts; None where rows are few."""
@@ -105,7 +105,7 @@ class ExpertProducts:
         return product_tiles(rows, stack, top_k=top_k, element_bytes=element_bytes)
 
 
-def _stack(weights: Sequence[Weight]) -> ExpertStack:
+def stack_of(weights: Sequence[Weight]) -> ExpertStack:
     """Scales are of one type: float32 where some expert's need that."""
     experts = list(map(_expert, weights))
     packed = [each.matrix for each in experts if isinstance(each.matrix, PackedWeight)]

@@ -21,10 +21,10 @@ from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import LayerSpec, ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits
-from edge.weights.block_matrices import OffsetBlocks, SortedZeroBlocks
+from edge.weights.block_matrices import Blocks, OffsetBlocks, SortedZeroBlocks
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import shard_layout
-from edge.weights.recipe import Recipe
+from edge.weights.recipe import Recipe, Rule
 from tests.support.formats import uniform_format
 from tests.support.halves import SPEC
 from tests.support.plans import make_plan
@@ -247,14 +247,18 @@ def test_other_parts_that_agree_are_loaded(spec: ModelSpec, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "kind",
+    "recipe",
     [
-        OffsetBlocks(code_bits=4, block_size=32),
-        SortedZeroBlocks(code_bits=4, block_size=32, order_number=0),
+        Recipe(SortedZeroBlocks(code_bits=4, block_size=32, order_number=0)),
+        Recipe(
+            OffsetBlocks(code_bits=4, block_size=32),
+            (Rule("up.weight", Blocks(code_bits=8, block_size=16)),),
+        ),
     ],
 )
-def test_experts_of_all_kinds_of_codes_are_loaded(kind: Any, tmp_path: Path) -> None:
-    form = replace(uniform_format("int4"), recipe=Recipe(kind))
+def test_experts_of_all_kinds_of_codes_are_loaded(recipe: Recipe, tmp_path: Path) -> None:
+    """Also where gates are of another kind than what they are multiplied by."""
+    form = replace(uniform_format("int4"), recipe=recipe)
     load(tmp_path, WITH_EXPERTS, form=form)
 
 
