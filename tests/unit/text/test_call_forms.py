@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.utils.chat_parsing.response_parser import parse_response
 
 from edge.text import TextStream, Tokenizer
 from edge.text.answer_forms import AnswerForm, answer_form
@@ -100,6 +101,73 @@ def test_what_is_written_is_read(
     whole = parts_of([text], how, tools=types)
     assert parts_of(cut(text, cuts), how, tools=types) == whole
     assert parts_of(list(text), how, tools=types) == whole
+
+
+AS_OTHERS_READ: dict[str, dict[str, Any]] = {
+    "function": {
+        "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>]+)>",
+        "close_pattern": r"</function>\s*</tool_call>",
+        "content": "xml-inline",
+        "content_args": {
+            "tag_pattern": r"<parameter=(?P<key>[^>]+)>\n(?P<value>.*?)\n</parameter>\n(?=<|$)"
+        },
+    },
+    "named": {
+        "open_pattern": r"<tool_call>(?P<name>[^\n<]+)\n",
+        "close": "</tool_call>",
+        "content": "xml-inline",
+        "content_args": {
+            "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*"
+            r"<arg_value>(?P<value>.*?)</arg_value>"
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("form", AS_OTHERS_READ)
+def test_transformers_reads_the_same(form: str) -> None:
+    values = [
+        "it's",
+        "",
+        " a ",
+        "5",
+        "true",
+        "é\n{",
+        "\n",
+        5,
+        -2.5,
+        True,
+        None,
+        [1, {}],
+        {"b": "<"},
+    ]
+    calls = [
+        ToolCall(name="f", arguments={f"x{at}": value for at, value in enumerate(values)}),
+        ToolCall(name="g", arguments={"x": 1}),
+    ]
+    shown = {"name": "{name}", "arguments": "{content}"}
+    field = {"repeats": True, "transform": {"type": "function", "function": shown}}
+    template = {
+        "start_anchor": "<none>",
+        "fields": {"content": {}, "tool_calls": {**AS_OTHERS_READ[form], **field}},
+    }
+    types = types_of(calls)
+    tools: list[Any] = [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": {
+                    "properties": {key: {"type": each[0]} for key, each in tool.items()}
+                },
+            },
+        }
+        for name, tool in types.items()
+    ]
+    text = answer_of(form, calls)
+    theirs = parse_response(text, template, prefix="", tools=tools)
+    found = [ToolCall(**each["function"]) for each in theirs["tool_calls"]]
+    assert [*read_answer(text, AnswerForm(calls=form), tools=tool_types(tools)).tool_calls] == found
 
 
 @pytest.mark.parametrize("form", WITH_MARKS)
