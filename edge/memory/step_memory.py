@@ -122,7 +122,7 @@ class Widths:
 
 def _beside(spec: ModelSpec, layout: ShardLayout) -> int:
     hidden, before, behind = spec.hidden_size, layout.kept_before, layout.kept_behind
-    own = [layer for layer in layout.layers if layer in spec.kept(layer + 1)]
+    own = spec.lenders.intersection(layout.layers)
     beside = max(len(before), len(behind))
     handed = (1 + beside) * hidden if beside else 0
     embedded = hidden if layout.token_columns else 0

@@ -212,6 +212,13 @@ class ModelSpec:
         return tuple(sorted(found))
 
     @property
+    def lenders(self) -> frozenset[int]:
+        """Layers whose input later ones need once more."""
+        mixers = (kind.mixer for kind in self.kinds)
+        found = (each.keys_of for each in mixers if isinstance(each, Attention))
+        return frozenset(each for each in found if each is not None)
+
+    @property
     def has_experts(self) -> bool:
         return any(isinstance(kind.feed_forward, Experts) for kind in self.kinds)
 

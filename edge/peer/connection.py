@@ -489,7 +489,11 @@ class Connection:
         self, call: messages.Open, path: Path, manifest: Manifest, packed: DerivedCache | None
     ) -> messages.Opened:
         assignment = call.assignment
-        use = shard_use(assignment, manifest, host_bytes=self._host_share(assignment, manifest))
+        use = await run_blocking(
+            lambda: shard_use(
+                assignment, manifest, host_bytes=self._host_share(assignment, manifest)
+            )
+        )
         parked = await self._reserve_for(call, use)
         host_free_bytes = self._peer.host_free_bytes
         host_bytes = self._host_share(assignment, manifest) or 0  # others may have come

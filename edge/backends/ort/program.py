@@ -147,7 +147,7 @@ class OrtProgram(HostKvStorage):
         self._kept = {
             layer: np.zeros(most * spec.hidden_size, np.float32)
             for layer in (*layout.kept_before, *layout.layers)
-            if layer in layout.kept_before or layer in spec.kept(layer + 1)
+            if layer in layout.kept_before or layer in spec.lenders
         }
         """What those layers were given that others need."""
         parts = 1 + max(len(layout.kept_before), len(layout.kept_behind))

@@ -322,7 +322,7 @@ class SegmentBuilder:
 
     def is_kept(self, layer: int) -> bool:
         """Others need what the layer is given."""
-        return layer in self.spec.kept(layer + 1)
+        return layer in self.spec.lenders
 
     def keep(self, layer: int) -> None:
         """The hidden state, to which nothing is to be added still, is what the layer is given."""

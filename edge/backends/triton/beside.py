@@ -35,7 +35,7 @@ class Beside:
         most = max(limits.chunk_tokens, limits.requests)
         size = most * spec.hidden_size
         before, behind = layout.kept_before, layout.kept_behind
-        own = [layer for layer in layout.layers if layer in spec.kept(layer + 1)]
+        own = [layer for layer in layout.layers if layer in spec.lenders]
         self._kept = {layer: Mirror(device, size, torch.float32) for layer in (*before, *own)}
         parts = 1 + max(len(before), len(behind))
         self._handed = np.zeros(size * parts * (parts > 1), np.float32)

@@ -332,6 +332,7 @@ def test_later_layers_of_small_gemma4_have_keys_of_earlier_ones() -> None:
     keys = {number: each.keys_of for number, each in spec.attentions.items()}
     assert keys == {0: None, 1: None, 2: None, 3: None, 4: 2, 5: 3, 6: 2, 7: 3}
     assert [spec.kept(layer) for layer in (0, 3, 4, 7)] == [(), (2,), (2, 3), (3,)]
+    assert spec.lenders == {layer for layer in range(8) if layer in spec.kept(layer + 1)} == {2, 3}
     assert [spec.layer(n).feed_forward.columns for n in (3, 4)] == [90, 180]
     assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     shapes = tensor_shapes(spec)
