@@ -31,9 +31,11 @@ KEY = "a-key-of-the-tests-0123456789"
 QUESTION = "Where does the cat live?"
 ANSWER = "In the barn."
 ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
-MOST_FOR_NOBODY = 100
-"""Tokens of an answer of 450 that somebody gives up. Usually it is one, that is being computed; on
-a busy machine some are on their way before the server hears of it."""
+MOST_FOR_NOBODY = 8
+"""Tokens of an answer of 450 that somebody gives up: one or two, that are being computed; some more
+may be on their way on a busy machine."""
+MOST_TRIES = 20
+"""On a busy machine the answer can be over before its client has gone."""
 USUAL_URL = "http://127.0.0.1:11435"
 
 
@@ -471,11 +473,13 @@ def test_who_goes_away_ends_the_answer(url: str) -> None:
     def for_nobody() -> float:
         return figure(url, computed) - figure(url, "edge_generated_tokens_total")
 
-    before = figure(url, 'edge_answers_total{end="given up"}')
-    unheard = for_nobody()
+    def given_up() -> float:
+        return figure(url, 'edge_answers_total{end="given up"}')
+
     parts = urlsplit(url)
     body = {"model": "default", "prompt": "x", "max_tokens": 450, "logit_bias": {"0": -100}}
-    for number, stream in enumerate((True, False), 1):
+
+    def leave(stream: bool) -> None:
         to = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=PATIENCE_S)
         with closing(to):
             sent = json.dumps({**body, "stream": stream}).encode()
@@ -485,13 +489,17 @@ def test_who_goes_away_ends_the_answer(url: str) -> None:
             else:
                 poll_until(lambda: figure(url, "edge_answers_under_way"))
         poll_until(lambda: figure(url, "edge_answers_under_way") == 0)
-        assert figure(url, "edge_generated_tokens_total") > 0
-        ended = figure(url, 'edge_answers_total{end="given up"}')
-        finished_early = figure(url, 'edge_answers_total{end="finished"}')
-        assert ended == before + number or finished_early
+
+    for stream in (True, False):
+        before, unheard = given_up(), for_nobody()
+        tries = 0
+        while given_up() == before and tries < MOST_TRIES:
+            leave(stream)
+            tries += 1
+        assert given_up() == before + 1
         # An answer is made after it, so the steps of the other one are over.
         assert chat(url, max_tokens=2)[0] == 200
-        assert for_nobody() - unheard <= number * MOST_FOR_NOBODY
+        assert for_nobody() - unheard <= tries + MOST_FOR_NOBODY
 
 
 def test_too_many_at_once_are_told_to_come_again(url: str) -> None:
