@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import signal
+import socket
+import urllib.parse
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +22,41 @@ from tests.support.processes import PATIENCE_S, Daemon, edge_process, poll_until
 
 KEY, LIMITED, LATER = (f"a-key-of-the-tests-{number}" for number in range(3))
 
+LONG = 200
+"""Tokens: most of them come after the signal, or are there before and wait to be read."""
+
 
 def complete(url: str, key: str, **body: object) -> tuple[int, dict[str, str], Any]:
     asked = {"model": "default", "prompt": "<|user|>", "max_tokens": 3, **body}
     return request(url, "POST", "/v1/completions", asked, authorization=f"Bearer {key}")
+
+
+@contextlib.contextmanager
+def begun(url: str, key: str, **body: object) -> Iterator[http.client.HTTPResponse]:
+    """A stream of which one token has come."""
+    to = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(to.hostname or "", to.port, timeout=PATIENCE_S)
+    asked = {"model": "default", "prompt": "<|user|>", "stream": True, "ignore_eos": True, **body}
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(asked), headers)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        while not answer.readline().startswith(b"data: "):
+            pass
+        yield answer
+    finally:
+        connection.close()
+
+
+def is_closed(url: str) -> bool:
+    """Nobody new is let in."""
+    to = urllib.parse.urlsplit(url)
+    try:
+        socket.create_connection((to.hostname or "", to.port or 0), timeout=PATIENCE_S).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def records(messages: str) -> list[dict[str, Any]]:
@@ -61,7 +97,13 @@ def test_keys_have_limits_and_change_and_a_request_has_one_id_everywhere(tmp_pat
             poll_until(lambda: complete(url, LATER)[0] == 200)
             assert complete(url, KEY)[0] == 401
 
-            process.send_signal(signal.SIGTERM)
+            with begun(url, LATER, max_tokens=LONG) as answer:
+                process.send_signal(signal.SIGTERM)
+                poll_until(lambda: is_closed(url))  # before the rest is read
+                events = [line for line in answer.read().decode().splitlines() if line]
+            assert events[-1] == "data: [DONE]"
+            ended = [json.loads(line.removeprefix("data: ")) for line in events[:-1]]
+            assert [each["finish_reason"] for each in ended[-1]["choices"]] == ["length"]
             _out, messages = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0
         told = records(messages)
