@@ -216,7 +216,7 @@ class _Asked:
     async def at(self, address: str) -> tuple[Membership, Other]:
         """Raises _UnreachableError before anybody is asked."""
         try:
-            channel = await transport.connect(address, hello={"name": self.name}, credentials=None)
+            channel = await transport.connect(address, hello={}, credentials=None)
         except transport.TransportError as error:
             raise _UnreachableError(str(error)) from error
         async with contextlib.aclosing(channel), asyncio.timeout(_TALK_LIMIT_S):

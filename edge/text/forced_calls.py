@@ -139,7 +139,9 @@ def _plain(function: Mapping[str, Any], shape: ArgumentShape) -> list[_Argument]
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return None
-    if schema.get("type", "object") != "object" or not {*required} <= properties.keys():
+    if schema.get("type", "object") != "object":
+        return None
+    if not all(isinstance(name, str) and name in properties for name in required):
         return None
     types = tool_types([function])[function["name"]]
     found = []

@@ -41,7 +41,7 @@ def command() -> None:
     \b
     Examples:
       edge cluster show                    this device, and those that it was paired with
-      edge cluster expel kitchen           for good, and everywhere
+      edge cluster expel kitchen           for good; peers that are off hear it from the next member
       edge cluster rotate                  a new key, when the old one may be in wrong hands
       edge cluster token ~/edge-token      for scripts, which cannot type words
     """

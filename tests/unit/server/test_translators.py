@@ -373,3 +373,15 @@ def test_a_key_has_no_more_answers_than_it_may() -> None:
                 assert gate.inside == 5
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["suffix", "echo", "best_of"])
+@pytest.mark.parametrize("value", [{}, [], [1], "text", True], ids=repr)
+def test_what_completions_do_not_take_is_refused_whatever_it_is(name: str, value: object) -> None:
+    with pytest.raises(Refusal, match=name):
+        openai_fields.completion_question(Fields({"prompt": "Once", name: value}))
+
+
+def test_completions_take_what_asks_for_nothing() -> None:
+    asked = {"prompt": "Once", "suffix": "", "echo": False, "best_of": 1}
+    assert openai_fields.completion_question(Fields(asked)).prompts == ["Once"]

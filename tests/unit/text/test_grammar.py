@@ -202,6 +202,14 @@ def test_forced_calls_have_the_models_own_form(
     assert len(seen) > 1
 
 
+@pytest.mark.parametrize("name", CALL_FORMS)
+@pytest.mark.parametrize("required", [[["word"]], [{}], ["unknown"]], ids=repr)
+def test_what_a_schema_requires_may_be_anything(name: str, required: list[Any]) -> None:
+    schema = {**PLAIN, "required": required}
+    tools = [{"type": "function", "function": {"name": "f-1", "parameters": schema}}]
+    assert calls_grammar(tools, CALL_FORMS[name].shape, several=False)
+
+
 @pytest.mark.parametrize("name", CALL_TEMPLATES)
 def test_what_a_template_writes_may_be_forced(
     tokenizer: Tokenizer, bundled: Grammars, name: str
