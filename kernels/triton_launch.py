@@ -115,6 +115,29 @@ def row_launch(block: int) -> Launch:
     return Launch(num_warps=min(16, max(1, block // 512)), num_stages=1)
 
 
+LARGEST_ROW = 65_536
+"""Elements of a row that one program holds in its registers."""
+
+
+def check_rows(x: Tensor) -> None:
+    """x [..., n], of which a program holds a row. Raises ValueError."""
+    check("x", x, dtypes=FLOATS)
+    if not x.ndim or not 0 < x.shape[-1] <= LARGEST_ROW:
+        raise ValueError(f"x needs rows of 1 to {LARGEST_ROW} elements, not {list(x.shape)}")
+
+
+def added_outputs(
+    x: Tensor, addend: Tensor, out: Tensor | None, total: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Of a norm behind x + addend: where it goes, and where the sum, of x's type. ValueError."""
+    check("addend", addend, dtypes=FLOATS, shape=x.shape, like=x)
+    out = output("out", out, shape=x.shape, like=x)
+    total = output("total", total, shape=x.shape, like=x, dtypes=(x.dtype,))
+    if out.data_ptr() == total.data_ptr() and out.numel():
+        raise ValueError("out and total are the same tensor; pass two")
+    return out, total
+
+
 def padded(size: int, *, at_least: int = 1) -> int:
     """The power of two that holds `size`: every block of a kernel is one."""
     return max(at_least, int(triton.next_power_of_2(size)))

@@ -9,10 +9,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edge.kernels.triton_launch import FLOATS, Launch, check, output, padded, row_launch
-
-LARGEST_ROW = 65_536
-"""A row must fit into the registers of one program."""
+from edge.kernels.triton_launch import (
+    FLOATS,
+    Launch,
+    added_outputs,
+    check,
+    check_rows,
+    output,
+    padded,
+    row_launch,
+)
 
 
 @triton.jit
@@ -70,19 +76,13 @@ def add_layer_norm(
     place. Raises ValueError.
     """
     _check_rows(x, weight, bias)
-    check("addend", addend, dtypes=FLOATS, shape=x.shape, like=x)
-    out = output("out", out, shape=x.shape, like=x)
-    total = output("total", total, shape=x.shape, like=x, dtypes=(x.dtype,))
-    if out.data_ptr() == total.data_ptr() and out.numel():
-        raise ValueError("out and total are the same tensor; pass two")
+    out, total = added_outputs(x, addend, out, total)
     _run(x, addend, weight, bias, out, total, epsilon=epsilon, adds=True, launch=launch)
     return out, total
 
 
 def _check_rows(x: Tensor, weight: Tensor, bias: Tensor) -> None:
-    check("x", x, dtypes=FLOATS)
-    if not x.ndim or not 0 < x.shape[-1] <= LARGEST_ROW:
-        raise ValueError(f"x needs rows of 1 to {LARGEST_ROW} elements, not {list(x.shape)}")
+    check_rows(x)
     for name, vector in (("weight", weight), ("bias", bias)):
         check(name, vector, dtypes=FLOATS, shape=x.shape[-1:], like=x)
 

@@ -9,10 +9,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edge.kernels.triton_launch import FLOATS, Launch, check, output, padded, row_launch
-
-LARGEST_ROW = 65_536
-"""A row must fit into the registers of one program."""
+from edge.kernels.triton_launch import (
+    FLOATS,
+    Launch,
+    added_outputs,
+    check,
+    check_rows,
+    output,
+    padded,
+    row_launch,
+)
 
 
 @triton.jit
@@ -65,19 +71,13 @@ def add_rms_norm(
     Raises ValueError.
     """
     _check_rows(x, weight)
-    check("addend", addend, dtypes=FLOATS, shape=x.shape, like=x)
-    out = output("out", out, shape=x.shape, like=x)
-    total = output("total", total, shape=x.shape, like=x, dtypes=(x.dtype,))
-    if out.data_ptr() == total.data_ptr() and out.numel():
-        raise ValueError("out and total are the same tensor; pass two")
+    out, total = added_outputs(x, addend, out, total)
     _run(x, addend, weight, out, total, epsilon=epsilon, adds=True, launch=launch)
     return out, total
 
 
 def _check_rows(x: Tensor, weight: Tensor) -> None:
-    check("x", x, dtypes=FLOATS)
-    if not x.ndim or not 0 < x.shape[-1] <= LARGEST_ROW:
-        raise ValueError(f"x needs rows of 1 to {LARGEST_ROW} elements, not {list(x.shape)}")
+    check_rows(x)
     check("weight", weight, dtypes=FLOATS, shape=x.shape[-1:], like=x)
 
 
