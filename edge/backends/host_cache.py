@@ -35,11 +35,12 @@ class HostCache:
         shapes += beside
         self.pool = KVPool(
             layers=[(count, elements) for count, (_, elements) in zip(heads, rows, strict=True)],
-            # A state takes its memory at once: it is counted for so many, and nobody's is kept.
-            slots=limits.requests if shapes else limits.caches,
+            slots=limits.caches,
             context_tokens=limits.context_tokens,
             dtype=dtype,
             states=shapes,
+            most_states=limits.requests,
+            places=limits.saved_states if shapes else 0,
         )
         self.shape = KVShape(
             layers=tuple(

@@ -207,15 +207,23 @@ class KvStorage(Protocol):
     def keep(self, request: str, tokens: int) -> None:
         """The request is over, and the first N tokens of its KV cache stay until `release`.
 
-        Those of a request that is not in memory are freed.
+        Those of a request that is not in memory are freed, and where layers have states those of
+        one whose state of N tokens is not saved.
         """
+        ...
+
+    def save_state(self, request: str, tokens: int, place: int) -> None:
+        """Where layers have states: copy that of the request, which has N tokens now, to one of the
+        limits' `saved_states` places, until the request is released. What was there is gone, also
+        where it has another number of them."""
         ...
 
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
         """Let `request`, of which nothing was computed, begin with the first N tokens of `source`.
 
-        moves: `source` has nothing then. Returns N, or 0 where they are not in memory or there is
-        no memory for more. Raises RequestError for more requests than there may be.
+        moves: `source` has nothing then. Returns N, or 0 where they are not in memory, their state
+        is not saved, or there is no memory for more. Raises RequestError for more requests than
+        there may be.
         """
         ...
 

@@ -1,6 +1,7 @@
 """Keys and values that go to disk and come back: of whole requests, and of layers within a step.
 
-So do states, of whole requests alone.
+So do states, of whole requests alone. A state is of all tokens so far, so what begins with the
+first tokens of a request goes on from a copy that was made when it had no more: a saved one.
 
 A request that is saved leaves its slot; at its next step it gets one again, and what it had. A
 request that is too long for memory is computed alone, layer by layer: the first layers stay, and of
@@ -65,6 +66,18 @@ class Pool(Protocol):
         """Let a slot have these, as `states` gives them of one."""
         ...
 
+    def save_states(self, slot: int, place: int) -> None:
+        """Copy a slot's states to a place, over what is there."""
+        ...
+
+    def load_states(self, slot: int, place: int) -> None:
+        """Let a slot have those of a place. KeyError when too many others have some."""
+        ...
+
+    def drop_states(self, slot: int) -> None:
+        """Give back the memory of a slot's states, until it is given some."""
+        ...
+
     def wrote(self, slot: int, length: int) -> None: ...
 
     def shrink(self, slot: int, length: int) -> None:
@@ -106,6 +119,8 @@ class CacheMoves:
         """Requests without a slot, and their tokens."""
         self._outside: dict[str, set[int]] = {}
         """Layers that are not in memory, of requests that have a slot."""
+        self._saved: dict[int, tuple[str, int]] = {}
+        """By place: whose state lies there, and of how many tokens it is."""
         self._window: _Window | None = None
         self._reader: ThreadPoolExecutor | None = None
         self.wait_s = 0.0
@@ -130,11 +145,17 @@ class CacheMoves:
         self._place(request).reserve(tokens)
 
     def keep(self, request: str, tokens: int) -> None:
-        """The request is over; its first N tokens stay in memory. One that is not there goes."""
+        """The request is over; its first N tokens stay in memory. One that is not there goes.
+
+        Of what has a state, N are those of a saved one.
+        """
         self._drop_from_tier(request)
         is_here = request in self._pool and not self._outside.get(request)
-        if is_here and self._has_first(self._pool.open(request), tokens):
-            self._pool.shrink(self._pool.open(request), tokens)
+        if is_here and self._has_first(request, tokens):
+            slot = self._pool.open(request)
+            self._pool.shrink(slot, tokens)
+            if not self._pool.can_cut:
+                self._pool.drop_states(slot)
         else:
             self._pool.release(request)
             self.drop(request)
@@ -147,19 +168,22 @@ class CacheMoves:
         has = source in self._pool and self.is_inside(source)
         if not has or request in self._pool or request in self._away:
             return 0
-        slot = self._pool.open(source)
-        if not self._has_first(slot, tokens):
+        if not self._has_first(source, tokens):
             return 0
+        slot, place = self._pool.open(source), self._place_of(source, tokens)
         if moves:
+            self._load_states(slot, place)
+            saved = self._saved_of(source)
             self.drop(source)
             self._pool.rename(source, request)
             self._pool.shrink(slot, tokens)
+            self._saved |= {each: (request, of) for each, of in saved.items() if of <= tokens}
             return tokens
         if self._pool.num_tokens + tokens > self._room_tokens:
             return 0
         target = self._open(request)
         slot = self._pool.open(source)
-        self._pool.put_states(target, self._pool.states(slot, 1))
+        self._load_states(target, place)
         for layer in self._layers:
             rows = self._pool.rows(layer, slot, 0, tokens)
             with self._pool.filling(layer, target, tokens) as into:
@@ -168,17 +192,42 @@ class CacheMoves:
         self._pool.wrote(target, tokens)
         return tokens
 
-    def _has_first(self, slot: int, tokens: int) -> bool:
-        """Whether the slot has what it had when it had so many tokens."""
-        length = self._pool.length(slot)
-        return length >= tokens if self._pool.can_cut else length == tokens
+    def save_state(self, request: str, tokens: int, place: int) -> None:
+        """Copy the state that a request has now, of so many tokens, to a place, for who begins with
+        these. What was there is gone, also where the request has another number of tokens."""
+        self._saved.pop(place, None)
+        if request in self._pool and not self._pool.can_cut:
+            slot = self._pool.open(request)
+            if self._pool.length(slot) == tokens:
+                self._pool.save_states(slot, place)
+                self._saved[place] = (request, tokens)
+
+    def _has_first(self, request: str, tokens: int) -> bool:
+        """Whether there is what it had when it had so many tokens."""
+        has = self._pool.length(self._pool.open(request)) >= tokens
+        return has and (self._pool.can_cut or self._place_of(request, tokens) is not None)
+
+    def _place_of(self, request: str, tokens: int) -> int | None:
+        """Where its state of so many tokens is saved."""
+        found = (place for place, of in self._saved.items() if of == (request, tokens))
+        return next(found, None)
+
+    def _saved_of(self, request: str) -> dict[int, int]:
+        """By place, of how many of its tokens a state lies there."""
+        return {place: tokens for place, (whose, tokens) in self._saved.items() if whose == request}
+
+    def clear(self) -> None:
+        """Every request is forgotten, where there is no tier."""
+        self._saved.clear()
 
     def is_inside(self, request: str) -> bool:
         """All of it is in memory."""
         return request not in self._away and not self._outside.get(request)
 
     def drop(self, request: str) -> None:
-        """Forget what the tier has of it."""
+        """Forget what the tier has of it, and the states that were saved."""
+        for place in self._saved_of(request):
+            del self._saved[place]
         self._away.pop(request, None)
         self._outside.pop(request, None)
         self._drop_from_tier(request)
@@ -190,6 +239,9 @@ class CacheMoves:
         """
         requests = [entry.request for entry in step.entries]
         if not self._pool.can_cut:
+            for entry in step.entries:
+                if not entry.position and entry.request in self._pool:
+                    self._pool.release(entry.request)  # others had nothing of its beginning
             self._check_order(step)
         for entry in step.entries:
             if entry.request in self._pool:  # of a prefix other shards may have had less
@@ -292,7 +344,15 @@ class CacheMoves:
         try:
             return self._pool.open(request)
         except KeyError as error:
-            raise RequestError(f"too many requests at once: {error.args[0]}") from error
+            raise _too_many(error) from error
+
+    def _load_states(self, slot: int, place: int | None) -> None:
+        """None: there are none."""
+        try:
+            if place is not None:
+                self._pool.load_states(slot, place)
+        except KeyError as error:
+            raise _too_many(error) from error
 
     def _place(self, request: str) -> KVPlace:
         if self._tier is None:
@@ -337,6 +397,10 @@ class CacheMoves:
         tokens = place.tokens(layer)
         with self._pool.filling(layer, self._pool.open(request), tokens) as (keys, values):
             place.read(layer, keys, values)
+
+
+def _too_many(error: KeyError) -> RequestError:
+    return RequestError(f"too many requests at once: {error.args[0]}")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -323,6 +323,16 @@ class ShardEngine:
 
         return self._thread.call(work)
 
+    def save_state(self, request: str, tokens: int, place: int) -> None:
+        """Copy the state that a request has once all that was told before is done; see
+        `KvStorage.save_state`."""
+
+        def work(program: StageProgram | None) -> None:
+            if program is not None:
+                program.save_state(request, tokens, place)
+
+        self._post(work)
+
     def finish(self, request: str, *, kept_tokens: int = 0) -> None:
         """Free the request; a run that it is part of ends after its current token.
 

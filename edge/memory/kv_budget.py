@@ -101,11 +101,11 @@ class KvRoom:
         """
         token_bytes = cache_token_bytes(layout, assignment.kv_dtype)
         limits = assignment.limits
-        states_bytes = limits.requests * state_bytes(layout, assignment.kv_dtype)
-        memory_bytes = limits.cached_tokens * token_bytes + states_bytes
+        one_bytes = state_bytes(layout, assignment.kv_dtype)
+        memory_bytes = limits.cached_tokens * token_bytes + limits.states * one_bytes
         disk_bytes = 0
         if limits.disk_tokens:
-            disk_bytes = limits.disk_tokens * token_bytes + states_bytes
+            disk_bytes = limits.disk_tokens * token_bytes + limits.requests * one_bytes
             disk_bytes = min(disk_bytes, self._disk_bytes)
         free_bytes = self.free_memory_bytes
         if free_bytes is not None and memory_bytes > free_bytes:

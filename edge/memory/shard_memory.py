@@ -49,7 +49,7 @@ def shard_use(
         kv_dtype=assignment.kv_dtype,
     )
     limits = assignment.limits
-    workload = Workload(prompt_tokens=limits.cached_tokens, output_tokens=0, states=limits.requests)
+    workload = Workload(prompt_tokens=limits.cached_tokens, output_tokens=0, states=limits.states)
     plan.validate(facts, None, is_repaired=True)
     # Of this seat alone: a device that has two has a session for each.
     use = plan.stages[stage].shards[rank].memory(plan.place(stage), facts, workload)

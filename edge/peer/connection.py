@@ -148,6 +148,7 @@ class Connection:
             messages.RunStep: self._run_step,
             messages.YieldRun: self._yield_run,
             messages.SwapOut: self._swap_out,
+            messages.SaveState: self._save_state,
             messages.Finish: self._finish,
             messages.AskLink: self._ask_link,
         }
@@ -700,6 +701,9 @@ class Connection:
 
     def _swap_out(self, post: messages.SwapOut) -> None:
         self._session(post.session).shard.swap_out(post.request)
+
+    def _save_state(self, post: messages.SaveState) -> None:
+        self._session(post.session).save_state(post.request, post.tokens, post.place)
 
     def _finish(self, post: messages.Finish) -> None:
         hosted = self._session(post.session)

@@ -135,6 +135,13 @@ class HostedShard:
             raise ProtocolError(f"prompts of more than {most_tokens} tokens are under way")
         known[request] = known.get(request, 0) + prompt_tokens
 
+    def save_state(self, request: str, tokens: int, place: int) -> None:
+        """See `KvStorage.save_state`. Raises ProtocolError for a place that there is not."""
+        places = self.assignment.limits.saved_states
+        if place >= places:
+            raise ProtocolError(f"place {place} for a state, of {places}")
+        self.shard.save_state(request, tokens, place)
+
     def forget(self, request: str) -> None:
         """The request is over; unknown ones are ignored."""
         self._prompt_tokens.pop(request, None)

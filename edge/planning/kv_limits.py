@@ -22,7 +22,7 @@ def with_kv_memory(
     As if each peer that limits its KV memory held all layers; `kv_limits` tells what it can be.
     """
     token_bytes = sum(facts.kinds[kind].token_bytes for kind in facts.layers)
-    states = options.limits(spec).requests
+    states = options.limits(spec).states
     state_bytes = states * sum(
         facts.kinds[kind].num_kv_heads * facts.kinds[kind].state_bytes for kind in facts.layers
     )
@@ -59,7 +59,7 @@ def kv_limits(
     for. Raises CapacityError where the longest context has room in neither.
     """
     by_id = {peer.id: peer for peer in peers}
-    one = Workload(prompt_tokens=1, output_tokens=0, states=limits.requests)
+    one = Workload(prompt_tokens=1, output_tokens=0, states=limits.states)
     use = memory_use(plan, facts, one)
     cached, disk = limits.cached_tokens, limits.context_tokens * limits.requests
     for device, each in use.items():
@@ -70,7 +70,8 @@ def kv_limits(
         if peer.kv_memory_bytes is not None:
             free_bytes = min(free_bytes, peer.kv_memory_bytes)
         cached = min(cached, (free_bytes - each.state_bytes) // each.kv_bytes)
-        disk = min(disk, max(0, peer.kv_disk_bytes - each.state_bytes) // each.kv_bytes)
+        moved_bytes = each.state_bytes // limits.states * limits.requests  # no copies
+        disk = min(disk, max(0, peer.kv_disk_bytes - moved_bytes) // each.kv_bytes)
     cached = max(cached, 0)
     longest = max(cached, min(longest_tokens(cached, plan, facts), disk))
     if limits.context_tokens > longest:

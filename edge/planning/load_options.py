@@ -358,7 +358,7 @@ class LoadOptions:
                 f"not fit the context of {limits.context_tokens}; give it shorter, or more "
                 "context_tokens"
             )
-        return replace(workload, reserved_tokens=limits.cached_tokens, states=limits.requests)
+        return replace(workload, reserved_tokens=limits.cached_tokens, states=limits.states)
 
 
 class LoadOverrides(TypedDict, total=False):

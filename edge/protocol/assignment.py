@@ -7,7 +7,12 @@ from typing import Literal
 
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
-from edge.protocol.step import MAX_CHUNK_TOKENS, MAX_REQUESTS, StepLimits
+from edge.protocol.step import (
+    MAX_CHUNK_TOKENS,
+    MAX_REQUESTS,
+    MAX_SAVED_STATES,
+    StepLimits,
+)
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import KvDtype, WeightFormat
@@ -52,6 +57,8 @@ class Assignment:
             raise ValueError(f"chunks of {limits.chunk_tokens} tokens; 1 to {MAX_CHUNK_TOKENS}")
         if not 0 < limits.requests <= MAX_REQUESTS:
             raise ValueError(f"{limits.requests} requests at once; 1 to {MAX_REQUESTS}")
+        if limits.saved_states > MAX_SAVED_STATES:
+            raise ValueError(f"{limits.saved_states} places for states; 0 to {MAX_SAVED_STATES}")
         if not limits.cached_tokens:
             raise ValueError("no memory for the keys and values of one token")
         if max(limits.cached_tokens, limits.disk_tokens) < limits.context_tokens:

@@ -414,6 +414,20 @@ class SwappedOut(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveState(Post):
+    """Where layers have states in place of keys and values: copy that of a request to a place, for
+    who begins with the same tokens. What was there is gone."""
+
+    kind = "save_state"
+    session: str
+    request: str
+    tokens: int
+    """That the request has now."""
+    place: int
+    """One of the limits' `saved_states`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finish(Post):
     """The request is over: free it."""
 
@@ -509,8 +523,8 @@ FRAMES = table(
         Describe, MemoryRate, Profile, Probe, Glance, SetMemory, TakeOver, Keep,
         Offer, Piece, Seal, Open, Connect,
         MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, KvRows, PutKv, Tokens, Logits,
-        States, YieldRun, SwapOut, SwappedOut, Finish, Measure, Observed, Close, Leaving, Failed,
-        Waits, AskLink, LinkSent,
+        States, YieldRun, SwapOut, SwappedOut, SaveState, Finish, Measure, Observed, Close, Leaving,
+        Failed, Waits, AskLink, LinkSent,
     )
 )  # fmt: skip
 """By kind."""

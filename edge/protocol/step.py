@@ -24,6 +24,8 @@ SHORTEST_STEP = 2
 """Tokens of a prompt whose rows may be as in any longer step; one alone takes other ways."""
 MOST_KEPT = 8
 """Caches of requests that are over, which a shard keeps for those that begin alike."""
+MAX_SAVED_STATES = 64
+"""Copies of states that a shard may be asked to have room for."""
 MAX_END_IDS = 64
 """Tokens that end a reply; models have one to five."""
 
@@ -177,6 +179,14 @@ class StepLimits:
     """What a step of one token of each request computes of it should be the same, to the last bit,
     whichever others are in it. Back ends that can fill such steps up where their kernels want it.
     """
+    saved_states: int = 0
+    """Places for copies of states, where layers have some in place of keys and values: a prompt
+    that begins like another goes on from one."""
+
+    @property
+    def states(self) -> int:
+        """For so many there is memory, where layers have some."""
+        return self.requests + self.saved_states
 
     @property
     def caches(self) -> int:

@@ -31,7 +31,8 @@ class KVPool:
     """Keys and values [slots, num_kv_heads, context_tokens, elements] for each layer.
 
     And states: arrays of one size however many tokens a request has, zeros at first. What they
-    hold is of all its tokens, so where there are some, no request can be cut (`can_cut`).
+    hold is of all its tokens, so where there are some, no request can be cut (`can_cut`). Copies of
+    them lie in places of their own, and a slot may be without its state.
 
     Not thread-safe: used from the compute thread.
     """
@@ -44,42 +45,47 @@ class KVPool:
         context_tokens: int,
         dtype: type[np.generic] = np.float32,
         states: Sequence[tuple[int, ...]] = (),
+        most_states: int | None = None,
+        places: int = 0,
     ) -> None:
         """Reserves address space for these slots and a spare one; raises MemoryError if even that
         is refused.
 
         layers: (num_kv_heads, elements of a token's key, or value, of a head) of each. states: the
-        shape of each, of one request; float32.
+        shape of each, of one request; float32. most_states: slots that have them at once, None for
+        all. places: for copies of them.
         """
         kind = np.dtype(dtype)
         shapes = [(slots + 1, heads, context_tokens, elements) for heads, elements in layers]
-        total_bytes = sum(2 * math.prod(shape) * kind.itemsize for shape in shapes)
-        self._memory: mmap.mmap | None = None
+        of_states = [(slots + 1 + places, *shape) for shape in states]
+        try:
+            self._tokens = _Pages(sum(2 * math.prod(shape) * kind.itemsize for shape in shapes))
+            self._fixed = _Pages(sum(map(_page_bytes, of_states)))
+        except OSError as error:
+            raise MemoryError(
+                f"no address space for {slots} KV caches of {context_tokens} tokens"
+            ) from error
         self._arrays: list[tuple[NDArray[Any], NDArray[Any]]] = []
-        if total_bytes:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-            try:
-                self._memory = mmap.mmap(-1, total_bytes, flags=flags)
-            except OSError as error:
-                raise MemoryError(
-                    f"no address space for {slots} KV caches of {context_tokens} tokens"
-                ) from error
-            with contextlib.suppress(OSError):  # a system without huge pages
-                # Where it gives them unasked, a token would take one for each head.
-                self._memory.madvise(mmap.MADV_NOHUGEPAGE)
-            flat = np.frombuffer(self._memory, dtype=kind)
-            self._address = flat.ctypes.data
-            begin = 0
-            for shape in shapes:
-                size = math.prod(shape)
-                keys, values = flat[begin : begin + 2 * size].reshape(2, *shape)
-                self._arrays.append((keys, values))
-                begin += 2 * size
-        # Nothing of it is committed before a slot is taken.
-        self._states = [np.zeros((slots + 1, *shape), np.float32) for shape in states]
+        begin = 0
+        for shape in shapes:
+            size = 2 * math.prod(shape)
+            keys, values = self._tokens.array(begin, (2, *shape), kind)
+            self._arrays.append((keys, values))
+            begin += size * kind.itemsize
+        self._states: list[NDArray[np.float32]] = []
+        """Of slots, and behind them of places."""
+        begin = 0
+        for rows in of_states:
+            # From a page on: the states of real models are whole pages, so all can be given back.
+            self._states.append(self._fixed.array(begin, rows, np.dtype(np.float32)))
+            begin += _page_bytes(rows)
         self._slots = slots
+        self._places = places
+        self._most_states = slots if most_states is None else most_states
         self._requests = SlotOrder()
         self._lengths: list[int] = []
+        self._with_state: list[bool] = []
+        """Of each slot that is taken."""
         self._spare: int | None = None
         """The slot without a request that may have pages."""
 
@@ -107,14 +113,16 @@ class KVPool:
     def open(self, request: str) -> int:
         """The request's slot, a new one at the end if it has none.
 
-        Raises KeyError when every slot is taken: the caller decides who waits.
+        Raises KeyError when every slot is taken, or every state: the caller decides who waits.
         """
         if request in self._requests:
             return self._requests.slot(request)
         if len(self._requests) == self._slots:
             raise KeyError(f"all {self._slots} KV slots are taken")
+        self._check_states()
         slot = self._requests.open(request)
         self._lengths.append(0)
+        self._with_state.append(True)
         for state in self.states(slot, 1):
             state.fill(0)
         return slot
@@ -137,6 +145,24 @@ class KVPool:
         for own, state in zip(self.states(slot, 1), states, strict=True):
             own[...] = state
 
+    def save_states(self, slot: int, place: int) -> None:
+        """Copy a slot's states to a place, over what is there."""
+        for state in self._states:
+            state[self._behind(place)] = state[slot]
+
+    def load_states(self, slot: int, place: int) -> None:
+        """Let a slot have those of a place. KeyError when too many others have some."""
+        if not self._with_state[slot]:
+            self._check_states()
+        self._with_state[slot] = True
+        for state in self._states:
+            state[slot] = state[self._behind(place)]
+
+    def drop_states(self, slot: int) -> None:
+        """Give back the memory of a slot's states, until it is given some."""
+        self._with_state[slot] = False
+        self._drop_state_pages(slot)
+
     def shrink(self, slot: int, length: int) -> None:
         """Forget what is behind the first `length` tokens, if there is more, and free its pages."""
         old = self._lengths[slot]
@@ -146,7 +172,7 @@ class KVPool:
         for pair in self._arrays:
             for array in pair:
                 for head in array[slot]:
-                    self._drop(head[length:old])
+                    self._tokens.drop(head[length:old])
 
     def rename(self, request: str, to: str) -> None:
         """What `request` has is another one's from now on."""
@@ -172,6 +198,7 @@ class KVPool:
         if self._spare is not None and self._spare >= len(self._requests):
             for number in range(len(self._arrays)):
                 self.drop_layer(number, self._spare)
+            self._drop_state_pages(self._spare)
         self._spare = None
 
     def layer(self, index: int, first: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -204,36 +231,38 @@ class KVPool:
                 for array in pair:  # over what is there, which takes the least memory
                     array[slot, :, :length] = array[last, :, :length]
                     for head in array[slot]:
-                        self._drop(head[length:])
+                        self._tokens.drop(head[length:])
                 self.drop_layer(number, last)  # at once: there may be no memory for both
-            for state in self._states:
-                state[slot] = state[last]
+            self._move_state(last, slot)
             self._lengths[slot] = length
         self._requests.release(request)
         self._lengths.pop()
+        self._with_state.pop()
+        self._drop_state_pages(last)
         for number in range(len(self._arrays)):
             self.drop_layer(number, last)
 
     def clear(self) -> None:
-        """Free all slots. Views of states that were made before are of nothing then."""
+        """Free all slots and places."""
         for request in reversed(tuple(self._requests)):  # so that none moves into a hole
             self.release(request)
         self._drop_spare()
-        self._states = [np.zeros(each.shape, np.float32) for each in self._states]
+        for place in range(self._places):
+            self._drop_state_pages(self._behind(place))
 
     def drop_layer(self, index: int, slot: int) -> None:
         """Give back the whole pages of one slot in one layer; what was there is lost."""
-        if self._memory is not None:
-            for array in self._arrays[index]:
-                self._drop(array[slot])
+        for array in self._arrays[index]:
+            self._tokens.drop(array[slot])
 
     def close(self) -> None:
         """Forget every request and give all memory back once the last view is gone."""
         self._requests = SlotOrder()
         self._lengths.clear()
+        self._with_state.clear()
         self._arrays.clear()
         self._states.clear()
-        self._memory = None
+        self._tokens = self._fixed = _Pages(0)
 
     def _swap(self, a: int, b: int) -> None:
         """Piece by piece, so that it takes no memory to speak of, however long they are."""
@@ -241,11 +270,39 @@ class KVPool:
         for pair in self._arrays:
             for array in pair:
                 self._swap_rows(array[a], array[b], lengths[a], lengths[b])
-        for state in self._states:
-            kept = state[a].copy()
-            state[a] = state[b]
-            state[b] = kept
+        if self._with_state[a] and self._with_state[b]:
+            for state in self._states:
+                kept = state[a].copy()
+                state[a] = state[b]
+                state[b] = kept
+        elif self._with_state[a]:
+            self._move_state(a, b)
+        else:
+            self._move_state(b, a)
         lengths[a], lengths[b] = lengths[b], lengths[a]
+
+    def _check_states(self) -> None:
+        """Raises KeyError unless one more slot may have states."""
+        if self._states and sum(self._with_state) >= self._most_states:
+            raise KeyError(f"all {self._most_states} places for states are taken")
+
+    def _behind(self, place: int) -> int:
+        return self._slots + 1 + place
+
+    def _move_state(self, slot: int, to: int) -> None:
+        """What a slot has, be it nothing; it has nothing then."""
+        if self._with_state[slot]:
+            for state in self._states:
+                state[to] = state[slot]
+        else:
+            self._drop_state_pages(to)
+        self._with_state[to] = self._with_state[slot]
+        self._with_state[slot] = False
+        self._drop_state_pages(slot)
+
+    def _drop_state_pages(self, row: int) -> None:
+        for state in self._states:
+            self._fixed.drop(state[row])
 
     def _swap_rows(
         self, one: NDArray[Any], other: NDArray[Any], one_length: int, other_length: int
@@ -264,13 +321,41 @@ class KVPool:
         rest = slice(both, max(one_length, other_length))
         for from_head, to_head in zip(longer, shorter, strict=True):
             to_head[rest] = from_head[rest]
-            self._drop(from_head[rest])
+            self._tokens.drop(from_head[rest])
 
-    def _drop(self, rows: NDArray[Any]) -> None:
+
+class _Pages:
+    """Memory that the system commits as it is written, and takes back page by page."""
+
+    def __init__(self, num_bytes: int) -> None:
+        """Raises OSError where not even the address space is given."""
+        self._memory: mmap.mmap | None = None
+        if num_bytes:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            self._memory = mmap.mmap(-1, num_bytes, flags=flags)
+            with contextlib.suppress(OSError):  # a system without huge pages
+                # Where it gives them unasked, a token would take one for each head.
+                self._memory.madvise(mmap.MADV_NOHUGEPAGE)
+            self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
+
+    def array(self, begin: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """From a byte on."""
+        count = math.prod(shape)
+        if self._memory is None or not count:
+            return np.empty(shape, dtype)
+        return np.frombuffer(self._memory, dtype, count, begin).reshape(shape)
+
+    def drop(self, rows: NDArray[Any]) -> None:
         """Give back the whole pages in a contiguous part of an array."""
-        assert self._memory is not None
+        if self._memory is None:
+            return
         start = rows.__array_interface__["data"][0] - self._address
         page = mmap.PAGESIZE
         begin, end = -(-start // page) * page, (start + rows.nbytes) // page * page
         if end > begin:
             self._memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def _page_bytes(shape: tuple[int, ...]) -> int:
+    """Bytes of the pages for float32 of this shape."""
+    return -(-math.prod(shape) * 4 // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -82,6 +82,41 @@ def test_states_follow_their_request_and_begin_with_zeros() -> None:
     pool.close()
 
 
+def test_a_slot_without_states_stays_without_until_it_is_given_some() -> None:
+    pool = KVPool(
+        layers=[(1, 8)], slots=4, context_tokens=50, states=[(2, 3), (4096,)],
+        most_states=2, places=2,
+    )  # fmt: skip
+
+    def state_of(request: str) -> set[float]:
+        return {float(x) for state in pool.states(pool.open(request), 1) for x in state.flat}
+
+    def begin(request: str, value: float) -> None:
+        slot = pool.open(request)
+        for state in pool.states(slot, 1):
+            state[...] = value
+
+    begin("a", 1.0)
+    begin("b", 2.0)
+    with pytest.raises(KeyError, match="all 2 places for states are taken"):
+        pool.open("c")
+    pool.save_states(pool.open("a"), 1)
+    pool.drop_states(pool.open("a"))
+    begin("c", 3.0)
+    with pytest.raises(KeyError, match="all 2 places for states are taken"):
+        pool.load_states(pool.open("a"), 1)
+    assert pool.gather(["c", "a"]) in (0, 1)
+    assert (state_of("b"), state_of("c")) == ({2.0}, {3.0})
+    assert not pool.states(pool.open("a"), 1)[1].any(), "its page was given back"
+    pool.release("b")
+    assert state_of("c") == {3.0}
+    pool.load_states(pool.open("a"), 1)
+    assert (state_of("a"), state_of("c")) == ({1.0}, {3.0})
+    pool.clear()
+    assert state_of("d") == {0.0}
+    pool.close()
+
+
 def test_neighbours_are_gathered_where_they_lie() -> None:
     pool = make_pool()
     for name in "abcd":

@@ -35,7 +35,12 @@ from tests.support.triton_shards import (
 Checkpoints = Callable[..., TinyCheckpoint]
 
 LIMITS = StepLimits(
-    context_tokens=32, chunk_tokens=8, requests=2, cached_tokens=32, disk_tokens=1000
+    context_tokens=32,
+    chunk_tokens=8,
+    requests=2,
+    cached_tokens=32,
+    disk_tokens=1000,
+    saved_states=2,
 )
 LARGEST_DIFFERENCE = 1e-4
 FAMILIES = [("lfm2", (2, 1)), ("qwen3_5", (2, 1))]
@@ -78,14 +83,27 @@ def test_states_go_where_their_requests_go(
         go_on("a", 4, 9)
         model.release("c")
         assert program.take("d", "a", 8, moves=False) == 0
-        assert program.take("d", "a", 9, moves=False) == 9
+        assert program.take("d", "a", 9, moves=False) == 0, "nobody has saved it"
+        program.save_state("a", 9, 1)
         go_on("a", 9, 10)
+        program.save_state("a", 9, 0)  # it has more by now
+        assert program.take("d", "a", 9, moves=False) == 9
         go_on("d", 9, 11)
         program.swap_out("d")
         go_on("a", 10, 18)
         assert tier.written_bytes
-        model.release("a")
+        program.keep("a", 9)
         go_on("d", 11, 12)
+        go_on("b", 0, 2, others)  # kept ones have no state of their own
+        model.release("b")
+        assert program.take("e", "a", 9, moves=True) == 9
+        go_on("e", 9, 12)
+        assert program.take("f", "a", 9, moves=True) == 0
+        model.release("d")
+        assert program.take("f", "e", 9, moves=False) == 9
+        go_on("f", 9, 10)
+        model.release("e")
+        assert program.take("g", "f", 9, moves=True) == 0, "it was the one's that is gone"
 
 
 def test_a_request_longer_than_memory_keeps_its_states(tmp_path: Path) -> None:

@@ -22,12 +22,16 @@ HEADS, ELEMENTS, CONTEXT = 2, 3, 64
 class WatchedPool(KVPool):
     """Knows which layers of which slot it holds; what it drops is spoiled for good."""
 
-    def __init__(self, num_layers: int, states: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, num_layers: int, states: Sequence[tuple[int, ...]], most_states: int
+    ) -> None:
         super().__init__(
             layers=[(HEADS, ELEMENTS)] * num_layers,
             slots=4,
             context_tokens=CONTEXT,
             states=states,
+            most_states=most_states,
+            places=2,
         )
         self.num_layers = num_layers
 
@@ -66,10 +70,11 @@ class Shard:
         cached_tokens: int,
         disk_bytes: int,
         states: Sequence[tuple[int, ...]] = (),
+        most_states: int = 4,
     ) -> None:
         self.num_layers = num_layers
         self.cached_tokens = cached_tokens
-        self.pool = WatchedPool(num_layers, states)
+        self.pool = WatchedPool(num_layers, states, most_states)
         shape = KVShape(
             layers=(KVLayer(num_kv_heads=HEADS, row_bytes=ELEMENTS * 4),) * num_layers,
             context_tokens=CONTEXT,
@@ -81,6 +86,7 @@ class Shard:
             requests=4,
             cached_tokens=cached_tokens,
             disk_tokens=1000,
+            saved_states=2,
         )
         self.moves = CacheMoves(self.pool, shape, self.tier, limits)
         self.lengths: dict[str, int] = {}
@@ -159,7 +165,7 @@ def test_every_layer_finds_its_own(
 
 
 def test_what_has_a_state_is_not_cut() -> None:
-    """It can go on, be taken over or be copied as a whole, and in no other way."""
+    """It can go on; others begin with what was saved when it had no more, and in no other way."""
     shard = Shard(num_layers=2, cached_tokens=100, disk_bytes=1 << 20, states=[(2, 3), (5,)])
     pool, moves = shard.pool, shard.moves
 
@@ -168,12 +174,16 @@ def test_what_has_a_state_is_not_cut() -> None:
         moves.arrive(Step(entries=(entry,)))
 
     shard.step("a", 6)
+    assert moves.take("b", "a", 6, moves=False) == 0
+    moves.save_state("a", 6, 0)
+    moves.save_state("a", 4, 1)  # it has 6
+    moves.save_state("nobody", 6, 1)
     assert moves.take("b", "a", 4, moves=False) == 0
     assert moves.take("b", "a", 6, moves=False) == 6
     for one, other in zip(pool.states(0, 1), pool.states(1, 1), strict=True):
         assert np.array_equal(one, other)
         assert one.any()
-    for position in (0, 5, 7):
+    for position in (5, 7):
         with pytest.raises(RequestError, match=f"from token {position}, and its state is that of"):
             arrive("a", position)
     with pytest.raises(RequestError, match="from token 3, and its state is that of 0"):
@@ -182,10 +192,54 @@ def test_what_has_a_state_is_not_cut() -> None:
     with pytest.raises(RequestError, match="from token 2, and its state is that of 6"):
         arrive("a", 2)
     shard.step("a", 1)
+    moves.save_state("a", 7, 1)
+    shard.step("a", 2)
     moves.keep("a", 7)
     assert moves.take("c", "a", 7, moves=True) == 7
+    shard.lengths["c"] = 7
+    known = state("a", 7, 6).reshape(2, 3)
+    assert np.array_equal(pool.states(pool.open("c"), 1)[0][0], known)
+    assert moves.take("d", "c", 6, moves=False) == 6, "what was saved went along"
+    moves.save_state("d", 6, 1)
+    assert moves.take("e", "c", 7, moves=False) == 0, "another one's is there"
     moves.keep("b", 5)
     assert "b" not in pool, "of its first 5 tokens there is nothing"
+    shard.close()
+
+
+def test_who_others_have_nothing_of_begins_anew() -> None:
+    """A shard may have found a beginning that others could not take: all compute it."""
+    shard = Shard(num_layers=1, cached_tokens=100, disk_bytes=1 << 20, states=[(5,)])
+    shard.step("a", 6)
+    shard.moves.save_state("a", 6, 0)
+    assert shard.moves.take("b", "a", 6, moves=False) == 6
+    shard.step("b", 3)
+    assert shard.pool.length(shard.pool.open("b")) == 3
+    shard.close()
+
+
+def test_what_is_kept_has_the_state_that_was_saved_and_no_other() -> None:
+    """Two requests may have states at once, and there are two more."""
+    shard = Shard(num_layers=1, cached_tokens=100, disk_bytes=1 << 20, states=[(5,)], most_states=2)
+    pool, moves = shard.pool, shard.moves
+    for number, name in enumerate("ab"):
+        shard.step(name, 4)
+        moves.save_state(name, 4, number)
+        shard.step(name, 1)
+    with pytest.raises(RequestError, match="too many requests at once: all 2 places for states"):
+        shard.step("c", 1)
+    moves.keep("a", 4)
+    shard.step("c", 2)
+    with pytest.raises(RequestError, match="too many requests at once"):
+        moves.take("d", "a", 4, moves=True)
+    shard.release("b")
+    shard.swap_out("c")
+    assert moves.take("d", "a", 4, moves=False) == moves.take("e", "a", 4, moves=True) == 4
+    for name in "de":
+        (found,) = pool.states(pool.open(name), 1)
+        assert np.array_equal(found[0], state("a", 4, 5))
+    shard.release("d")
+    shard.step("c", 1)
     shard.close()
 
 

@@ -105,6 +105,7 @@ def talk(address: str) -> list[Frame]:
             session="s", step=Step(entries=(replace(prompt, request="q"),), states=True)
         ),
         messages.SwapOut(session="s", request="r"),
+        messages.SaveState(session="s", request="r", tokens=3, place=0),
         messages.Measure(session="s"),
         messages.Observed(session="s", run=0),
         messages.Finish(session="s", request="r"),

@@ -160,6 +160,7 @@ class NullProgram(HostKvStorage):
         if self._kv_tier is not None:
             return False
         self._cache.pool.clear()
+        self._moves.clear()
         return True
 
     def close(self) -> None:

@@ -331,6 +331,7 @@ class OrtProgram(HostKvStorage):
         self._graphs.check()
         self._bindings.clear()
         self._cache.pool.clear()
+        self._moves.clear()
         self._run_options.terminate = False
         return True
 

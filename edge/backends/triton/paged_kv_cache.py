@@ -68,9 +68,10 @@ class BlockCache:
         self._in_table: list[tuple[str, int]] = []
         """For each row of the table: whose blocks they are, and how many."""
         self._free = list(range(self.num_blocks - 1, -1, -1))
-        # A state takes its memory at once: it is counted for so many, and nobody's is kept.
-        self._num_slots = limits.requests if layout.states else limits.caches
-        self.states_of_layers = RequestStates(layout, device, slots=self._num_slots)
+        self._num_slots = limits.caches
+        self.states_of_layers = RequestStates(
+            layout, device, requests=limits.requests, places=limits.saved_states
+        )
         self._slots: dict[str, int] = {}
         self._blocks: dict[int, list[int]] = {}
         """By slot."""
@@ -141,6 +142,18 @@ class BlockCache:
         """As `states` gives them of one slot."""
         self.states_of_layers.write(slot, states)
 
+    def save_states(self, slot: int, place: int) -> None:
+        """Copy a slot's states to a place, over what is there."""
+        self.states_of_layers.save(slot, place)
+
+    def load_states(self, slot: int, place: int) -> None:
+        """Let a slot have those of a place."""
+        self.states_of_layers.load(slot, place)
+
+    def drop_states(self, slot: int) -> None:
+        """Let another slot have the memory of this one's states, until it is given some."""
+        self.states_of_layers.drop(slot)
+
     @property
     def is_spread(self) -> bool:
         """One request has all memory: layers are asked for with `begin_layer`."""
@@ -164,16 +177,18 @@ class BlockCache:
         return request in self._slots
 
     def open(self, request: str) -> int:
-        """The request's slot, a new one if it has none. KeyError when every slot is taken."""
+        """The request's slot, a new one if it has none. KeyError when every slot is taken, or
+        every state."""
         if request not in self._slots:
             if self.is_spread:
                 raise KeyError("one that is longer than memory has all of it")
             free = set(range(self._num_slots)).difference(self._slots.values())
             if not free:
                 raise KeyError(f"all {self._num_slots} places are taken")
-            slot = self._slots[request] = min(free)
+            slot = min(free)
+            self.states_of_layers.open(slot)
+            self._slots[request] = slot
             self._blocks[slot], self._lengths[slot] = [], 0
-            self.states_of_layers.clear(slot)
         return self._slots[request]
 
     def length(self, slot: int) -> int:
@@ -226,6 +241,7 @@ class BlockCache:
         if slot is None:
             return
         self._free.extend(reversed(self._blocks.pop(slot)))
+        self.states_of_layers.drop(slot)
         del self._lengths[slot]
         if slot == self._far_slot:
             self._far_slot = None

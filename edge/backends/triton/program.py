@@ -214,6 +214,9 @@ class TritonProgram:
     def keep(self, request: str, tokens: int) -> None:
         self._moves.keep(request, tokens)
 
+    def save_state(self, request: str, tokens: int, place: int) -> None:
+        self._moves.save_state(request, tokens, place)
+
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
         return self._moves.take(request, source, tokens, moves=moves)
 

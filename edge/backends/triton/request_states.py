@@ -1,7 +1,8 @@
 """What layers have of each request in place of keys and values: states of one size, on the device.
 
-Kernels read and write a request's states where they lie, in its slot, so a step of any requests
-needs no copy, and the addresses stay as CUDA graphs want them.
+Kernels read and write a request's states where they lie, in a row of its own, so a step of any
+requests needs no copy, and the addresses stay as CUDA graphs want them. A slot whose request is
+over has no row: what it had so far may be saved in a place, a row that is no slot's.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ Array = NDArray[np.float32]
 class RequestStates:
     """float32, zeros at first. Used from the compute thread."""
 
-    def __init__(self, layout: ShardLayout, device: Device, *, slots: int) -> None:
+    def __init__(
+        self, layout: ShardLayout, device: Device, *, requests: int, places: int = 0
+    ) -> None:
+        """requests: that have some at once; places: for copies."""
         self._device = device
         shapes = [shape for part in layout.states.values() for shape in part.state_shapes]
         groups = list(dict.fromkeys(shapes))
         self._wholes = [
-            torch.zeros((shapes.count(each), slots, *each), device=device.torch) for each in groups
+            torch.zeros((shapes.count(each), requests + places, *each), device=device.torch)
+            for each in groups
         ]
-        """For each shape: the states that have it, one behind the other."""
+        """For each shape: the states that have it, one behind the other. Rows of requests, and
+        behind them places."""
         self._place_of = [
             (groups.index(each), shapes[:number].count(each)) for number, each in enumerate(shapes)
         ]
@@ -39,8 +45,12 @@ class RequestStates:
             layer: tuple(next(states) for _ in part.state_shapes)
             for layer, part in layout.states.items()
         }
-        """Those of each layer that has some, [slots, …] as `state_shapes` says."""
-        self._slots = Mirror(device, slots, torch.int32)
+        """Those of each layer that has some, [rows, …] as `state_shapes` says."""
+        self._requests = requests
+        self._free = list(range(requests - 1, -1, -1))
+        self._row_of: dict[int, int] = {}
+        """By slot."""
+        self._slots = Mirror(device, requests, torch.int32)
         self._known: list[int] = []
 
     def __bool__(self) -> bool:
@@ -48,32 +58,60 @@ class RequestStates:
 
     @property
     def slots(self) -> Tensor:
-        """int32 on the device: of each entry of the step, as `place` was told."""
+        """int32 on the device: the row of each entry of the step, as `place` was told."""
         return self._slots.tensor
 
     def place(self, slots: Sequence[int]) -> None:
         """Of a step's entries."""
-        if not self or self._known == slots:
+        if not self:
             return
-        self._known = list(slots)
-        self._slots.host[: len(slots)] = slots
-        self._slots.to_device(0, len(slots))
+        rows = [self._row_of[slot] for slot in slots]
+        if self._known == rows:
+            return
+        self._known = rows
+        self._slots.host[: len(rows)] = rows
+        self._slots.to_device(0, len(rows))
 
-    def clear(self, slot: int) -> None:
+    def open(self, slot: int) -> None:
+        """It has zeros. Raises KeyError where as many have states as may."""
+        if self:
+            row = self._row(slot)
+            for whole in self._wholes:
+                whole[:, row].zero_()
+
+    def drop(self, slot: int) -> None:
+        """It has none."""
+        row = self._row_of.pop(slot, None)
+        if row is not None:
+            self._free.append(row)
+
+    def save(self, slot: int, place: int) -> None:
         for whole in self._wholes:
-            whole[:, slot].zero_()
+            whole[:, self._requests + place].copy_(whole[:, self._row_of[slot]])
+
+    def load(self, slot: int, place: int) -> None:
+        row = self._row(slot)
+        for whole in self._wholes:
+            whole[:, row].copy_(whole[:, self._requests + place])
+
+    def _row(self, slot: int) -> int:
+        if slot not in self._row_of:
+            if not self._free:
+                raise KeyError(f"all {self._requests} places for states are taken")
+            self._row_of[slot] = self._free.pop()
+        return self._row_of[slot]
 
     def read(self, first: int, count: int) -> list[Array]:
         """Of `count` slots from `first`, each [count, …], in the order of layers. Copies; waits for
         what was launched before."""
-        wholes = [
-            self._device.to_host(whole[:, first : first + count].clone()).numpy()
-            for whole in self._wholes
-        ]
+        if not self:
+            return []
+        rows = [self._row_of[slot] for slot in range(first, first + count)]
+        wholes = [self._device.to_host(whole[:, rows].clone()).numpy() for whole in self._wholes]
         return [wholes[group][number] for group, number in self._place_of]
 
     def write(self, slot: int, states: Sequence[Array]) -> None:
         """As `read` gives them of one slot."""
         for (group, number), state in zip(self._place_of, states, strict=True):
             whole = self._wholes[group]
-            whole[number, slot].copy_(torch.from_numpy(state).view(whole.shape[2:]))
+            whole[number, self._row(slot)].copy_(torch.from_numpy(state).view(whole.shape[2:]))

@@ -340,7 +340,7 @@ def test_what_is_under_way_in_a_session_has_a_limit() -> None:
             # Tokens on a disk that this peer has not count for nothing.
             solo_assignment(
                 spec,
-                replace(LIMITS, disk_tokens=1 << 50),
+                replace(LIMITS, disk_tokens=1 << 50, saved_states=2),
                 WireRules(sums=(WireRule(),), hops=()),
             ),
             Manifest(tensors=(), total_bytes=0),
@@ -359,6 +359,8 @@ def test_what_is_under_way_in_a_session_has_a_limit() -> None:
                 hosted.announce("one more")
             hosted.forget("long")
             hosted.announce("one more", prompt_tokens=1)
+            with pytest.raises(ProtocolError, match="place 2 for a state, of 2"):
+                hosted.save_state("0", 4, 2)
         finally:
             await hosted.aclose()
 
