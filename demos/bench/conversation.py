@@ -4,16 +4,17 @@ python -m edge.demos.bench.conversation --shape W
 python -m edge.demos.bench.conversation --checkpoint smollm2-135m-float32 --append
 python -m edge.demos.bench.conversation --shape small --beginning 16000 --turns 3 --new-tokens 200
 
-A turn's prompt is all that was said and a few new tokens. Every second turn is measured, so that it
-comes after an answer and the pause, and nothing else. Beside it, in the same minute: as many new
-tokens alone, from an empty context, and the whole prompt anew, of which nothing was kept; and what
-the peers themselves computed of prompts for it, in which attention looks at all that was said. Of a
-turn that comes at once, the answer before it is a part of that: nobody has read it as a prompt yet.
+A turn's prompt is all that was said and a few new tokens, and comes at once. Every second turn is
+measured, so that it comes after an answer, and nothing else. Beside it, in the same minute: as many
+new tokens alone, from an empty context, and the whole prompt anew, of which nothing was kept; and
+what the peers themselves computed of prompts for it, in which attention looks at all that was said.
+
+With --compare the answers of the measured turns are made again by peers that know nothing of the
+turns before, so what was said is read as one prompt there.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,12 +28,6 @@ from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint, described
 from edge.partition import Parallel
 from edge.protocol.step_times import PeerTimes
-
-_PAUSE_S = {"typing for 3 s": 3.0, "at once": 0.0}
-"""Between an answer and what is said to it."""
-
-_IDLE_S = 2.0
-"""An answer of some ten tokens has been made a part of the beginning by then."""
 
 
 def prompt_s(times: Sequence[PeerTimes]) -> float:
@@ -60,6 +55,7 @@ def prompt_s(times: Sequence[PeerTimes]) -> float:
 @click.option(
     "--beginning", type=click.IntRange(0), default=0, show_default=True, help="Before the first."
 )
+@click.option("--compare", is_flag=True, help="Answers with those of peers that know nothing.")
 @folder_option
 @append_option
 def main(
@@ -73,6 +69,7 @@ def main(
     new_tokens: int,
     answer_tokens: int,
     beginning: int,
+    compare: bool,
     folder: Path,
     append: bool,
 ) -> None:
@@ -92,12 +89,11 @@ def main(
             prompt: list[int],
             count: int,
             *,
-            goes_on: bool = False,
             read: Callable[[], object] = lambda: None,
         ) -> edge.Reply:
             """`read` is called when the prompt is read: at the first token."""
             options = edge.GenerationOptions(max_new_tokens=count, temperature=0.0, ignore_eos=True)
-            with model.stream(prompt, options, goes_on=goes_on) as stream:
+            with model.stream(prompt, options) as stream:
                 for index, _token in enumerate(stream):
                     if index == 0:
                         read()
@@ -106,56 +102,65 @@ def main(
         def first_token_s(prompt: list[int]) -> float:
             return ask(prompt, 1).statistics["first_token_s"]
 
-        def converse(figures: Figures, pause_s: float) -> None:
+        measured: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        """Prompts of measured turns, and their answers."""
+
+        def converse(figures: Figures) -> None:
             history = said(beginning)
             for turn in range(turns):
                 history += said(new_tokens)
                 if turn % 2 == 0:  # what is measured from here on is of the next turn
-                    reply = ask(history, answer_tokens, goes_on=True, read=model.measure)
-                    time.sleep(pause_s)
-                    if pause_s:
-                        model.measure()
+                    reply = ask(history, answer_tokens, read=model.measure)
                 else:
                     times: list[PeerTimes] = []
 
                     def read(times: list[PeerTimes] = times) -> None:
                         times += model.measure()
 
-                    reply = ask(history, answer_tokens, goes_on=True, read=read)
+                    reply = ask(history, answer_tokens, read=read)
+                    measured.append((tuple(history), reply.token_ids))
                     taken_s, peers_s = reply.statistics["first_token_s"], prompt_s(times)
-                    time.sleep(_IDLE_S)
                     alone_s = first_token_s(said(new_tokens))
                     anew_s = first_token_s([*said(1), *history])
                     figures.add("first token of a later turn", "ms", 1e3 * taken_s)
                     figures.add("first token of its new tokens alone", "ms", 1e3 * alone_s)
                     figures.add("first token, all computed anew", "ms", 1e3 * anew_s)
                     figures.add("ratio to its new tokens alone", "x", taken_s / alone_s)
-                    if not pause_s:
-                        both_s = first_token_s(said(answer_tokens + new_tokens))
-                        figures.add("first token of the answer and these alone", "ms", 1e3 * both_s)
-                        figures.add("ratio to the answer and these alone", "x", taken_s / both_s)
                     figures.add("the peers' own time for it", "ms", 1e3 * peers_s)
                     figures.add("ratio to the peers' own time for it", "x", taken_s / peers_s)
                     figures.add("ratio to all anew", "x", taken_s / anew_s)
                 history += reply.token_ids
 
         ask(said(new_tokens), 8)
-        for pause, pause_s in _PAUSE_S.items():
-            figures = Figures()
-            for _round in range(rounds):
-                converse(figures, pause_s)
-            results.publish(
-                figures.metrics(),
-                question="the next turn of a conversation",
-                variant=(
-                    f"{pause}, {peers} x {threads} threads, {plan}, "
-                    f"{rounds} times {turns} turns of {new_tokens} + {answer_tokens} tokens"
-                    f"{f' behind {beginning}' if beginning else ''}, int4"
-                ),
-                link="TCP over loopback",
-                model=described(shape) if own is None else own.name,
-                keep=append,
-            )
+        figures = Figures()
+        for _round in range(rounds):
+            converse(figures)
+    if compare:
+        same = 0
+        for prompt, answer in measured:
+            with (
+                edge.Cluster.local(peers, threads=threads) as cluster,
+                cluster.load(
+                    path, dtype="int4", plan=plan, context_tokens=context, concurrency=4
+                ) as model,
+            ):
+                anew = model.generate(
+                    prompt, max_new_tokens=answer_tokens, temperature=0.0, ignore_eos=True
+                )
+            same += anew.token_ids == answer
+        figures.add("answers as computed anew", "%", 100.0 * same / len(measured))
+    results.publish(
+        figures.metrics(),
+        question="the next turn of a conversation",
+        variant=(
+            f"at once, {peers} x {threads} threads, {plan}, "
+            f"{rounds} times {turns} turns of {new_tokens} + {answer_tokens} tokens"
+            f"{f' behind {beginning}' if beginning else ''}, int4"
+        ),
+        link="TCP over loopback",
+        model=described(shape) if own is None else own.name,
+        keep=append,
+    )
 
 
 if __name__ == "__main__":

@@ -214,7 +214,6 @@ class DescribedModel:
         prompt: Prompt,
         options: GenerationOptions,
         *,
-        goes_on: bool = False,
         reading: Reading | None = None,
         client: str = "",
         id: str | None = None,
@@ -237,7 +236,6 @@ class DescribedModel:
             end_ids=self._held.end_ids,
             room=room,
             usual=self._held.sampling,
-            goes_on=goes_on,
         )
         if (biased := max(request.sampling.logit_bias, default=0)) >= self.vocab_size:
             raise RequestError(
@@ -499,7 +497,7 @@ class AsyncModel(DescribedModel):
             variables=variables,
         )
         prompt, asked, reading = await run_blocking(encode)
-        return AsyncReplyStream(self._reply_to(prompt, asked, goes_on=True, reading=reading))
+        return AsyncReplyStream(self._reply_to(prompt, asked, reading=reading))
 
     async def resume(self, reply: KeptReply | str = LAST) -> Reply:
         """The whole of a reply that was asked for with `journal` and not finished: what there was,
@@ -525,22 +523,17 @@ class AsyncModel(DescribedModel):
         prompt: Prompt,
         options: GenerationOptions | None = None,
         *,
-        goes_on: bool = False,
         client: str = "",
         id: str | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> AsyncReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest.
 
-        goes_on: a prompt that begins with this one and its answer will follow, as in a
-        conversation. While nothing else is to do, the model prepares for it. client: on whose
-        behalf; where requests wait, each client is served alike, however many it has. id: what
-        logs call it on every device, and no other request; None: a random one.
+        client: on whose behalf; where requests wait, each client is served alike, however many it
+        has. id: what logs call it on every device, and no other request; None: a random one.
         """
         options = with_overrides(options or GenerationOptions(), overrides)
-        return AsyncReplyStream(
-            self._reply_to(prompt, options, goes_on=goes_on, client=client, id=id)
-        )
+        return AsyncReplyStream(self._reply_to(prompt, options, client=client, id=id))
 
     async def check_grammar(self, prompt: Prompt, options: GenerationOptions) -> None:
         """Raise now what a stream would raise with its first token: RequestError for a schema or

@@ -140,11 +140,10 @@ class GenerationOptions:
         end_ids: frozenset[int],
         room: int,
         usual: SamplingParameters,
-        goes_on: bool = False,
     ) -> GenerationRequest:
         """For one prompt, of a model that ends at `end_ids` and has room for this many tokens.
 
-        usual: how it chooses tokens where nothing else is said. goes_on: see `Request`.
+        usual: how it chooses tokens where nothing else is said.
         """
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence):
@@ -159,7 +158,6 @@ class GenerationOptions:
             stop=tuple(stop),
             end_ids=frozenset() if self.ignore_eos else end_ids,
             logprobs=self.logprobs,
-            goes_on=goes_on,
             grammar=self._grammar,
         )
 

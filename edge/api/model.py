@@ -118,7 +118,7 @@ class Model(DescribedModel):
             tool_choice=tool_choice,
             variables=variables,
         )
-        begin = self._reply_to(prompt, options, goes_on=True, reading=reading)
+        begin = self._reply_to(prompt, options, reading=reading)
         return ReplyStream(begin, self._loop)
 
     def resume(self, reply: KeptReply | str = LAST) -> Reply:
@@ -134,20 +134,17 @@ class Model(DescribedModel):
         prompt: Prompt,
         options: GenerationOptions | None = None,
         *,
-        goes_on: bool = False,
         client: str = "",
         id: str | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> ReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest.
 
-        goes_on: a prompt that begins with this one and its answer will follow, as in a
-        conversation. While nothing else is to do, the model prepares for it. client: on whose
-        behalf; where requests wait, each client is served alike, however many it has. id: what
-        logs call it on every device, and no other request; None: a random one.
+        client: on whose behalf; where requests wait, each client is served alike, however many it
+        has. id: what logs call it on every device, and no other request; None: a random one.
         """
         options = with_overrides(options or GenerationOptions(), overrides)
-        begin = self._reply_to(prompt, options, goes_on=goes_on, client=client, id=id)
+        begin = self._reply_to(prompt, options, client=client, id=id)
         return ReplyStream(begin, self._loop)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:

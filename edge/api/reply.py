@@ -142,7 +142,6 @@ class ReplyUnderWay:
             prompt=request.prompt_ids,
             terms=request.terms,
             sink=self,
-            goes_on=request.goes_on,
             who=who,
             id=id or new_request_id(),
         )
@@ -174,6 +173,7 @@ class ReplyUnderWay:
 
     def _restored(self, journal: Journal) -> bool:
         """Whether what the journal has is all of the answer."""
+        self._request.singly = journal.kept.singly
         for each in journal.kept.tokens:
             token = self._generation.restore(each.token_id, each.end, each.logprobs)
             self._request.answer.append(each.token_id)
@@ -213,6 +213,8 @@ class ReplyUnderWay:
     ) -> bool:
         token = self._generation.push(token_id, end, chosen_s, logprobs)
         if self._journal is not None:
+            if len(self._generation.token_ids) == 1:
+                self._journal.begun(self._request.singly)
             self._journal.token(token_id, token.finish_reason, logprobs)
         self._mailbox.put_nowait(token)
         return token.finish_reason is not None

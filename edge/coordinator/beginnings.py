@@ -1,11 +1,11 @@
 """Beginnings that need not be computed again: what requests left in memory, found by their tokens.
 
-Pure. A reply must be the same whether its beginning was found or computed. What a row of keys and
-values is, to the last bit, depends on the step that computed it: one token alone takes another way
-through attention than several at once. So a cache is of use as far as it was computed in steps of
-several tokens, as a prompt is: first of all the prompt it was made for. The answer follows when
-nothing else is to do: its tokens are computed once more, as a part of the prompt of who goes on
-from them (`Rework`).
+Pure. What a row of keys and values is, to the last bit, depends on the step that computed it: one
+token alone takes another way through attention than several at once. A prompt is computed in steps
+of several tokens, an answer token by token. Who goes on from an answer is given its rows as they
+are, like whoever computes everything anew in the same steps: so each cache knows which of its
+tokens were computed singly. Where no bit may depend on what was found, no answer is of use, and
+the next turn of a conversation computes it as a part of its prompt.
 
 Where a row depends on how many others are in its step, too, whole chunks of a prompt are of use
 only: then the unit is a chunk, else two tokens, because products take rows in pairs and round a
@@ -29,8 +29,11 @@ ATTENTION_TOKENS = 4000
 """A token behind so many takes twice as long as one behind none. Measured with 6 layers of 1024 on
 a CPU: prompts of 1,000 and 16,000 tokens were read at 1,382 and 473 tok/s."""
 
-REWORK_TOKENS = 64
-"""Of an answer, in one step: who comes meanwhile waits no longer than for that."""
+Span = tuple[int, int]
+"""Of tokens: the first, and the one behind the last."""
+
+Spans = tuple[Span, ...]
+"""In order, and apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,52 +44,44 @@ class Found:
     """Whose."""
     tokens: int
     """So many of them, and of use."""
+    singly: Spans
+    """Of these, those that were computed one at a time."""
     is_whole: bool
     """There is no more to it: who goes on from it has all of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rework:
-    """Tokens of a kept cache that are computed once more, as a prompt is."""
-
-    request: str
-    position: int
-    tokens: tuple[int, ...]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Cache:
     tokens: NDArray[np.int64]
-    usable: int
-    """Tokens at its beginning that were computed as a prompt is."""
-    goes_on: bool
-    """Somebody will come who begins with all of them."""
+    singly: Spans
 
 
 class Beginnings:
     """The caches of requests that are over. The owner decides which ones go."""
 
-    def __init__(self, *, chunk_tokens: int, fewest_tokens: int = FEWEST_TOKENS) -> None:
+    def __init__(
+        self, *, chunk_tokens: int, fewest_tokens: int = FEWEST_TOKENS, is_strict: bool = False
+    ) -> None:
+        """is_strict: no bit may depend on what is found."""
         self.unit_tokens = chunk_tokens
-        """What is of use is a multiple of it: a chunk, or 2 where a chunk may be cut behind any two
-        tokens."""
-        self._chunk = chunk_tokens
+        """What is of use of a prompt is a multiple of it: a chunk, or 2 where a chunk may be cut
+        behind any two tokens."""
         self.fewest_tokens = fewest_tokens
         """Beginnings that are shorter are of no use."""
+        self._is_strict = is_strict
         self._caches: dict[str, _Cache] = {}
 
     def __contains__(self, request: str) -> bool:
         return request in self._caches
 
-    def keep(
-        self, request: str, tokens: Sequence[int], *, computed_as_prompt: int, goes_on: bool
-    ) -> None:
-        """A request is over. `tokens`: of its prompt and answer, those that memory is kept for."""
-        self._caches[request] = _Cache(
-            tokens=np.asarray(tokens, np.int64),
-            usable=self._whole_units(computed_as_prompt),
-            goes_on=goes_on,
-        )
+    def worth_keeping(self, tokens: int, singly: Spans) -> int:
+        """How many of a cache's tokens may be of use; 0 for too few."""
+        kept = min([tokens, *(first for first, _last in singly)]) if self._is_strict else tokens
+        return kept if kept >= self.fewest_tokens else 0
+
+    def keep(self, request: str, tokens: Sequence[int], singly: Spans = ()) -> None:
+        """A request is over. `tokens`: those that it has keys and values of."""
+        self._caches[request] = _Cache(tokens=np.asarray(tokens, np.int64), singly=singly)
 
     def drop(self, request: str) -> None:
         del self._caches[request]
@@ -97,9 +92,14 @@ class Beginnings:
         best: Found | None = None
         for request, cache in self._caches.items():
             common = common_tokens(wanted, cache.tokens)
-            tokens = self.useful(min(common, cache.usable), len(prompt))
+            tokens = self.useful(common, len(prompt), cache.singly)
             if tokens > (best.tokens if best is not None else 0):
-                best = Found(request=request, tokens=tokens, is_whole=common == len(cache.tokens))
+                best = Found(
+                    request=request,
+                    tokens=tokens,
+                    singly=cut(cache.singly, tokens),
+                    is_whole=common == len(cache.tokens),
+                )
         return best
 
     def cost(self, request: str, among: Iterable[str]) -> float:
@@ -107,37 +107,26 @@ class Beginnings:
         prompt would take."""
         cache = self._caches[request]
         others = (self._caches[each] for each in among if each != request)
-        shared = max(
-            (min(common_tokens(cache.tokens, each.tokens), each.usable) for each in others),
-            default=0,
-        )
-        return _cost(max(cache.usable, len(cache.tokens) * cache.goes_on)) - _cost(shared)
+        shared = max((common_tokens(cache.tokens, each.tokens) for each in others), default=0)
+        return _cost(len(cache.tokens)) - _cost(shared)
 
-    def useful(self, common: int, prompt_tokens: int) -> int:
+    def useful(self, common: int, prompt_tokens: int, singly: Spans = ()) -> int:
         """How many of the tokens that a prompt has in common with a cache are not computed."""
-        found = self._whole_units(min(common, prompt_tokens - SHORTEST_STEP))
+        found = self._found(min(common, prompt_tokens - SHORTEST_STEP), singly)
         return found if found >= self.fewest_tokens else 0
 
-    def rework(self, among: Iterable[str]) -> Rework | None:
-        """What is to be computed once more, of the first of these caches that has some."""
-        for request in among:
-            cache = self._caches[request]
-            left = self._whole_units(len(cache.tokens)) - cache.usable
-            if not cache.goes_on or left < 1:
-                continue
-            size = self.unit_tokens
-            if size < self._chunk:
-                size = next_chunk(left, min(self._chunk, REWORK_TOKENS))
-            last = cache.usable + size
-            first = max(0, min(cache.usable, last - SHORTEST_STEP))
-            cache.usable = last
-            return Rework(
-                request=request, position=first, tokens=tuple(cache.tokens[first:last].tolist())
-            )
-        return None
-
-    def _whole_units(self, tokens: int) -> int:
-        return tokens // self.unit_tokens * self.unit_tokens
+    def _found(self, tokens: int, singly: Spans) -> int:
+        begin = 0
+        for first, last in singly:
+            if tokens <= first:
+                break
+            if self._is_strict:
+                tokens = first
+                break
+            if tokens <= last:
+                return tokens  # an answer may be cut anywhere
+            begin = last
+        return begin + (tokens - begin) // self.unit_tokens * self.unit_tokens
 
 
 def _cost(tokens: int) -> float:
@@ -149,6 +138,22 @@ def common_tokens(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
     count = min(len(one), len(other))
     unlike = np.flatnonzero(one[:count] != other[:count])
     return int(unlike[0]) if unlike.size else count
+
+
+def cut(spans: Spans, tokens: int) -> Spans:
+    """What lies in the first N tokens."""
+    return tuple((first, min(last, tokens)) for first, last in spans if first < tokens)
+
+
+def joined(spans: Spans, another: Span) -> Spans:
+    """With one more, which may begin or end where they do."""
+    together: list[Span] = []
+    for first, last in sorted((*spans, another)):
+        if together and together[-1][1] == first:
+            together[-1] = (together[-1][0], last)
+        else:
+            together.append((first, last))
+    return tuple(together)
 
 
 def next_chunk(tokens: int, most: int) -> int:

@@ -86,8 +86,6 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     end_ids: frozenset[int] = field(default_factory=frozenset)
     logprobs: int | None = None
-    goes_on: bool = False
-    """A prompt that begins with this one and its answer is likely to follow."""
     grammar: Grammar | None = None
     """What the answer must be."""
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+from edge.coordinator.beginnings import Span, Spans
 from edge.coordinator.generation import GenerationRequest
 from edge.errors import ProtocolError, RequestError
 from edge.kernels.matmul_nbits.reference import Accuracy
@@ -36,7 +37,7 @@ from edge.text.answer_parts import ReadAnswer
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar
 from edge.weights.formats import KvDtype
 
-VERSION = 3
+VERSION = 4
 
 MOST_BYTES = 8 << 20
 """Of a file. A token takes 16 bytes, with 20 likeliest ones beside it 600. Of what is longer, the
@@ -188,7 +189,6 @@ class KeptRequest:
     stop: tuple[Annotated[str, _long_text(1 << 16)], ...]
     end_ids: Annotated[frozenset[int], AtMost(MAX_END_IDS)]
     logprobs: int | None
-    goes_on: bool
     grammar: Annotated[str, _long_text(MOST_GRAMMAR_BYTES)] | None
     reading: Reading | None
     """None: all is said."""
@@ -239,6 +239,13 @@ class _Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Singly:
+    """Of the prompt's tokens, some that were computed one at a time."""
+
+    singly: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
     """A token with more than its id."""
 
@@ -258,6 +265,8 @@ class Kept:
     pid: int
     """Of that process."""
     tokens: tuple[KeptToken, ...]
+    singly: Spans
+    """See `Request`."""
     whole_bytes: int
     """Of its file; what follows is the beginning of a line that was cut."""
     checksum: int
@@ -300,6 +309,7 @@ def _parsed(content: bytes) -> Kept:
     lines = whole.splitlines(keepends=True)
     checksum, asked, holder = 0, None, None
     tokens: list[KeptToken] = []
+    singly: Spans = ()
     for number, line in enumerate(lines):
         told, _space, body = line[:-1].partition(b" ")
         checksum = zlib.crc32(body, checksum)
@@ -313,6 +323,8 @@ def _parsed(content: bytes) -> Kept:
             values = parse_json(body, most_values=_MOST_VALUES_OF_A_TOKEN)
             if isinstance(values, dict) and "lease" in values:
                 holder = from_json(_Holder, values)
+            elif isinstance(values, dict) and "singly" in values:
+                singly = (*singly, from_json(_Singly, values).singly)
             else:
                 tokens.append(_token(from_json(_Told, values)))
     if asked is None or holder is None:
@@ -324,6 +336,9 @@ def _parsed(content: bytes) -> Kept:
     room = request.max_new_tokens - (not any(ends))
     if any(ends[:-1]) or len(tokens) > max(0, room):
         raise ValueError("it has tokens behind the last one")
+    ends_of = [end for span in singly for end in span]
+    if ends_of != sorted(set(ends_of)) or max(ends_of, default=0) > len(request.prompt_ids):
+        raise ValueError(_DAMAGED)
     if any((each.logprobs is None) != (request.logprobs is None) for each in tokens):
         raise ValueError(_DAMAGED)
     return Kept(
@@ -331,6 +346,7 @@ def _parsed(content: bytes) -> Kept:
         lease=holder.lease,
         pid=holder.pid,
         tokens=tuple(tokens),
+        singly=singly,
         whole_bytes=len(whole),
         checksum=checksum,
     )
@@ -385,7 +401,13 @@ class Journal:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             kept = Kept(
-                asked=asked, lease=lease, pid=os.getpid(), tokens=(), whole_bytes=0, checksum=0
+                asked=asked,
+                lease=lease,
+                pid=os.getpid(),
+                tokens=(),
+                singly=(),
+                whole_bytes=0,
+                checksum=0,
             )
             journal = cls(path, descriptor, kept, on_fail)
         except BaseException:
@@ -426,6 +448,11 @@ class Journal:
         """Who goes on with it from now on, in this process."""
         self.kept = replace(self.kept, lease=lease, pid=os.getpid())
         self._append(to_json(_Holder(lease=lease, pid=os.getpid())))
+
+    def begun(self, singly: Spans) -> None:
+        """Before its first token: how its prompt was computed; see `Request`."""
+        for span in singly:
+            self._append(to_json(_Singly(singly=span)))
 
     def token(self, token_id: int, end: FinishReason | None, logprobs: Logprobs | None) -> None:
         """The next one."""

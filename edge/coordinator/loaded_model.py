@@ -180,7 +180,8 @@ class LoadedModel:
                 restored=max(0, restored - len(request.prompt)),
                 restores_prompt=bool(restored and request.kept and not request.kept.first),
                 new_tokens=terms.max_new_tokens if terms else 0,
-                goes_on=request.goes_on,
+                singly=request.singly,
+                is_repeated=bool(request.answer),
                 is_led=request.matcher is not None,
                 who=request.who,
                 rows=request.rows,
@@ -291,6 +292,7 @@ class LoadedModel:
             found = self._scheduler.matched(event.request, min(matches))
             if (request := self._requests.get(event.request)) is not None:
                 request.found_tokens = found
+                request.singly = self._scheduler.made_singly(event.request)
 
     def _on_waits(self, client: PeerClient, event: messages.Waits) -> None:
         receiver, sender = self._connections.seat_of(client), (event.stage, event.rank)
@@ -420,10 +422,16 @@ class LoadedModel:
         for name in orders.finish:
             self._unannounced.pop(name, None)
             await peers.post(messages.Finish(session=session, request=name))
-        for name, tokens in orders.keep.items():
+        for name, kept in orders.keep.items():
             self._unannounced.pop(name, None)
-            finish = messages.Finish(session=session, request=name, kept_tokens=tokens)
-            await peers.post(finish)
+            await peers.post(
+                messages.Finish(
+                    session=session,
+                    request=name,
+                    kept_tokens=kept.tokens,
+                    answer=token_bytes(kept.answer),
+                )
+            )
         for name in orders.drop:
             await peers.post(messages.Finish(session=session, request=name))
         for name, why in orders.give_up.items():

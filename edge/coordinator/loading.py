@@ -106,7 +106,7 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
         beginnings=(
             None
             if limits.observes or is_whole or chunk < SHORTEST_STEP
-            else Beginnings(chunk_tokens=chunk)
+            else Beginnings(chunk_tokens=chunk, is_strict=limits.batch_invariant)
         ),
         asks_peers=True,
     )

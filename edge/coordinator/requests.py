@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.coordinator.beginnings import Spans
 from edge.coordinator.kept_kv import KeptKv
 from edge.coordinator.shares import ANYBODY, Who
 from edge.errors import EdgeError
@@ -61,8 +62,6 @@ class Request:
     """None: `rows` of the prompt are wanted, and no token."""
     sink: Sink
     rows: Rows = "logits"
-    goes_on: bool = False
-    """A prompt that begins with this one and its answer is likely to follow."""
     matcher: Matcher | None = None
     """Where its answer must keep to a grammar. Behind the answer's tokens so far."""
     who: Who = ANYBODY
@@ -73,6 +72,9 @@ class Request:
     """Tokens so far."""
     found_tokens: int = 0
     """Of its prompt, those whose keys and values were there: they were not computed."""
+    singly: Spans = ()
+    """Of its prompt's tokens, those that were computed one at a time, as they were answers once.
+    Its own answer would be another in its last bits where they were not."""
     kept: KeptKv | None = None
     """Copies of the keys and values of the answer so far, where they are wanted."""
 

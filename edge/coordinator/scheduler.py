@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 
 from edge.coordinator.beginnings import (
     Beginnings,
+    Spans,
     common_tokens,
+    cut,
+    joined,
     next_chunk,
 )
 from edge.coordinator.kv_residency import Member, Residency
@@ -50,6 +53,18 @@ class Match:
     tokens: int = 0
     moves: bool = False
     """The cache is this request's from now on."""
+    singly: Spans = ()
+    """Of these tokens, those that were computed one at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What stays in memory of a request that is over."""
+
+    tokens: int
+    """The first ones."""
+    answer: tuple[int, ...]
+    """Those of them that follow its prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +79,8 @@ class Orders:
     """A run is under way while others could be served: it ends after its current token."""
     finish: tuple[str, ...] = ()
     """Requests that are over, those given up among them: every shard frees them."""
-    keep: Mapping[str, int] = field(default_factory=dict)
-    """Requests that are over, and whose first N tokens stay in memory until `drop`, or a match that
-    moves them."""
+    keep: Mapping[str, Kept] = field(default_factory=dict)
+    """Of requests that are over, until `drop`, or a match that moves it."""
     drop: tuple[str, ...] = ()
     """What was kept of these is freed."""
     give_up: Mapping[str, str] = field(default_factory=dict)
@@ -93,8 +107,6 @@ class _Entry:
     """The tokens after them are answer, also those that another plan has computed."""
     rows: Rows | None
     """What is wanted of its rows; None: tokens are wanted."""
-    goes_on: bool
-    """Somebody will ask for more, with all of it as the beginning."""
     is_led: bool
     """What its next token may be depends on the last one: it has no part in runs."""
     who: Who
@@ -104,8 +116,10 @@ class _Entry:
     restores_prompt: bool = False
     """with it."""
     computed: int = 0
-    as_prompt: int = 0
-    """Tokens at the beginning that were computed in steps of several tokens each."""
+    singly: Spans = ()
+    """Of the prompt's tokens, those that were computed one at a time, or are to be."""
+    is_repeated: bool = False
+    """Another plan has computed it before, in those steps."""
     state: Literal["coming", "matching", "going"] = "coming"
     """No step has a part of it before it goes: where it begins is not settled."""
     awaited: str = ""
@@ -120,6 +134,10 @@ class _Entry:
     def is_decoding(self) -> bool:
         """One sampled token is all that is left to compute."""
         return self.prompt_tokens <= self.computed == len(self.tokens) - 1
+
+    def may_have(self, singly: Spans, tokens: int) -> bool:
+        """Whether its first N tokens may be another's, who computed some of them one at a time."""
+        return not self.is_repeated or cut(singly, tokens) == cut(self.singly, tokens)
 
     @property
     def will_go_on(self) -> bool:
@@ -190,7 +208,7 @@ class Scheduler:
         """How many tokens each of them gives."""
         self._decoded_last = False
         self._finished: list[str] = []
-        self._kept: dict[str, int] = {}
+        self._kept: dict[str, Kept] = {}
         self._come: list[str] = []
         """In memory, and their beginnings not looked for yet."""
         self._given_up: dict[str, str] = {}
@@ -223,7 +241,8 @@ class Scheduler:
         answer: Sequence[int] = (),
         restored: int = 0,
         restores_prompt: bool = False,
-        goes_on: bool = False,
+        singly: Spans = (),
+        is_repeated: bool = False,
         is_led: bool = False,
         who: Who = ANYBODY,
         rows: Rows = "logits",
@@ -232,9 +251,9 @@ class Scheduler:
 
         answer: tokens that follow the prompt and that another plan has chosen. restored: so many of
         them need not be computed, because their keys and values can be given; restores_prompt:
-        those of the prompt, too. goes_on: a prompt that begins with it and its answer is likely to
-        follow. is_led: what its next token may be is told with each step. who: asked, and how
-        urgently. Raises ValueError for one that could never start.
+        those of the prompt, too. is_repeated: another plan has begun with it, and of its prompt it
+        computed `singly` one at a time. is_led: what its next token may be is told with each step.
+        who: asked, and how urgently. Raises ValueError for one that could never start.
         """
         most_restored = max(0, len(answer) - 1)
         if not prompt or new_tokens < 0 or not restores_prompt <= restored <= most_restored:
@@ -253,7 +272,8 @@ class Scheduler:
             member,
             len(prompt),
             rows=None if new_tokens else rows,
-            goes_on=goes_on,
+            singly=cut(singly, max(0, len(prompt) - SHORTEST_STEP)),
+            is_repeated=is_repeated,
             restored=restored,
             restores_prompt=restores_prompt,
             is_led=is_led,
@@ -322,9 +342,16 @@ class Scheduler:
             return 0  # cancelled meanwhile
         if not 0 <= tokens <= max(0, entry.prompt_tokens - SHORTEST_STEP):
             raise ValueError(f"{tokens} tokens known of a prompt of {entry.prompt_tokens}")
-        entry.computed = entry.as_prompt = self._useful(tokens, entry.prompt_tokens)
+        entry.computed = self._useful(tokens, entry.prompt_tokens, entry.singly)
+        if not entry.is_repeated:
+            entry.singly = cut(entry.singly, entry.computed)
         self._start(entry)
         return entry.computed
+
+    def made_singly(self, request: str) -> Spans:
+        """Of the prompt's tokens that were found, those that were computed one at a time."""
+        entry = self._active.get(request)
+        return () if entry is None else entry.singly
 
     def reserved(self, request: str, *, why_not: str | None) -> None:
         """Every shard has that room; or one has not, and the request is given up."""
@@ -439,6 +466,8 @@ class Scheduler:
                 waiting.append(name)
             elif (match := self._match(entry)) is not None:
                 entry.state = "matching"
+                if not entry.is_repeated:
+                    entry.singly = match.singly
                 matches[name] = match
             else:
                 self._start(entry)
@@ -448,10 +477,17 @@ class Scheduler:
     def _match(self, entry: _Entry) -> Match | None:
         prompt = tuple(entry.tokens[: entry.prompt_tokens])
         found = None if self._beginnings is None else self._beginnings.find(prompt)
+        if found is not None and not entry.may_have(found.singly, found.tokens):
+            found = None
         tokens = 0 if found is None else found.tokens
         other = max(self._alike(entry), default=None, key=lambda each: each[0])
         if other is not None and other[0] > tokens:
-            return Match(prompt=prompt, source=other[1].request, tokens=other[0])
+            return Match(
+                prompt=prompt,
+                source=other[1].request,
+                tokens=other[0],
+                singly=cut(other[1].singly, other[0]),
+            )
         if found is not None and self._beginnings is not None:
             moves = found.is_whole or not self._residency.can_keep(found.request)
             if moves:
@@ -459,16 +495,22 @@ class Scheduler:
                 self._beginnings.drop(found.request)
             else:
                 self._residency.used(found.request)
-            return Match(prompt=prompt, source=found.request, tokens=tokens, moves=moves)
+            return Match(
+                prompt=prompt,
+                source=found.request,
+                tokens=tokens,
+                moves=moves,
+                singly=found.singly,
+            )
         if self._asks_peers and self._useful(len(prompt), len(prompt)):
             return Match(prompt=prompt)
         return None
 
-    def _useful(self, common: int, prompt_tokens: int) -> int:
+    def _useful(self, common: int, prompt_tokens: int, singly: Spans = ()) -> int:
         """How many of the tokens that a prompt has in common with another are not computed."""
         if self._beginnings is None:
             return 0
-        return self._beginnings.useful(common, prompt_tokens)
+        return self._beginnings.useful(common, prompt_tokens, singly)
 
     def _found(self, request: str) -> int:
         """Tokens of a request that need not be computed, as it is now."""
@@ -484,8 +526,9 @@ class Scheduler:
             if self._beginnings is None or other.rows is not None or other.memory.place != "memory":
                 continue
             if other.state == "going":
-                common = min(common_tokens(entry.prompt, other.prompt), other.as_prompt)
-                if tokens := self._beginnings.useful(common, len(entry.prompt)):
+                common = min(common_tokens(entry.prompt, other.prompt), other.computed)
+                tokens = self._beginnings.useful(common, len(entry.prompt), other.singly)
+                if tokens and entry.may_have(other.singly, tokens):
                     yield tokens, other
 
     def _awaits_another(self, entry: _Entry) -> bool:
@@ -493,15 +536,16 @@ class Scheduler:
         if self._beginnings is None:
             return False
         awaited = self._active.get(entry.awaited)
-        if awaited is not None and awaited.as_prompt < entry.awaited_tokens:
+        if awaited is not None and awaited.computed < entry.awaited_tokens:
             return awaited.will_go_on
         for other in self._active.values():
             if other.state == "coming" or not other.will_go_on:
                 continue
             common = common_tokens(entry.prompt, other.prompt)
-            if self._beginnings.useful(common, len(entry.prompt)) < self._chunk_tokens:
+            useful = self._beginnings.useful(common, len(entry.prompt), other.singly)
+            if useful < self._chunk_tokens:
                 continue
-            if other.as_prompt < common:
+            if other.computed < common:
                 entry.awaited, entry.awaited_tokens = other.request, common
                 return True
         return False
@@ -510,18 +554,15 @@ class Scheduler:
         """Whether what a request that is over leaves behind may be of use."""
         if self._beginnings is None or entry.rows is not None or entry.state != "going":
             return False
-        goes_on = entry.goes_on and entry.computed >= entry.prompt_tokens
-        if max(entry.as_prompt, len(entry.tokens) * goes_on) < self._beginnings.fewest_tokens:
+        singly = entry.singly
+        if entry.computed > entry.prompt_tokens:
+            singly = joined(singly, (entry.prompt_tokens, entry.computed))
+        tokens = self._beginnings.worth_keeping(entry.computed, singly)
+        if not tokens or not self._residency.keep(entry.memory):
             return False
-        if not self._residency.keep(entry.memory):
-            return False
-        self._beginnings.keep(
-            entry.request,
-            entry.tokens if goes_on else entry.tokens[: entry.computed],
-            computed_as_prompt=entry.as_prompt,
-            goes_on=goes_on,
-        )
-        self._kept[entry.request] = entry.computed
+        kept = entry.tokens[:tokens]
+        self._beginnings.keep(entry.request, kept, cut(singly, tokens))
+        self._kept[entry.request] = Kept(tokens=tokens, answer=tuple(kept[entry.prompt_tokens :]))
         return True
 
     def _give_up(self, request: str, why: str) -> None:
@@ -543,7 +584,7 @@ class Scheduler:
             return None
         known = (self._chunk, self._repeat)
         order = (*known, self._decode) if self._decoded_last else (self._decode, *known)
-        for choose in (*order, self._rework):
+        for choose in order:
             step = choose()
             if step is not None:
                 names = [part.request for part in step.entries]
@@ -554,9 +595,7 @@ class Scheduler:
                 self._wanted.append(0)
                 self.work += Work(steps=1)
                 for part in step.entries:
-                    entry = self._active.get(part.request)
-                    if entry is None:
-                        continue  # it is over, and has something left to do
+                    entry = self._active[part.request]
                     entry.memory.steps_out += 1
                     self._wanted[-1] += part.logit_rows > 0 and entry.rows is None
                 self._decoded_last = choose == self._decode
@@ -584,18 +623,6 @@ class Scheduler:
             run=self._run(ready),
         )
 
-    def _rework(self) -> Step | None:
-        """Nobody waits for anything: a part of an answer, as the beginning of a prompt to come."""
-        if self._beginnings is None or self._active or self._under_way:
-            return None
-        work = self._beginnings.rework(self._residency.kept)
-        if work is None:
-            return None
-        part = StepEntry(
-            request=work.request, position=work.position, tokens=work.tokens, logit_rows=0
-        )
-        return Step(entries=(part,))
-
     def _chunk(self) -> Step | None:
         """The next chunk of the prompt whose turn it is."""
         while self._turns:
@@ -603,13 +630,19 @@ class Scheduler:
             if entry is None:
                 continue
             start = entry.computed
-            size = next_chunk(entry.prompt_tokens - start, self._most_in_chunk(entry))
+            span = next((each for each in entry.singly if each[1] > start), None)
+            is_single = span is not None and span[0] <= start
+            if span is not None and is_single:
+                size = min(span[1] - start, REPEATED_TOKENS, self._chunk_tokens)
+            else:
+                end = entry.prompt_tokens if span is None else span[0]
+                size = next_chunk(end - start, self._most_in_chunk(entry))
             chunk = tuple(entry.tokens[start : start + size])
             entry.computed += len(chunk)
             self.work += Work(prompt_tokens=len(chunk))
             self._shares.give(entry.who, len(chunk))
-            if entry.as_prompt == start and len(chunk) >= SHORTEST_STEP:
-                entry.as_prompt = entry.computed
+            if len(chunk) < SHORTEST_STEP and not is_single:
+                entry.singly = joined(entry.singly, (start, entry.computed))
             if entry.computed < entry.prompt_tokens:
                 self._turns.append(entry.request)
             ends = entry.computed == len(entry.tokens)
@@ -622,6 +655,8 @@ class Scheduler:
             if entry.rows is not None:
                 is_state = entry.rows != "logits" and part.logit_rows > 0
                 return Step(entries=(part,), states=is_state)
+            if is_single:
+                return Step(entries=(part,), singly=True)
             return Step(entries=(part,), run=self._run([entry]) if ends else 1)
         return None
 

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from edge.backends.interface import KvStorage
 from edge.offload import PrefixMemory, PrefixStore
 from edge.protocol.assignment import Assignment
-from edge.protocol.step import SHORTEST_STEP, Step
+from edge.protocol.step import SHORTEST_STEP
 from edge.version import __version__
 
 MEMORY_BLOCK_TOKENS = 16
@@ -82,7 +82,7 @@ class _Unkept:
 
 
 class _Keys:
-    """Of the blocks of one request, as far as its tokens are computed as a prompt is."""
+    """Of the blocks of one request."""
 
     def __init__(self, digests: Sequence[hmac.HMAC], block_tokens: int) -> None:
         """digests: of all but the tokens that counts, one of them for each device."""
@@ -98,7 +98,8 @@ class _Keys:
         return len(self.keys) * self._block_tokens
 
     def add(self, position: int, tokens: Sequence[int]) -> None:
-        """More tokens, from this position on; nothing where those before are not known."""
+        """More tokens, from this position on; nothing where those before are not known, or known
+        already."""
         if not self._first <= position <= self._first + len(self._rest):
             return
         known = (*self._rest[: position - self._first], *tokens)
@@ -204,19 +205,11 @@ class PrefixCache:
         self._unkept[request] = _Unkept(deque(keys), 0)
         return found
 
-    def computed(self, step: Step) -> None:
-        """What a step has computed of a request whose cache is kept follows its prompt, if it was
-        computed as a prompt is."""
-        entry = step.entries[0]
-        if len(step.entries) > 1 or step.singly or len(entry.tokens) < SHORTEST_STEP:
-            return
-        if (keys := self._keys.get(entry.request)) is not None:
-            keys.add(entry.position, entry.tokens)
-
     def keep(self, program: KvStorage) -> None:
         """Begin to write a block that has been computed, unless one is being written.
 
-        Called between any two steps; the rows are copied, no disk is waited for.
+        Called between any two steps, and before `forget`; the rows are copied, and no disk is
+        waited for.
         """
         if self._disk is None or not self._unkept or not self._is_idle():
             return
@@ -237,15 +230,13 @@ class PrefixCache:
                 self._next(unkept)
                 return
 
-    def forget(self, program: KvStorage, request: str, *, is_kept: bool = False) -> None:
-        """The request is over: of its prompt one more block is kept, if the disk is ready.
-
-        is_kept: its cache stays in the program.
-        """
-        self.keep(program)
+    def forget(self, request: str, *, kept_tokens: int = 0, answer: Sequence[int] = ()) -> None:
+        """The request is over. kept_tokens: of its cache that stay in the program; `answer` are
+        the last of them."""
         self._unkept.pop(request, None)
         keys = self._keys.pop(request, None)
-        if is_kept and keys is not None:
+        if kept_tokens and keys is not None:
+            keys.add(kept_tokens - len(answer), answer)
             self._keys[request] = keys
 
     def close(self, program: KvStorage | None = None) -> None:
@@ -332,6 +323,7 @@ def _shard_digest(assignment: Assignment) -> str:
         assignment.model.to_json(),
         anywhere.to_json(),
         assignment.limits.exceeds_memory,
+        assignment.limits.batch_invariant,
         (assignment.stage, assignment.rank),
         assignment.weight_format.to_json(),
         assignment.kv_dtype,

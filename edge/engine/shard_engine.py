@@ -226,9 +226,8 @@ class ShardEngine:
                 raise PlanError("a step before the shard was loaded")
             self._choice.allow(step, masks)
             self._thread.safe_point()
-            for computed in self._runs.run(step, program):
+            for _computed in self._runs.run(step, program):
                 if self._prefixes is not None:
-                    self._prefixes.computed(computed)
                     self._prefixes.keep(program)
                 self._thread.safe_point()
                 if self._is_over:  # closing ends a run, too
@@ -333,10 +332,13 @@ class ShardEngine:
 
         self._post(work)
 
-    def finish(self, request: str, *, kept_tokens: int = 0) -> None:
+    def finish(
+        self, request: str, *, kept_tokens: int = 0, answer: NDArray[np.int32] | None = None
+    ) -> None:
         """Free the request; a run that it is part of ends after its current token.
 
-        Of its cache N tokens stay, until it is finished once more.
+        Of its cache N tokens stay, until it is finished once more; `answer`: those of them that
+        follow the prompt that was matched.
         """
         self._choice.cancel(request)
         if (begun_s := self._begun_s.pop(request, None)) is not None:
@@ -350,8 +352,11 @@ class ShardEngine:
             if self._copies is not None:
                 self._copies.forget(request)
             if self._program is not None:
-                if self._prefixes is not None and not self._is_over:
-                    self._prefixes.forget(self._program, request, is_kept=bool(kept_tokens))
+                if self._prefixes is not None:
+                    if not self._is_over:
+                        self._prefixes.keep(self._program)
+                    said = () if answer is None else tuple(answer.tolist())
+                    self._prefixes.forget(request, kept_tokens=kept_tokens, answer=said)
                 if kept_tokens:
                     self._program.keep(request, kept_tokens)
                 else:

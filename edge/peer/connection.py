@@ -279,7 +279,7 @@ class Connection:
             return SMALL
         if kind in OF_SESSIONS and not self._mine:
             return SMALL
-        if kind == messages.MatchPrefix.kind:
+        if kind in {messages.MatchPrefix.kind, messages.Finish.kind}:
             contexts = [hosted.assignment.limits.context_tokens for hosted in self._mine.values()]
             return replace(
                 limits, payload_bytes=max(SMALL.payload_bytes, 4 * max(contexts, default=0))
@@ -708,9 +708,17 @@ class Connection:
     def _finish(self, post: messages.Finish) -> None:
         hosted = self._session(post.session)
         hosted.forget(post.request)
-        if post.kept_tokens < 0:
-            raise ProtocolError(f"{post.kept_tokens} tokens of a cache")
-        hosted.shard.finish(post.request, kept_tokens=post.kept_tokens)
+        most_tokens = hosted.assignment.limits.context_tokens
+        vocab_size = hosted.assignment.model.vocab_size
+        answer = (
+            token_ids(post.answer, vocab_size, most_tokens=most_tokens) if post.answer else None
+        )
+        answer_tokens = 0 if answer is None else len(answer)
+        if not answer_tokens <= post.kept_tokens <= most_tokens:
+            raise ProtocolError(
+                f"{post.kept_tokens} tokens of a cache, {answer_tokens} of an answer"
+            )
+        hosted.shard.finish(post.request, kept_tokens=post.kept_tokens, answer=answer)
 
     def _ask_link(self, post: messages.AskLink) -> None:
         state = self._session(post.session).shard.links.state((post.stage, post.rank))

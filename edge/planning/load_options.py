@@ -146,8 +146,9 @@ class LoadOptions:
 
     batch_invariant: bool = option(
         False,
-        help="Let no bit of an answer depend on who else is answered. int4 then answers one "
-        "request alone a fifth slower; CPU peers only.",
+        help="Let no bit of an answer depend on who else is answered, nor on what of its prompt "
+        "was an answer before. int4 then answers one request alone a fifth slower, and the next "
+        "turn of a conversation reads the last answer again; CPU peers only.",
     )
     """In int4, and in int8 with blocks of 128, a row is rounded slightly differently beside
     another. Float32 and blocks of 32 need nothing for it and lose nothing."""

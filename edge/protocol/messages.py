@@ -432,10 +432,13 @@ class Finish(Post):
     """The request is over: free it."""
 
     kind = "finish"
+    limits = FrameLimits(header_bytes=SMALL.header_bytes)
     session: str
     request: str
     kept_tokens: int = 0
     """So many tokens of its cache stay for who begins with them, until it is finished again."""
+    answer: Raw = b""
+    """Those of them that follow the prompt that was matched; see `fields.token_bytes`."""
 
 
 # Calls: a model is asked, and goes

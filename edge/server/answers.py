@@ -214,9 +214,7 @@ class Answers:
         again = number % question.answers
         if again and options.seed is not None:
             options = replace(options, seed=options.seed + again)
-        goes_on = bool(question.messages)
-        id = caller.request_id
-        return model.stream(prompt, options, goes_on=goes_on, client=caller.name, id=id)
+        return model.stream(prompt, options, client=caller.name, id=caller.request_id)
 
     async def _prompts(
         self, model: AsyncModel, question: Question

@@ -10,6 +10,7 @@ import pytest
 
 import edge
 from edge.demos.bundled import MODEL
+from edge.host.state_paths import STATE_VARIABLE
 from edge.partition import Parallel, Plan
 from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint
@@ -36,11 +37,14 @@ def chunks(model: edge.Model) -> list[int]:
     return [times.prompt.steps for times in model.measure()]
 
 
-def answer(model: edge.Model, prompt: tuple[int, ...], *, goes_on: bool) -> tuple[int, ...]:
+OPTIONS = edge.GenerationOptions(
+    max_new_tokens=12, temperature=1.5, seed=7, ignore_eos=True, logprobs=3
+)
+
+
+def answer(model: edge.Model, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """By sampling, so that a row that is another in its last bits may be noticed."""
-    options = edge.GenerationOptions(max_new_tokens=12, temperature=1.5, seed=7, ignore_eos=True)
-    with model.stream(prompt, options, goes_on=goes_on) as stream:
-        return tuple(token.token_id for token in stream)
+    return model.generate(prompt, OPTIONS).token_ids
 
 
 @pytest.mark.parametrize(
@@ -50,8 +54,9 @@ def answer(model: edge.Model, prompt: tuple[int, ...], *, goes_on: bool) -> tupl
 def test_a_conversation_is_as_if_each_turn_were_computed_anew(
     checkpoint: TinyCheckpoint, plan: Parallel, dtype: Dtype
 ) -> None:
-    """Turns that go on from the last, one that goes back, and one of another conversation. And as
-    if each were asked by another session, which finds what the first has left."""
+    """Where no bit may depend on what is found. Turns that go on from the last, one that goes back,
+    and one of another conversation. And as if each were asked by another session, which finds what
+    the first has left."""
     said = [tuple(checkpoint.prompt(count)) for count in (40, 5, 30, 17)]
     turns: list[Turn] = []
     with (
@@ -61,25 +66,83 @@ def test_a_conversation_is_as_if_each_turn_were_computed_anew(
 
         def load(cluster: edge.Cluster) -> edge.Model:
             return cluster.load(
-                checkpoint.path, dtype=dtype, plan=plan, context_tokens=CONTEXT, concurrency=2
+                checkpoint.path,
+                dtype=dtype,
+                plan=plan,
+                context_tokens=CONTEXT,
+                concurrency=2,
+                batch_invariant=True,
             )
 
         with load(cluster) as model:
             prompt: tuple[int, ...] = ()
-            for number, new in enumerate(said):
+            for new in said:
                 prompt += new
-                reply = answer(model, prompt, goes_on=number % 2 == 0)
+                reply = answer(model, prompt)
                 turns.append((prompt, reply))
                 prompt += reply
             back = turns[2][0][:60] + said[1]
-            turns.append((back, answer(model, back, goes_on=True)))
+            turns.append((back, answer(model, back)))
             other = said[3][::-1] * 2
-            turns.append((other, answer(model, other, goes_on=True)))
+            turns.append((other, answer(model, other)))
         longest = max(turns[:-1], key=lambda turn: len(turn[0]))
         for peers, asked in ((cluster, turns), (others, [longest, turns[-1]])):
             for prompt, reply in asked:
                 with load(peers) as model:
-                    assert answer(model, prompt, goes_on=False) == reply
+                    assert answer(model, prompt) == reply
+
+
+@pytest.mark.parametrize(
+    ("plan", "dtype"),
+    repeats_are_slow([("pipeline", "float32"), ("tensor", "int4"), ("tensor", "float32")]),
+)
+def test_a_turn_is_what_it_is_in_the_same_steps(
+    plan: Parallel,
+    dtype: Dtype,
+    checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The third one of a conversation goes on on other peers, which know nothing of the first two.
+    What was said is not computed again, and to the last bit it is what a plan computes that is told
+    how it was computed. And another session finds it."""
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+    said = [tuple(checkpoint.prompt(count)) for count in (41, 6, 31)]
+    with (
+        edge.Cluster.local(peers=2, threads=1) as cluster,
+        edge.Cluster.local(peers=2, threads=1) as others,
+    ):
+
+        def load(cluster: edge.Cluster, plan: Plan | Parallel) -> edge.Model:
+            return cluster.load(
+                checkpoint.path, dtype=dtype, plan=plan, context_tokens=CONTEXT, concurrency=2
+            )
+
+        with load(cluster, plan) as model:
+            prompt, found = said[0], []
+            for new in said[1:]:
+                reply = model.generate(prompt, OPTIONS)
+                found.append(reply.statistics["found_tokens"])
+                prompt += (*reply.token_ids, *new)
+            with model.stream(prompt, OPTIONS, journal=True) as stream:
+                for _number in range(5):
+                    next(stream)
+            whole = model.generate(prompt, OPTIONS)
+            assert found == [0, len(said[0]) + len(reply.token_ids) - 1], "the answer as well"
+            used = model.plan
+        with (
+            edge.KeptReply.open() as kept,
+            others.load(kept.model, kept.options, resumes=kept) as model,
+        ):
+            assert len(kept.journal.kept.singly) == 2
+            resumed = model.resume(kept)
+        assert resumed.token_ids == whole.token_ids
+        assert (resumed.logprobs, resumed.top_logprobs) == (whole.logprobs, whole.top_logprobs)
+        with load(cluster, used) as model:
+            asked = (*prompt, *whole.token_ids, *said[1])
+            there = len(asked) - len(said[1]) - 1
+            again = model.generate(asked, OPTIONS)
+            assert again.statistics["found_tokens"] == there // 16 * 16
 
 
 def test_only_what_is_new_is_computed(checkpoint: TinyCheckpoint) -> None:
@@ -90,13 +153,13 @@ def test_only_what_is_new_is_computed(checkpoint: TinyCheckpoint) -> None:
             checkpoint.path, dtype="float32", plan="tensor", context_tokens=CONTEXT, concurrency=2
         ) as model,
     ):
-        first = answer(model, prompt, goes_on=False)
+        first = answer(model, prompt)
         assert chunks(model) == [2, 2]
-        answer(model, (*prompt, *first, *prompt[:30]), goes_on=False)
+        answer(model, (*prompt, *first, *prompt[:30]))
         assert chunks(model) == [1, 1]
-        answer(model, (*prompt[:280], *prompt[:60]), goes_on=False)
+        answer(model, (*prompt[:280], *prompt[:60]))
         assert chunks(model) == [1, 1]
-        assert answer(model, prompt, goes_on=False) == first
+        assert answer(model, prompt) == first
         assert chunks(model) == [1, 1]
         assert model.logits(prompt).shape[0] == len(prompt), "every row is wanted"
         assert chunks(model) == [2, 2]

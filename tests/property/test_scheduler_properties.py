@@ -12,7 +12,7 @@ from edge.coordinator.beginnings import Beginnings
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.scheduler import Match, Orders, Scheduler
 from edge.coordinator.shares import PRIORITIES, Who
-from edge.protocol.step import FinishReason, Step, StepEntry
+from edge.protocol.step import FinishReason, Step
 
 
 @dataclass(slots=True)
@@ -25,6 +25,9 @@ class Asked:
     longest: int
     prompt_tokens: int
     """What follows is answer, also what another plan has computed of it."""
+    singly: set[int] = field(default_factory=set)
+    """Tokens that were computed one at a time, or are to be, as another plan has."""
+    is_repeated: bool = False
     computed: int = 0
     sampled: int = 0
     is_cancelled: bool = False
@@ -57,6 +60,7 @@ class Peers:
     """Tokens of requests for which the disk has room."""
     matching: deque[tuple[str, Match]] = field(default_factory=deque)
     most_kept: int = 0
+    is_strict: bool = False
     kept: dict[str, list[int]] = field(default_factory=dict)
     """Of requests that are over: the tokens whose rows are in memory."""
     finished: set[str] = field(default_factory=set)
@@ -78,13 +82,23 @@ class Peers:
                 tokens = answered[-1] + tokens
         known = min(prompt // 3, len(tokens) - 1) if new_tokens % 3 else 0
         count = len(tokens) - known
-        self.asked[name] = Asked(tokens, new_tokens, len(tokens) + new_tokens, count)
+        first, last = prompt // 4, min(prompt // 2, count - 2)
+        spans = ((first, last),) if known and first < last and not self.is_strict else ()
+        self.asked[name] = Asked(
+            tokens,
+            new_tokens,
+            len(tokens) + new_tokens,
+            count,
+            singly={each for span in spans for each in range(*span)},
+            is_repeated=known > 0,
+        )
         self.scheduler.add(
             name,
             tokens[:count],
             answer=tokens[count:],
             new_tokens=new_tokens,
-            goes_on=prompt % 3 > 0,
+            singly=spans,
+            is_repeated=known > 0,
             who=Who("abc"[prompt % 3], PRIORITIES[new_tokens % 3]),
         )
 
@@ -118,6 +132,12 @@ class Peers:
         used = self.scheduler.matched(name, known)
         assert match.tokens <= used <= known or asked.is_done
         if not asked.is_done:
+            found = {each for span in match.singly for each in range(*span) if each < used}
+            if not asked.is_repeated:
+                asked.singly = found
+            elif match.source:
+                assert found == {each for each in asked.singly if each < match.tokens}
+            assert not self.is_strict or not found
             asked.computed = used
             self.started.add(name)
 
@@ -148,11 +168,15 @@ class Peers:
                 assert self.asked[name].is_done
                 assert name not in self.finished, "each is told once"
                 self.finished.add(name)
-            for name, tokens_left in orders.keep.items():
+            for name, left in orders.keep.items():
                 assert self.asked[name].is_done
                 assert name not in self.finished, "each is told once"
                 self.finished.add(name)
-                self.kept[name] = self.asked[name].tokens[:tokens_left]
+                asked = self.asked[name]
+                assert left.tokens <= asked.computed
+                assert list(left.answer) == asked.tokens[asked.prompt_tokens : left.tokens]
+                assert not self.is_strict or not asked.singly & set(range(left.tokens))
+                self.kept[name] = asked.tokens[: left.tokens]
             for name in orders.drop:
                 del self.kept[name]
             for name in orders.swap_out:
@@ -169,6 +193,9 @@ class Peers:
                     assert len(begins) >= match.tokens > 0, "what is there"
                     assert list(match.prompt[: match.tokens]) == begins[: match.tokens]
                     assert len(match.prompt) - match.tokens >= 2
+                    told = {each for span in match.singly for each in range(*span)}
+                    singly = self.asked[match.source].singly
+                    assert told == {each for each in singly if each < match.tokens}
                 if match.moves and match.source:
                     del self.kept[match.source]
                 self.matching.append((name, match))
@@ -188,16 +215,17 @@ class Peers:
             assert len(self.out) <= self.stages + 1
             for entry in step.entries:
                 asked = self.asked[entry.request]
-                if entry.request in self.kept:
-                    self.compute_once_more(entry)
-                    continue
                 assert not asked.is_done, "nobody wants it"
                 assert entry.position == asked.computed
                 assert list(entry.tokens) == asked.tokens[asked.computed : entry.end]
                 if asked.computed < asked.prompt_tokens:
                     assert entry.end <= asked.prompt_tokens
-                    assert not step.singly
+                    now = set(range(entry.position, entry.end))
+                    assert now <= asked.singly if step.singly else not now & asked.singly
+                    if len(now) == 1:
+                        asked.singly |= now
                 else:
+                    asked.singly |= set(range(entry.position, entry.end))
                     assert step.singly or len(entry.tokens) == 1, "an answer, token by token"
                 asked.computed = entry.end
                 most = entry.end + step.run - 1
@@ -217,16 +245,6 @@ class Peers:
             return self.kept[request]
         return self.asked[request].tokens[: self.asked[request].computed]
 
-    def compute_once_more(self, entry: StepEntry) -> None:
-        """A part of an answer, while nobody waits: what was sampled in it stays what it was."""
-        assert all(asked.is_done for asked in self.asked.values())
-        assert len(entry.tokens) >= 2
-        assert not entry.logit_rows
-        tokens, rows = self.asked[entry.request].tokens, self.kept[entry.request]
-        assert entry.position <= len(rows)
-        assert list(entry.tokens) == tokens[entry.position : entry.end]
-        self.kept[entry.request] = tokens[: max(len(rows), entry.end)]
-
     def answer(self, run: int) -> None:
         """Complete the oldest step, or a part of its run of at most `run` tokens."""
         step = self.out[0]
@@ -241,6 +259,7 @@ class Peers:
             self.next_token += len(wanting)
             if turn:
                 for asked in wanting:
+                    asked.singly.add(asked.computed)
                     asked.computed += 1
             for asked, token in zip(wanting, tokens, strict=True):
                 asked.tokens.append(token)
@@ -287,6 +306,7 @@ EVENTS = st.lists(
     most_kept=st.integers(0, 3),
     rows_agree=st.booleans(),
     fewest=st.integers(1, 9),
+    is_strict=st.booleans(),
 )
 @settings(max_examples=300)
 def test_everything_is_computed_once_and_in_order(
@@ -305,6 +325,7 @@ def test_everything_is_computed_once_and_in_order(
     most_kept: int,
     rows_agree: bool,
     fewest: int,
+    is_strict: bool,
 ) -> None:
     """With a disk, also where one request has more than memory, or the disk is full some time."""
     if disk >= 38 and small_memory is not None:
@@ -324,12 +345,17 @@ def test_everything_is_computed_once_and_in_order(
         residency=residency,
         stages=stages,
         asks_peers=known is not None,
-        beginnings=Beginnings(chunk_tokens=chunk, fewest_tokens=fewest) if chunk > 1 else None,
+        beginnings=(
+            Beginnings(chunk_tokens=chunk, fewest_tokens=fewest, is_strict=is_strict)
+            if chunk > 1
+            else None
+        ),
     )
     if rows_agree:
         scheduler.rows_agree()
         scheduler.batches_agree()
-    peers = Peers(scheduler, capacity, requests, stages, disk, known or 0, most_kept=most_kept)
+    peers = Peers(scheduler, capacity, requests, stages, disk, known or 0)
+    peers.most_kept, peers.is_strict = most_kept, is_strict
     moves = 0
 
     def has_room() -> bool:

@@ -26,7 +26,6 @@ def asked() -> Asked:
         stop=("\n\n", "é"),
         end_ids=frozenset({0, 4}),
         logprobs=2,
-        goes_on=True,
         grammar=Grammar('start: "a"'),
     )
     load = KeptLoad.of(
@@ -51,6 +50,7 @@ def journal_of(folder: Path) -> bytes:
     replies = KeptReplies(folder)
     begun = replies.begin(asked(), Lease(run="a run"))
     assert begun is not None
+    begun.begun(((0, 1),))
     for token in range(3):
         begun.token(token, None, LIKELY)
     begun.close()

@@ -140,7 +140,7 @@ class TerminalTalk:
         ids, begun = self._encoded(messages)
         said: list[str] = []
         self.was_stopped = False
-        with self._model.stream(ids, self.settings.generation, goes_on=True) as stream:
+        with self._model.stream(ids, self.settings.generation) as stream:
             try:
                 self._show(stream, said, begun=begun)
             except KeyboardInterrupt:

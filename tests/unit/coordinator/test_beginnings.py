@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.coordinator.beginnings import ATTENTION_TOKENS, Beginnings
+from edge.coordinator.beginnings import ATTENTION_TOKENS, Beginnings, Found, cut, joined
 
 
 def test_what_another_cache_has_as_well_costs_nothing() -> None:
@@ -10,7 +10,7 @@ def test_what_another_cache_has_as_well_costs_nothing() -> None:
     common = list(range(100))
     for name, tail in (("a", [500, 501]), ("b", [600] * 40), ("c", [])):
         tokens = common + tail if tail else [700] * 100
-        beginnings.keep(name, tokens, computed_as_prompt=len(tokens), goes_on=False)
+        beginnings.keep(name, tokens)
     alone = beginnings.cost("a", ["a"])
     assert 102 < alone < 104
     assert 2 <= beginnings.cost("a", ["a", "b", "c"]) < 2.1
@@ -21,14 +21,44 @@ def test_what_another_cache_has_as_well_costs_nothing() -> None:
 def test_attention_makes_later_tokens_dearer() -> None:
     beginnings = Beginnings(chunk_tokens=2)
     long = list(range(2 * ATTENTION_TOKENS))
-    beginnings.keep("long", long, computed_as_prompt=len(long), goes_on=False)
+    beginnings.keep("long", long)
     assert beginnings.cost("long", ["long"]) == 2 * len(long)
 
 
-def test_an_answer_counts_where_somebody_will_go_on_from_it() -> None:
-    beginnings = Beginnings(chunk_tokens=2)
-    for name, goes_on in (("one", False), ("chat", True)):
-        tokens = [len(name)] * 60
-        beginnings.keep(name, tokens, computed_as_prompt=20, goes_on=goes_on)
-    assert 20 < beginnings.cost("one", ["one", "chat"]) < 21
-    assert 60 < beginnings.cost("chat", ["one", "chat"]) < 61
+def test_a_prompt_may_be_cut_at_its_units_and_an_answer_anywhere() -> None:
+    beginnings = Beginnings(chunk_tokens=4, fewest_tokens=1)
+    said = list(range(30))
+    beginnings.keep("r", said, ((10, 17), (25, 30)))
+
+    def found(common: int) -> Found | None:
+        return beginnings.find([*said[:common], *[99] * 20])
+
+    for common, tokens in ((9, 8), (10, 8), (11, 11), (16, 16), (17, 17), (20, 17), (22, 21)):
+        assert (it := found(common)) is not None
+        assert it.tokens == tokens
+        assert it.singly == (((10, min(tokens, 17)),) if tokens > 10 else ())
+        assert not it.is_whole
+    whole = found(30)
+    assert whole == Found(request="r", tokens=30, singly=((10, 17), (25, 30)), is_whole=True)
+    again = beginnings.find(said)
+    assert again is not None
+    assert again.tokens == 28, "two are always left to compute"
+
+
+def test_no_answer_is_of_use_where_no_bit_may_depend_on_it() -> None:
+    beginnings = Beginnings(chunk_tokens=2, fewest_tokens=4, is_strict=True)
+    assert beginnings.worth_keeping(30, ((11, 30),)) == 11
+    assert beginnings.worth_keeping(30, ()) == 30
+    assert beginnings.worth_keeping(30, ((3, 30),)) == 0
+    said = list(range(30))
+    beginnings.keep("r", said, ((11, 17),))
+    found = beginnings.find([*said, 99, 99])
+    assert found == Found(request="r", tokens=10, singly=(), is_whole=True)
+
+
+def test_spans_are_joined_and_cut() -> None:
+    assert joined((), (3, 5)) == ((3, 5),)
+    assert joined(((1, 2), (7, 9)), (2, 4)) == ((1, 4), (7, 9))
+    assert joined(((1, 2), (4, 9)), (2, 4)) == ((1, 9),)
+    assert cut(((1, 2), (4, 9)), 6) == ((1, 2), (4, 6))
+    assert cut(((1, 2), (4, 9)), 4) == ((1, 2),)

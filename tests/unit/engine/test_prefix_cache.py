@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -120,7 +120,8 @@ def test_what_the_disk_did_not_take_before_the_end_is_not_kept(store: SlowStore)
     prefixes.match(program.as_storage(), "r", PROMPT)
     program.compute(len(PROMPT))
     prefixes.keep(program.as_storage())
-    prefixes.forget(program.as_storage(), "r")
+    prefixes.keep(program.as_storage())
+    prefixes.forget("r")
     program.rows_there[...] = -1.0
     store.may_write.set()
     prefixes.keep(program.as_storage())
@@ -137,7 +138,8 @@ def test_all_is_kept_by_a_disk_that_is_fast_enough(store: SlowStore) -> None:
         assert prefixes.match(again.as_storage(), "r", PROMPT) == tokens
         program.compute(min(tokens + BLOCK, len(PROMPT)))
         prefixes.keep(program.as_storage())
-    prefixes.forget(program.as_storage(), "r")
+    prefixes.keep(program.as_storage())
+    prefixes.forget("r")
     prefixes.close()
     assert known(store) == 3 * BLOCK
     assert known(store, b"of another".ljust(32)) == 0
@@ -152,7 +154,8 @@ def test_without_one_block_those_behind_it_are_not_written(store: SlowStore) -> 
     program.compute(len(PROMPT))
     prefixes.keep(program.as_storage())
     prefixes.match(program.as_storage(), "other", PROMPT[:1])  # waits for it
-    prefixes.forget(program.as_storage(), "other")
+    prefixes.keep(program.as_storage())
+    prefixes.forget("other")
     store.is_full = False
     prefixes.keep(program.as_storage())
     prefixes.close()
@@ -174,7 +177,8 @@ def left(memory: PrefixMemory, prompt: Sequence[int], length: int) -> None:
     """By a session that has computed so many tokens of the prompt."""
     prefixes = PrefixCache(kept_on(None, memory=memory), ASSIGNMENT)
     prefixes.match(cache().as_storage(), "r", prompt)
-    prefixes.forget(cache().as_storage(), "r", is_kept=True)
+    prefixes.keep(cache().as_storage())
+    prefixes.forget("r", kept_tokens=length)
     prefixes.close(computed(length).as_storage())
 
 
@@ -201,6 +205,28 @@ def test_what_is_computed_at_the_end_is_kept_in_memory() -> None:
     assert found_in(memory, LONG) == 48
 
 
+def test_an_answer_is_kept_behind_its_prompt() -> None:
+    memory = PrefixMemory()
+    memory.limit(1 << 20)
+    prefixes = PrefixCache(kept_on(None, memory=memory), ASSIGNMENT)
+    prefixes.match(cache().as_storage(), "r", LONG[:20])
+    prefixes.keep(cache().as_storage())
+    prefixes.forget("r", kept_tokens=50, answer=LONG[20:50])
+    prefixes.close(computed(50).as_storage())
+    assert found_in(memory, LONG) == 48
+    assert found_in(memory, (*LONG[:20], 5, *LONG[21:])) == 16
+
+
+def test_where_bits_may_depend_on_answers_they_are_not_found_where_they_may_not() -> None:
+    memory = PrefixMemory()
+    memory.limit(1 << 20)
+    left(memory, LONG, 60)
+    strict = replace(ASSIGNMENT, limits=replace(ASSIGNMENT.limits, batch_invariant=True))
+    prefixes = PrefixCache(kept_on(None, memory=memory), strict)
+    assert prefixes.match(computed(0).as_storage(), "other", LONG) == 0
+    prefixes.close()
+
+
 def test_where_there_is_little_room_the_beginning_stays() -> None:
     memory = PrefixMemory()
     memory.limit(2 * mmap.PAGESIZE)
@@ -215,7 +241,8 @@ def test_who_is_over_and_not_kept_leaves_nothing() -> None:
     prefixes = PrefixCache(kept_on(None, memory=memory), ASSIGNMENT)
     for request in ("over", "moved"):
         prefixes.match(cache().as_storage(), request, LONG)
-    prefixes.forget(cache().as_storage(), "over")
+    prefixes.keep(cache().as_storage())
+    prefixes.forget("over")
     prefixes.match(cache().as_storage(), "new", LONG[:3], moved="moved")
     prefixes.close(computed(60).as_storage())
     assert memory.used_bytes == 0
@@ -263,7 +290,8 @@ def leave(prefixes: PrefixCache, program: Cache) -> None:
     for _block in range(len(LONG) // BLOCK):
         prefixes.keep(program.as_storage())
         prefixes._await_writer()
-    prefixes.forget(program.as_storage(), "r", is_kept=True)
+    prefixes.keep(program.as_storage())
+    prefixes.forget("r", kept_tokens=len(LONG))
     prefixes.close(program.as_storage())
 
 

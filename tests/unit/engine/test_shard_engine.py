@@ -196,7 +196,7 @@ def test_what_a_session_has_read_is_there_for_the_next(plan: str, kv_dtype: KvDt
     prompt = [*range(5, 38)]
 
     def ask(
-        prompt: list[int], count: int, *, secret: bytes = SECRET, repeats: bool = False
+        prompt: list[int], count: int, *, secret: bytes = SECRET, keeps_answer: bool = False
     ) -> tuple[int, list[int]]:
         places = {seat: kept_in(memories[seat], secret=secret) for seat in memories}
         with linked(PLANS[plan], kv_dtype=kv_dtype, places=places.__getitem__) as engines:
@@ -208,15 +208,13 @@ def test_what_a_session_has_read_is_there_for_the_next(plan: str, kv_dtype: KvDt
             answer = engines.reply("r", prompt, count, known=known)
             tokens = len(prompt) + count - 1
             assert engines.programs[0].counts.tokens - before == tokens - known
-            if repeats:
-                again = (*prompt[32:], *answer[:-1])
-                part = StepEntry(request="r", position=32, tokens=again, logit_rows=0)
-                assert engines.tokens(Step(entries=(part,))).tokens == ()
+            said = np.asarray(answer[:-1], np.int32) if keeps_answer else None
             for session in engines.sessions:
-                session.finish("r", kept_tokens=tokens)
+                kept = tokens if keeps_answer else len(prompt)
+                session.finish("r", kept_tokens=kept, answer=said)
             return known, answer
 
-    known, answer = ask(prompt, 16, repeats=True)
+    known, answer = ask(prompt, 16, keeps_answer=True)
     assert (known, answer) == (0, replies(SPEC, prompt, 16))
     assert ask(prompt, 16) == (16, answer), "two tokens or more are computed"
     longer = [*prompt, *answer, 7, 8]
