@@ -47,8 +47,6 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("messages", "must have a message of the user")
     offer = _tools(body)
-    output = body.object("output_config")
-    form = body.object("output_format") if output is None else output.object("format")
     return Question(
         messages=messages,
         options=GenerationOptions(
@@ -57,7 +55,7 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
             top_p=body.number("top_p", least=1e-6, most=1),
             top_k=body.whole("top_k", least=0),
             stop=body.texts("stop_sequences", most=MOST_STOPS),
-            json_schema=schema_of(form, flat=True),
+            json_schema=schema_of(_form(body), flat=True),
             priority=priority_of(body),
         ),
         tools=offer.tools,
@@ -65,6 +63,14 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
         several_calls=offer.several,
         variables=anthropic_variables(body),
     )
+
+
+def _form(body: Fields) -> Fields | None:
+    """Of `output_config`, or of `output_format`, where it was before. One may have an effort in
+    the first, and the form in the second."""
+    config = body.object("output_config")
+    form = None if config is None else config.object("format")
+    return body.object("output_format") if form is None else form
 
 
 def _tools(body: Fields) -> Offer:
