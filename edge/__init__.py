@@ -40,6 +40,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Progress",
+    "PromptLengthError",
     "Proposal",
     "ProtocolError",
     "Quality",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
         PeerError,
         PeerLostError,
         PlanError,
+        PromptLengthError,
         ProtocolError,
         RequestError,
     )

@@ -1,14 +1,15 @@
 """Errors, by who can mend them.
 
-EdgeError              edge_error
-├── RequestError       invalid_request    what the caller asked for cannot be; also a ValueError
-├── CheckpointError    bad_checkpoint     files of a checkpoint are missing, damaged or unknown
-├── CapacityError      out_of_capacity    the model does not fit on the devices
-├── PlanError          plan_cannot_run    a plan cannot run as written
-├── PeerError          peer_failed        a peer refused or failed; names the peer
-│   └── PeerLostError  peer_lost          a peer went away
-└── NetworkError       network_error      no peers found, port taken, address unreachable
-    └── ProtocolError  protocol_mismatch  the other side speaks something else, or garbage
+EdgeError                  edge_error
+├── RequestError           invalid_request    what the caller asked for cannot be; also a ValueError
+│   └── PromptLengthError  prompt_too_long    a prompt does not fit the context
+├── CheckpointError        bad_checkpoint     files of a checkpoint are missing, damaged or unknown
+├── CapacityError          out_of_capacity    the model does not fit on the devices
+├── PlanError              plan_cannot_run    a plan cannot run as written
+├── PeerError              peer_failed        a peer refused or failed; names the peer
+│   └── PeerLostError      peer_lost          a peer went away
+└── NetworkError           network_error      no peers found, port taken, address unreachable
+    └── ProtocolError      protocol_mismatch  the other side speaks something else, or garbage
 
 The word in the middle is `code`, for programs: it stays when a class or a sentence is changed. What
 was typed wrong at a command line has the code `wrong_usage`, and the exit code 2.
@@ -72,6 +73,17 @@ class RequestError(EdgeError, ValueError):
     """The caller's request cannot be carried out as asked."""
 
     code = "invalid_request"
+
+
+class PromptLengthError(RequestError):
+    """A prompt of `prompt_tokens` leaves no room for an answer in a context of `context_tokens`."""
+
+    code = "prompt_too_long"
+
+    def __init__(self, message: str, *, prompt_tokens: int, context_tokens: int) -> None:
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
 
 
 class CheckpointError(EdgeError):

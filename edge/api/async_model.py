@@ -29,7 +29,7 @@ from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.observation import gather_grams
 from edge.coordinator.shares import ANYBODY, Priority, Who
 from edge.coordinator.work import Work
-from edge.errors import RequestError
+from edge.errors import PromptLengthError, RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.spec import ModelSpec
 from edge.option_fields import with_overrides
@@ -227,10 +227,7 @@ class DescribedModel:
         tokens = self._checked_ids(self._ids(prompt))
         room = self.context_tokens - len(tokens)
         if room < 1:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
-                f"room for an answer; {self._shorten}"
-            )
+            raise self._too_long(len(tokens), ": no room for an answer")
         request = options.request(
             tokens,
             end_ids=self._held.end_ids,
@@ -347,12 +344,16 @@ class DescribedModel:
         form = self.tokenizer.answer_form
         return ids, options, Reading(thinking=thinking, form=form, tools=tool_types(schemas))
 
-    @property
-    def _shorten(self) -> str:
-        """What helps where a prompt is too long."""
+    def _too_long(self, tokens: int, what: str = "") -> PromptLengthError:
+        """Of a prompt of so many; it says what helps."""
+        remedy = "shorten it, or load the model with more context_tokens"
         if self.context_tokens == self.longest_context_tokens:
-            return "shorten it: the model was made for no more"
-        return "shorten it, or load the model with more context_tokens"
+            remedy = "shorten it: the model was made for no more"
+        return PromptLengthError(
+            f"the prompt has {tokens} tokens and the context {self.context_tokens}{what}; {remedy}",
+            prompt_tokens=tokens,
+            context_tokens=self.context_tokens,
+        )
 
     def __repr__(self) -> str:
         count = len(self.plan.devices)
@@ -378,10 +379,7 @@ class DescribedModel:
         if not tokens:
             raise RequestError("the prompt is empty; give at least one token")
         if len(tokens) > self.context_tokens:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}; "
-                f"{self._shorten}"
-            )
+            raise self._too_long(len(tokens))
         wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
         if wrong:
             raise RequestError(

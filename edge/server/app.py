@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edge.api.async_model import AsyncModel
-from edge.errors import EdgeError
+from edge.errors import EdgeError, PromptLengthError
 from edge.server import (
     anthropic_messages,
     embeddings,
@@ -218,7 +218,11 @@ class Server:
         happenings = self._ask(request, question, name)
         if not body.flag("stream"):
             return _Json(await _unless_gone(request, translator.whole(happenings)))
-        begun = await _begun(request, happenings)
+        try:
+            begun = await _begun(request, happenings)
+        except PromptLengthError as error:  # Codex looks for it in the stream, and nowhere else
+            told = map(streams.named_line, translator.refused(refusal_of(error)))
+            return Response("".join(told), media_type="text/event-stream")
         lines = streams.named_lines(translator.events(begun), translator.failed)
         return streams.events(lines, begun)
 

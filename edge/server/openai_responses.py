@@ -113,8 +113,8 @@ class Translator:
         async for event in happenings:
             if isinstance(event, Begin):
                 self._prompt_tokens = event.prompt_tokens
-                for name in ("response.created", "response.in_progress"):
-                    yield self._event(name, response=self._response("in_progress"))
+                for each in self._begin():
+                    yield each
             elif isinstance(event, End):
                 for closing in self._close():
                     yield closing
@@ -130,12 +130,20 @@ class Translator:
                     for each in self._call(call):
                         yield each
 
+    def refused(self, refusal: Refusal) -> list[Json]:
+        """The whole stream of a question that was not taken."""
+        return [*self._begin(), self.failed(refusal)]
+
     def failed(self, refusal: Refusal) -> Json:
         """The last event, where the answer cannot be finished."""
         code = refusal.code or ("invalid_prompt" if refusal.status < 500 else "server_error")
         response = self._response("failed")
-        response["error"] = {"code": code, "message": refusal.message}
+        response["error"] = {"code": code, "message": refusal.said_in("openai")}
         return self._event("response.failed", response=response)
+
+    def _begin(self) -> list[Json]:
+        names = ("response.created", "response.in_progress")
+        return [self._event(name, response=self._response("in_progress")) for name in names]
 
     def _more(self, which: str, text: str) -> list[Json]:
         events = []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edge.errors import CapacityError, EdgeError, PeerError, RequestError
+from edge.errors import CapacityError, EdgeError, PeerError, PromptLengthError, RequestError
 
 Dialect = Literal["openai", "anthropic", "ollama"]
 
@@ -20,6 +21,9 @@ _KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+CONTEXT_CODE = "context_length_exceeded"
+"""Of a prompt that does not fit, to OpenAI's clients."""
+
 RETRY_AFTER_S = 2
 """A request waits for others' tokens, so soon there is room."""
 
@@ -34,16 +38,22 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a defect
     code: str | None = None
     closes: bool = False
     """Nothing more is read of the connection."""
+    said_as: Mapping[Dialect, str] = field(default_factory=dict)
+    """The sentence, where clients of a dialect look for words of their own."""
+
+    def said_in(self, dialect: Dialect) -> str:
+        return self.said_as.get(dialect, self.message)
 
     def body(self, dialect: Dialect) -> dict[str, Any]:
         kind = _KINDS.get(self.status, "api_error")
+        message = self.said_in(dialect)
         if dialect == "anthropic":
-            return {"type": "error", "error": {"type": kind, "message": self.message}}
+            return {"type": "error", "error": {"type": kind, "message": message}}
         if dialect == "ollama":
-            return {"error": self.message}
+            return {"error": message}
         return {
             "error": {
-                "message": self.message,
+                "message": message,
                 "type": kind,
                 "param": self.param,
                 "code": self.code,
@@ -60,11 +70,22 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a defect
         return found
 
 
+def _too_long(error: PromptLengthError) -> Mapping[Dialect, str]:
+    """By these words agents know that they must make the conversation shorter."""
+    tokens, most = error.prompt_tokens, error.context_tokens
+    return {
+        "openai": f"This model's maximum context length is {most} tokens. However, your messages "
+        f"resulted in {tokens} tokens. Please reduce the length of the messages.",
+        "anthropic": f"prompt is too long: {tokens} tokens > {most} maximum",
+    }
+
+
 def refusal_of(error: EdgeError) -> Refusal:
     """What an error of the engine is to a client."""
+    if isinstance(error, PromptLengthError):
+        return Refusal(400, str(error), code=CONTEXT_CODE, said_as=_too_long(error))
     if isinstance(error, RequestError):
-        is_long = "and the context" in str(error)
-        return Refusal(400, str(error), code="context_length_exceeded" if is_long else None)
+        return Refusal(400, str(error))
     if isinstance(error, CapacityError | PeerError):
         return Refusal(503, str(error))
     return Refusal(500, str(error))

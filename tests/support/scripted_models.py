@@ -34,6 +34,8 @@ class ScriptedModel:
         self.says: asyncio.Queue[Token | EdgeError] = asyncio.Queue()
         self.prompts: list[object] = []
         self.under_way = 0
+        self.refuses: EdgeError | None = None
+        """What it raises when it is asked."""
 
     def encode(self, prompt: str) -> list[int]:
         return [len(each) for each in prompt.split()]
@@ -46,6 +48,8 @@ class ScriptedModel:
 
     def stream(self, prompt: object, *_: object, **__: object) -> ScriptedReply:
         self.prompts.append(prompt)
+        if self.refuses is not None:
+            raise self.refuses
         return ScriptedReply(self)
 
 

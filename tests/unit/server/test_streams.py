@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge.errors import PeerError
+from edge.errors import PeerError, PromptLengthError
 from edge.server.streams import SILENCE_S
 from tests.support.passing_time import let_pass, somebody_waits_for
 from tests.support.processes import PATIENCE_S
@@ -116,6 +116,42 @@ def test_an_answer_that_cannot_be_finished_says_so(path: str) -> None:
             assert last["error"]["message"] == GONE
             assert "[DONE]" not in visit.text
         assert model.under_way == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ASKED)
+def test_agents_are_told_in_their_words_that_a_prompt_is_too_long(path: str, stream: bool) -> None:
+    """By these they know that they must make the conversation shorter, and not give up."""
+    why = "the prompt has 90 tokens and the context 64; shorten it"
+
+    async def main() -> None:
+        model = ScriptedModel()
+        model.refuses = PromptLengthError(why, prompt_tokens=90, context_tokens=64)
+        visit = Visit(model, path, {**ASKED[path], "stream": stream})
+        await visit.running
+        (*_, told) = data(visit.text)
+        if path == "/v1/responses" and stream:
+            assert visit.status == 200
+            assert [event["type"] for event in data(visit.text)] == [
+                *("response.created", "response.in_progress", "response.failed")
+            ]
+            told = told["response"]
+        else:
+            assert visit.status == 400
+        if path == "/v1/messages":
+            said = "prompt is too long: 90 tokens > 64 maximum"
+            assert told["error"] == {"type": "invalid_request_error", "message": said}
+        elif path.startswith("/api/"):
+            assert told == {"error": why}
+        else:
+            assert told["error"]["code"] == "context_length_exceeded"
+            assert told["error"]["message"] == (
+                "This model's maximum context length is 64 tokens. However, your messages "
+                "resulted in 90 tokens. Please reduce the length of the messages."
+            )
+        assert model.under_way == visit.server.gate.inside == 0
 
     asyncio.run(main())
 
