@@ -1,8 +1,8 @@
 """An answer that arrives piece by piece, told apart: what is thought, said, and called. Pure.
 
 However the text is cut into pieces, the parts are the same, and a character is looked at a bounded
-number of times. `call_forms.py` has the forms of calls. Those without a mark are calls only where
-they name a tool that the model was told of. What is no call stays text, to the letter.
+number of times. `call_forms.py` has the forms of calls. A call is one only of a tool that the model
+was told of; without tools nothing is. What is no call stays text, to the letter.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AnswerParser:
         form = AnswerForm() if form is None else form
         self._reader: ChannelReader | _MarkReader
         if form.call_form.has_channels:
-            self._reader = ChannelReader(thinking=thinking)
+            self._reader = ChannelReader(tools or (), thinking=thinking)
         else:
             self._reader = _MarkReader(form, tools or {}, thinking=thinking)
 
@@ -79,20 +79,26 @@ def _thoughts(text: str) -> list[AnswerPart]:
     return [Thought(text)] if text else []
 
 
+def _said(text: str) -> list[AnswerPart]:
+    return [Said(text)] if text else []
+
+
 class _MarkReader:
     """Of answers that are text, but for what has marks."""
 
     def __init__(self, form: AnswerForm, tools: ToolTypes, *, thinking: bool) -> None:
         self._thinking = ThinkingSplitter(thinking, marks=form.thinking_marks)
-        self._calls = _CallFinder(form.call_form.all_marks, tools)
+        self._calls = _CallFinder(form.call_form.all_marks, tools) if tools else None
 
     def feed(self, text: str) -> list[AnswerPart]:
         thought, said = self._thinking.feed(text)
-        return [*_thoughts(thought), *self._calls.feed(said)]
+        found = _said(said) if self._calls is None else self._calls.feed(said)
+        return [*_thoughts(thought), *found]
 
     def finish(self) -> list[AnswerPart]:
         thought, said = self._thinking.rest()
-        return [*_thoughts(thought), *self._calls.finish(said)]
+        found = _said(said) if self._calls is None else self._calls.finish(said)
+        return [*_thoughts(thought), *found]
 
 
 class _CallFinder:
@@ -113,8 +119,7 @@ class _CallFinder:
         """The body is of a call without a mark."""
         self._is_after_call = False
         """White space that comes now separates calls."""
-        if tools:
-            self._begin_bare()
+        self._begin_bare()
 
     def feed(self, text: str) -> list[AnswerPart]:
         return _joined(self._read(text, is_over=False))
@@ -158,16 +163,19 @@ class _CallFinder:
         if ended is None:
             return
         calls, was_bare = ended.calls, self._is_bare
-        if was_bare and calls and any(call.name not in self._tools for call in calls):
-            calls = None
-        if calls is not None:
-            yield from calls
-            unread.extendleft(reversed([*_cut(ended.after)]))
-            self._pieces, self._body, self._is_after_call = [], None, True
-            if was_bare:
-                self._begin_bare()
+        is_known = calls is not None and all(call.name in self._tools for call in calls)
+        if calls is None or (was_bare and not is_known):
+            yield from self._no_call(ended, unread)
             return
-        yield from self._no_call(ended, unread)
+        if is_known:
+            yield from calls
+        else:
+            text = "".join(self._pieces)
+            yield Said(self._mark + text[: len(text) - len(ended.after)])
+        unread.extendleft(reversed([*_cut(ended.after)]))
+        self._pieces, self._body, self._is_after_call = [], None, is_known
+        if was_bare:
+            self._begin_bare()
 
     def _no_call(self, ended: Ended, unread: deque[str]) -> Iterator[AnswerPart]:
         """The mark is text, and so is what came behind it, up to the last other mark."""

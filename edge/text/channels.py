@@ -5,14 +5,15 @@
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}
 
 The last one is a call. The prompt ends in `<|start|>assistant`, and an answer begins behind that.
-The receiver may stand before the channel, too. A call whose arguments are no JSON object is said,
-to the letter. Each character is looked at a bounded number of times.
+The receiver may stand before the channel, too. A call whose arguments are no JSON object, or of a
+tool that the model was not told of, is said, to the letter. Each character is looked at a bounded
+number of times.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Literal
 
 from edge.text.answer_parts import AnswerPart, Said, Thought
@@ -42,10 +43,12 @@ _BETWEEN = "\n\n"
 class ChannelReader:
     """Pieces of an answer's text in, its parts out; `finish` once at its end.
 
-    thinking: the prompt ends within a thought.
+    tools: the names of those that the model was told of. thinking: the prompt ends within a
+    thought.
     """
 
-    def __init__(self, *, thinking: bool = False) -> None:
+    def __init__(self, tools: Container[str], *, thinking: bool = False) -> None:
+        self._tools = tools
         self._state: Literal["first", "header", "message", "outside"] = "first"
         self._kind: type[Said | Thought] | None = Said
         """Of the message; None: a call."""
@@ -142,7 +145,7 @@ class ChannelReader:
         name = receiver[1].removeprefix("functions.") if receiver is not None else ""
         text = "".join(self._call)
         self._call, self._kind = [], Said
-        calls = json_calls(text if text.strip() else "{}", name)
+        calls = json_calls(text if text.strip() else "{}", name) if name in self._tools else None
         return [*calls] if calls is not None else self._say(self._header + text)
 
     def _no_header(self) -> list[AnswerPart]:

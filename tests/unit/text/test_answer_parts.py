@@ -65,6 +65,8 @@ def test_every_common_form_of_a_call(text: str) -> None:
         '<tool_call>{"name": "f", "arguments": NaN}</tool_call>',
         '<tool_call>{"name": "f", "argum',
         '{"name": "stranger", "arguments": {}}',
+        '<tool_call>{"name": "stranger", "arguments": {}}</tool_call> it is',
+        f'[TOOL_CALLS][{ONE}, {{"name": "stranger"}}]',
         '{"answer": 42}',
         '[{"name": "weather"}, 3]',
         "[1, 2, 3] are numbers",
@@ -81,8 +83,8 @@ def test_what_is_no_call_stays_text_to_the_letter(text: str) -> None:
 
 
 def test_json_is_an_answer_where_no_tool_was_given() -> None:
-    assert read_answer(LLAMA) == whole([], content=LLAMA)
-    assert read_answer(f"<tool_call>{ONE}</tool_call>") == whole([PARIS])
+    for text in (LLAMA, f"<tool_call>{ONE}</tool_call>", f"[TOOL_CALLS][{ONE}]"):
+        assert read_answer(text) == whole([], content=text)
 
 
 @pytest.mark.parametrize(

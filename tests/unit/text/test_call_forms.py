@@ -170,6 +170,39 @@ def test_transformers_reads_the_same(form: str) -> None:
     assert [*read_answer(text, AnswerForm(calls=form), tools=tool_types(tools)).tool_calls] == found
 
 
+@pytest.mark.parametrize("form", FORMS)
+@few
+@given(
+    calls_of_tools.map(alike), st.lists(st.integers(0, 3000), max_size=12), st.sampled_from("a<[{")
+)
+def test_no_call_comes_of_a_tool_that_was_not_offered(
+    form: str, calls: list[ToolCall], cuts: list[int], offered: str
+) -> None:
+    """It stays text, and so does all of it where no tool was offered."""
+    how, text = AnswerForm(calls=form), answer_of(form, calls)
+    others = types_of([ToolCall(name=f"other {offered}", arguments={})])
+    for tools in ({}, others):
+        read = read_answer(text, how, tools=tools)
+        assert not read.tool_calls
+        if form != "channels":  # there the marks of messages are no text
+            assert read.content == text
+        assert parts_of(cut(text, cuts), how, tools=tools) == parts_of([text], how, tools=tools)
+
+
+@pytest.mark.parametrize("form", WITH_MARKS)
+def test_a_call_behind_one_of_a_stranger_is_read(form: str) -> None:
+    """Where a call may stand within a text, what is within the stranger's arguments is not."""
+    inner = ToolCall(name="f", arguments={"x": 1})
+    held = answer_of(form, [inner]) if form in ("json", "mistral", "mistral list") else "x"
+    stranger = ToolCall(name="stranger", arguments={"a": held})
+    text = answer_of(form, [stranger])
+    if form == "channels":
+        text += "<|call|><|start|>assistant"
+    read = read_answer(text + answer_of(form, [inner]), AnswerForm(calls=form), tools={"f": {}})
+    assert read.tool_calls == (inner,)
+    assert "stranger" in read.content
+
+
 @pytest.mark.parametrize("form", WITH_MARKS)
 def test_text_behind_calls_and_thoughts_before_them(form: str) -> None:
     call = ToolCall(name="f", arguments={"x": 1})
@@ -349,7 +382,7 @@ def test_schemas_may_be_anything() -> None:
 )  # fmt: skip
 def test_calls_as_in_python(text: str, arguments: dict[str, Any] | None) -> None:
     whole = f"<|tool_call_start|>[{text}]<|tool_call_end|>"
-    read = read_answer(whole, AnswerForm(calls="list"))
+    read = read_answer(whole, AnswerForm(calls="list"), tools={"f": {}})
     expected = [] if arguments is None else [ToolCall(name="f", arguments=arguments)]
     assert [*read.tool_calls] == expected
     assert read.content == ("" if expected else whole)
@@ -357,7 +390,8 @@ def test_calls_as_in_python(text: str, arguments: dict[str, Any] | None) -> None
 
 def test_a_list_of_calls_may_be_json() -> None:
     text = json.dumps([{"name": "f", "arguments": {"x": 1}}])
-    read = read_answer(f"<|tool_call_start|>{text}<|tool_call_end|>", AnswerForm(calls="list"))
+    whole = f"<|tool_call_start|>{text}<|tool_call_end|>"
+    read = read_answer(whole, AnswerForm(calls="list"), tools={"f": {}})
     assert read.tool_calls == (ToolCall(name="f", arguments={"x": 1}),)
 
 
@@ -403,7 +437,7 @@ def test_marks_behind_a_window_of_tokens(tmp_path: Path) -> None:
     stream = TextStream(tokenizer)
     text = "".join(map(stream.push, ids)) + stream.finish()
     assert text == tokenizer.vocabulary.decode(ids)
-    assert read_answer(text, tokenizer.answer_form).tool_calls == (
+    assert read_answer(text, tokenizer.answer_form, tools={"f": {}}).tool_calls == (
         ToolCall(name="f", arguments={"é": 1}),
     )
 
@@ -485,8 +519,9 @@ def test_answers_in_channels(text: str, reasoning: str, content: str, calls: int
     form = AnswerForm(calls="channels", thoughts="analysis")
     call = ToolCall(name="f", arguments={})
     expected = ReadAnswer(content=content, reasoning=reasoning, tool_calls=(call,) * calls)
-    assert read_answer(text, form) == expected
-    assert parts_of(list(text), form) == parts_of([text], form)
+    tools: ToolTypes = {"f": {}}
+    assert read_answer(text, form, tools=tools) == expected
+    assert parts_of(list(text), form, tools=tools) == parts_of([text], form, tools=tools)
 
 
 def test_an_answer_may_begin_within_a_channel() -> None:
@@ -503,7 +538,7 @@ def test_an_answer_may_begin_within_a_channel() -> None:
 def test_what_waits_of_channels_is_short(babble: str) -> None:
     """But for the arguments of a call, which are looked at once, at its end."""
     for begin in ("", "<|channel|>", "<|channel|>analysis<|message|>"):
-        reader = ChannelReader()
+        reader = ChannelReader(["f"])
         for at in range(300):
             reader.feed(begin if at == 0 else babble)
             assert len(reader._header) + len(reader._tail) < 600
