@@ -1,4 +1,8 @@
-"""The commands of a conversation: lines that begin with a slash and a word."""
+"""The commands of a conversation: lines that begin with a slash and a word.
+
+Whether letters are large or small does not matter. A first word with another slash in it, as
+/usr/bin, is no command but text; with a sign behind it, as /help!, it is taken for a mistake.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,12 @@ from pathlib import Path
 from typing import Protocol
 
 from edge.cli.chat.conversation import Conversation, check_text
-from edge.cli.chat.settings import Settings, setting_names, words_of
-from edge.errors import RequestError
+from edge.cli.chat.settings import Settings, near_setting, setting_names, words_of
+from edge.errors import RequestError, printable
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import read_file
 
-_COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
+_COMMAND = re.compile(r"/([^\W\d_][^\s/]*|\?)(?:\s+(.*))?", re.DOTALL)
 _FILE_AND_TEXT = re.compile(r'("[^"\n]+"|\S+)\s*(.*)', re.DOTALL)
 """A name with spaces stands in quotes."""
 _OF_FILES = ("/file", "/load", "/save")
@@ -63,8 +67,14 @@ class Command:
 
 
 def is_command(line: str) -> bool:
-    """A path such as /usr/bin is none; // at the beginning of a line stands for a slash."""
+    """Whether it is meant for the conversation, and not for the model."""
     return _COMMAND.fullmatch(line) is not None
+
+
+def as_question(line: str) -> str:
+    """What the model is asked by a line that is no command: one that would be, had it not two
+    slashes, has one; a comment of a program keeps both."""
+    return line[1:] if line.startswith("//") and is_command(line[1:]) else line
 
 
 def run_command(talk: Talk, line: str) -> bool:
@@ -72,14 +82,25 @@ def run_command(talk: Talk, line: str) -> bool:
     found = _COMMAND.fullmatch(line)
     assert found is not None
     name, rest = found.group(1), (found.group(2) or "").strip()
-    if name in ("help", "?"):
+    command = name.lower()
+    command = _ALSO.get(command, command)
+    if command == "help":
         _help(talk)
         return True
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, [*COMMANDS, "help"], 1)
-        said = f"/{near[0]} is near it, and " if near else ""
-        raise RequestError(f"/{name} is no command; {said}/help lists them all")
-    return COMMANDS[name].run(talk, rest) is not False
+    if command not in COMMANDS:
+        raise RequestError(
+            f"/{printable(name, 40)} is no command; {_near(command)}/help lists them all, and a "
+            "question that begins so is written with two slashes"
+        )
+    return COMMANDS[command].run(talk, rest) is not False
+
+
+def _near(name: str) -> str:
+    """The beginning of a sentence: the command, or the setting, that was meant perhaps."""
+    if setting := near_setting(name):
+        return f"/set {setting} VALUE sets that, "
+    near = difflib.get_close_matches(name, [*COMMANDS, *_ALSO], 1)
+    return f"/{_ALSO.get(near[0], near[0])} is near it, " if near else ""
 
 
 def suggestions(line: str) -> Sequence[str] | None:
@@ -89,6 +110,7 @@ def suggestions(line: str) -> Sequence[str] | None:
     command, *words = line.split(" ")
     if not words:
         return [f"/{name}" for name in ("help", *COMMANDS)]
+    command = command.lower()
     if command == "/set":
         return setting_names() if len(words) == 1 else words_of(words[0]) * (len(words) == 2)
     return None if command in _OF_FILES and len(words) == 1 else []
@@ -102,8 +124,8 @@ def _help(talk: Talk) -> None:
     lines += [
         "",
         "Enter sends, Alt-Enter begins a new line, Up and Down go through what was sent.",
-        "Ctrl-C stops an answer; twice, or Ctrl-D, leaves. A line that begins with // is sent",
-        "with one slash.",
+        "Ctrl-C stops an answer; twice, or Ctrl-D, leaves. A question that begins as a command",
+        "does is written with two slashes, and sent with one.",
     ]
     talk.say("\n".join(lines))
 
@@ -223,3 +245,6 @@ COMMANDS = {
     "bye": Command(usage="/bye", help="Leave.", run=_bye),
 }
 """By name, without the slash."""
+
+_ALSO = {"?": "help", "help": "help", "exit": "bye", "quit": "bye", "clear": "new"}
+"""Names that other programs have for them."""

@@ -65,6 +65,14 @@ def setting_names() -> list[str]:
     return [*(each.replace("_", "-") for each in _generation_names()), "markdown", "thoughts"]
 
 
+def near_setting(name: str) -> str | None:
+    """As `/set` takes it, of a name that is one, or nearly; None: of none."""
+    field = name.strip("-").replace("-", "_")
+    field = _SHORT.get(field, field).replace("_", "-")
+    near = difflib.get_close_matches(field, setting_names(), 1, 0.8)
+    return near[0] if near else None
+
+
 def words_of(name: str) -> list[str]:
     """What a setting may be, where that is one of a few words."""
     if name in ("markdown", "thinking"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from edge.api.generation_options import GenerationOptions
-from edge.cli.chat.commands import is_command, run_command, suggestions
+from edge.cli.chat.commands import as_question, is_command, run_command, suggestions
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.line_input import is_a_terminal, line_input, typed_ahead
 from edge.cli.chat.settings import Settings
@@ -67,7 +67,7 @@ def command(
         while (line := lines.ask()) is not None:
             try:
                 if not is_command(line):
-                    talk.ask(line.removeprefix("/") if line.startswith("//") else line)
+                    talk.ask(as_question(line))
                 elif not run_command(talk, line):
                     break
             except RequestError as error:

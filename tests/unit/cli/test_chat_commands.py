@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.api.generation_options import GenerationOptions
-from edge.cli.chat.commands import COMMANDS, is_command, suggestions
+from edge.cli.chat.commands import COMMANDS, as_question, is_command, run_command, suggestions
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.settings import Settings, setting_names, words_of
 from edge.errors import RequestError
@@ -19,15 +19,81 @@ from edge.kernels.sampling.parameters import SamplingParameters
 SETTINGS = Settings(generation=GenerationOptions(max_new_tokens=None))
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "help", "?", "nothing"])
+@pytest.mark.parametrize(
+    "name", [*COMMANDS, "help", "?", "nothing", "New", "BYE", "a-b", "max_tokens", "help!", "été"]
+)
 def test_a_slash_and_a_word_are_a_command(name: str) -> None:
-    for line in (f"/{name}", f"/{name} something", f"/{name}\nlines"):
+    for line in (f"/{name}", f"/{name} something", f"/{name}\nlines", f"/{name} a/b"):
         assert is_command(line)
+        assert as_question(f"/{line}") == line, "two slashes send it"
 
 
-@pytest.mark.parametrize("line", ["/", "//new", "/usr/bin", "/New", "new", " /new", "/a-b", "/1"])
+@pytest.mark.parametrize(
+    "line",
+    ["/", "//", "/usr/bin is what?", "new", " /new", "/1", "/ new", "// a comment", "//a/b", "/_"],
+)
 def test_other_lines_go_to_the_model(line: str) -> None:
     assert not is_command(line)
+    assert as_question(line) == line
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("/halp", "/halp is no command; /help is near it, /help lists"),
+        ("/Byee", "/Byee is no command; /bye is near it"),
+        ("/quti now", "/bye is near it"),
+        ("/bye!", "/bye is near it"),
+        ("/max_tokens 5", "/max_tokens is no command; /set max-new-tokens VALUE sets that"),
+        ("/Temprature 1", "/set temperature VALUE sets that"),
+        ("/zzzz\u202e", r"/zzzz\\u202e is no command; /help lists them all, and a question"),
+    ],
+)
+def test_a_command_that_is_none_names_what_is_near(line: str, told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        run_command(Silent(), line)
+
+
+def test_commands_are_known_in_capitals_and_by_other_names() -> None:
+    for name in ("bye", "BYE", "Exit", "QUIT"):
+        assert run_command(Silent(), f"/{name}") is False
+    talk = Silent()
+    talk.conversation.ask("a")
+    assert run_command(talk, "/Clear")
+    assert talk.conversation.turns == []
+    assert run_command(talk, "/Help")
+    assert talk.said[-1].startswith("/new ")
+    assert "seed" in (suggestions("/SET s") or ())
+
+
+class Silent:
+    """A conversation without a model."""
+
+    model_name = "m"
+    usual_sampling = SamplingParameters()
+
+    def __init__(self) -> None:
+        self.conversation = Conversation()
+        self.settings = SETTINGS
+        self.said: list[str] = []
+
+    def check(self, settings: Settings) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def ask(self, question: str) -> None:
+        raise AssertionError(question)
+
+    def ask_again(self) -> None:
+        raise AssertionError
+
+    def show_figures(self) -> None:
+        raise AssertionError
+
+    def show_plan(self) -> None:
+        raise AssertionError
 
 
 def test_what_is_set() -> None:
