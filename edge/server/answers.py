@@ -18,10 +18,11 @@ from edge.api.reply import AsyncReplyStream
 from edge.api.tool_choice import with_calls
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.generation import Token
-from edge.errors import EdgeError
+from edge.errors import EdgeError, RequestError
 from edge.server.efforts import switched
 from edge.server.embeddings import Asked
 from edge.server.gate import Gate
+from edge.server.history import reminded
 from edge.server.keys import Caller
 from edge.server.metrics import Metrics
 from edge.server.refusals import Refusal
@@ -226,15 +227,17 @@ class Answers:
                 (tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, False)
                 for prompt in question.prompts
             ]
-        encode = partial(
-            tokenizer.encode_chat, question.messages, variables=dict(question.variables)
-        )
-        if not question.tools:
-            ids = await run_blocking(encode)
-        else:
-            ids = await run_blocking(partial(encode, tools=question.tools))
-            if ids == await run_blocking(encode):
-                raise Refusal(400, "the model's chat template takes no tools", param="tools")
+        messages, tools = question.messages, question.tools or None
+        encode = partial(tokenizer.encode_chat, variables=dict(question.variables))
+        try:
+            ids = await run_blocking(partial(encode, messages, tools=tools))
+        except RequestError:
+            messages = reminded(messages)
+            if messages == question.messages:
+                raise
+            ids = await run_blocking(partial(encode, messages, tools=tools))
+        if tools is not None and ids == await run_blocking(partial(encode, messages)):
+            raise Refusal(400, "the model's chat template takes no tools", param="tools")
         return [(ids, tokenizer.begins_thinking(ids))]
 
     async def _one(

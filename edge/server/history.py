@@ -26,6 +26,23 @@ def turns(messages: Sequence[Message], *, joins: bool = False) -> list[Message]:
     return found
 
 
+def reminded(messages: Sequence[Message]) -> list[Message]:
+    """System messages but the first are of the user, marked as Claude Code marks what it adds to
+    what a user says: for templates that take one, and at the beginning only. The same where there
+    are none."""
+    found: list[Message] = []
+    is_late = False
+    for i, each in enumerate(messages):
+        was_late, is_late = is_late, bool(i) and each["role"] == "system"
+        reminder = f"<system-reminder>\n{each.get('content')}\n</system-reminder>"
+        message = {"role": "user", "content": reminder} if is_late else each
+        if (is_late or was_late) and found[-1]["role"] == message["role"] == "user":
+            found[-1] = _joined(found[-1], message)
+        else:
+            found.append(message)
+    return found
+
+
 _JOINED = ("user", "assistant")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
+from edge.errors import RequestError
 from edge.server import anthropic_messages, ollama, openai_fields, openai_responses
 from edge.server.fields import Fields
-from edge.server.history import turns
+from edge.server.history import reminded, turns
+from tests.support.scripted_models import ScriptedModel, Visit, word
 
 ASKED = {"role": "user", "content": "How is Rom?"}
 LATER = {"role": "user", "content": "And Bern?"}
@@ -147,6 +151,37 @@ def test_a_tool_is_named_as_ollama_names_it() -> None:
     result = {"role": "tool", "tool_name": "clock", "content": "Noon."}
     asked = ollama.chat_question(Fields({"messages": [ASKED, result]}))
     assert asked.messages[1] == {"role": "tool", "name": "clock", "content": "Noon."}
+
+
+def test_late_words_of_the_system_are_a_users_where_a_template_takes_no_others() -> None:
+    """Claude Code sends such; templates like Qwen 3.5's refuse them."""
+    system, late = ({"role": "system", "content": text} for text in ("Be kind.", "Be brief."))
+    user, answer = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}
+    asked = [system, user, late, user, answer, late]
+    reminder = "<system-reminder>\nBe brief.\n</system-reminder>"
+    assert reminded(asked) == [
+        system,
+        {"role": "user", "content": f"Hello\n\n{reminder}\n\nHello"},
+        answer,
+        {"role": "user", "content": reminder},
+    ]
+    assert reminded([user, answer, user, user]) == [user, answer, user, user]
+
+    class Strict(ScriptedModel):
+        def encode_chat(self, messages: Sequence[Any], **given: object) -> list[int]:
+            if any(each["role"] == "system" for each in messages[1:]):
+                raise RequestError("the chat template refused these messages")
+            return super().encode_chat(messages, **given)
+
+    async def main() -> None:
+        model = Strict()
+        model.says.put_nowait(word("Yes", ends=True))
+        visit = Visit(model, "/v1/chat/completions", {"messages": [user, late]})
+        await visit.running
+        assert visit.status == 200, visit.text
+        assert len(cast(Any, model.prompts[0])) == 5
+
+    asyncio.run(main())
 
 
 def test_turns_are_joined_where_a_dialect_cuts_them_and_only_there() -> None:
