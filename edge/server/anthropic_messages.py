@@ -9,21 +9,14 @@ from typing import Any
 
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
+from edge.server.anthropic_tools import offered
 from edge.server.efforts import anthropic_variables
 from edge.server.fields import Fields
-from edge.server.history import Message, turns
+from edge.server.history import NOT_SEEN, Message, turns
 from edge.server.openai_fields import MOST_STOPS, schema_of
 from edge.server.priorities import priority_of
 from edge.server.refusals import Refusal
-from edge.server.tools import (
-    Offer,
-    arguments_text,
-    called,
-    checked,
-    forced_offer,
-    new_id,
-    schema,
-)
+from edge.server.tools import arguments_text, called, new_id
 
 Json = dict[str, Any]
 
@@ -46,7 +39,7 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
     messages = turns(messages, joins=True)
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("messages", "must have a message of the user")
-    offer = _tools(body)
+    offer = offered(body)
     return Question(
         messages=messages,
         options=GenerationOptions(
@@ -71,17 +64,6 @@ def _form(body: Fields) -> Fields | None:
     config = body.object("output_config")
     form = None if config is None else config.object("format")
     return body.object("output_format") if form is None else form
-
-
-def _tools(body: Fields) -> Offer:
-    choice = body.object("tool_choice") or Fields({"type": "auto"}, body.place("tool_choice"))
-    kind = choice.one_of("type", ("auto", "none", "any", "tool"))
-    found = [schema(tool, parameters="input_schema") for tool in checked(body)]
-    several = not choice.flag("disable_parallel_tool_use")
-    if kind in {"any", "tool"}:
-        name = choice.need_text("name") if kind == "tool" else None
-        return forced_offer(found, name, body, several=several)
-    return Offer(tools=[] if kind == "none" else found, several=several)
 
 
 def _system(body: Fields) -> str:
@@ -109,38 +91,75 @@ def _messages(message: Fields) -> list[Message]:
             calls.append(called(name, arguments or {}, part.text("id"), part))
         elif kind == "tool_result":
             result = {"role": "tool", "tool_call_id": part.need_text("tool_use_id")}
-            found.append({**result, "content": _text(part, "content") if "content" in part else ""})
+            said = _text(part, "content", of_tool=True) if "content" in part else ""
+            found.append({**result, "content": said})
         elif kind == "thinking":
             thoughts.append(part.text("thinking") or "")
-        elif kind != "redacted_thinking":
+        elif not _is_of_a_service(kind or ""):
             others.append(part)
-    said: dict[str, object] = {"role": role, "content": _joined(others)}
+    whole: dict[str, object] = {"role": role, "content": _joined(others)}
     if any(thoughts):
-        said["reasoning_content"] = "".join(thoughts)
+        whole["reasoning_content"] = "".join(thoughts)
     if calls:
-        said["tool_calls"] = calls
-    if said["content"] or len(said) > 2 or not found:
-        found.append(said)
+        whole["tool_calls"] = calls
+    if whole["content"] or len(whole) > 2 or not found:
+        found.append(whole)
     return found
 
 
-def _text(message: Fields, name: str) -> str:
+def _is_of_a_service(kind: str) -> bool:
+    """Thoughts that nobody else can read, and what a service searched or ran."""
+    ends = ("_tool_use", "_tool_result")
+    return kind == "redacted_thinking" or kind.endswith(ends)
+
+
+def _text(message: Fields, name: str, *, of_tool: bool = False) -> str:
     content = message.raw(name)
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise message.refuse(name, "is missing")
-    return _joined(message.objects(name))
+    return _joined(message.objects(name), of_tool=of_tool)
 
 
-def _joined(parts: Sequence[Fields]) -> str:
-    texts = []
-    for part in parts:
-        kind = part.need_text("type")
-        if kind != "text":
-            raise part.refuse("type", f"is {kind!r:.40}; only text and tools are read")
-        texts.append(part.text("text") or "")
-    return "".join(texts)
+def _joined(parts: Sequence[Fields], *, of_tool: bool = False) -> str:
+    return "".join(_words(part, of_tool=of_tool) for part in parts)
+
+
+def _words(part: Fields, *, of_tool: bool) -> str:
+    """of_tool: what a tool brings is not what the user asks, and an agent that looked at a picture
+    goes on: the model is told that it cannot see it."""
+    kind = part.need_text("type")
+    if kind == "tool_reference":
+        return f"There is a tool {part.need_text('tool_name')}."
+    if kind == "compaction":
+        return part.text("content") or ""
+    if kind == "search_result":
+        return _under(part.text("title"), part.text("source"), _plain(part))
+    source = part.object("source") if kind == "document" else None
+    if source is not None and source.text("type") in {"text", "content"}:
+        text = source.text("data") if "data" in source else _plain(source)
+        return _under(part.text("title"), part.text("context"), text)
+    if of_tool and kind in {"image", "document"}:
+        return NOT_SEEN
+    return _said(part)
+
+
+def _plain(part: Fields) -> str:
+    """What has texts in it, and nothing else."""
+    content = part.raw("content")
+    return content if isinstance(content, str) else "".join(map(_said, part.objects("content")))
+
+
+def _said(part: Fields) -> str:
+    kind = part.need_text("type")
+    if kind != "text":
+        raise part.refuse("type", f"is {kind!r:.40}; only text and tools are read")
+    return part.text("text") or ""
+
+
+def _under(*texts: str | None) -> str:
+    return "\n".join(text for text in texts if text) + "\n"
 
 
 @dataclass(slots=True, kw_only=True)

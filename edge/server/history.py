@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 Message = Mapping[str, object]
 
+NOT_SEEN = "(Here is a picture or a file that you cannot read.)"
+"""What the model is told of what a tool brings, where that is no text."""
+
 _BETWEEN = "\n\n"
 
 

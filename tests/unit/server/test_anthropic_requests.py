@@ -8,6 +8,8 @@ import pytest
 
 from edge.server.anthropic_messages import question_of
 from edge.server.fields import Fields
+from edge.server.history import NOT_SEEN
+from edge.server.refusals import Refusal
 
 ASKED: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}]}
 FORM = {"type": "json_schema", "schema": {"const": 7}}
@@ -29,3 +31,84 @@ def test_the_form_of_an_answer_is_read_wherever_it_stands(
     body: dict[str, Any], wanted: object
 ) -> None:
     assert question_of(Fields({**ASKED, **body})).options.json_schema == wanted
+
+
+WEATHER = {"name": "weather", "input_schema": {"type": "object"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+
+
+def tools_of(*tools: dict[str, Any], **body: object) -> dict[str, Any]:
+    """What the model is told that each of them takes, by name."""
+    question = question_of(Fields({**ASKED, "tools": list(tools), **body}))
+    functions: list[Any] = [tool["function"] for tool in question.tools]
+    return {each["name"]: each["parameters"] for each in functions}
+
+
+def test_of_tools_that_a_service_runs_the_model_is_not_told() -> None:
+    assert list(tools_of(SEARCH, WEATHER, {**WEATHER, "name": "b", "type": "custom"})) == [
+        *("weather", "b")
+    ]
+    for tools, choice, said in (
+        ([SEARCH], {"type": "auto"}, "'web_search_20250305', which this server does not run"),
+        ([SEARCH, WEATHER], {"type": "tool", "name": "web_search"}, "wants 'web_search'"),
+    ):
+        with pytest.raises(Refusal) as told:
+            tools_of(*tools, tool_choice=choice)
+        assert said in told.value.message
+    assert tools_of(SEARCH, tool_choice={"type": "none"}) == {}
+
+
+def test_of_tools_that_clients_run_the_model_is_told_what_they_take() -> None:
+    """Claude knows them by their types."""
+    kinds = ("bash_20250124", "text_editor_20241022", "text_editor_20250728", "memory_20250818")
+    told = tools_of(*({"type": kind, "name": kind} for kind in kinds))
+    assert all("command" in parameters["required"] for parameters in told.values())
+    bash, old_editor, editor, memory = (each["properties"] for each in told.values())
+    assert set(bash) == {"command", "restart"}
+    assert "undo_edit" in old_editor["command"]["enum"]
+    assert "undo_edit" not in editor["command"]["enum"]
+    assert "insert_text" in editor.keys() - old_editor.keys()
+    assert {"rename", "delete"} < set(memory["command"]["enum"])
+
+
+def said(*parts: dict[str, Any], role: str = "user") -> list[Any]:
+    messages = [*ASKED["messages"], {"role": role, "content": list(parts)}]
+    return list(question_of(Fields({**ASKED, "messages": messages})).messages)
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+TEXT = {"type": "text", "text": "Look."}
+
+
+def test_texts_of_documents_are_read() -> None:
+    document = {
+        "type": "document",
+        "title": "Cats",
+        "source": {"type": "text", "media_type": "text/plain", "data": "They sleep."},
+    }
+    inner = {"type": "content", "content": [{"type": "text", "text": "They eat."}]}
+    found = {"type": "search_result", "title": "Barn", "source": "b.txt", "content": [TEXT]}
+    (message,) = said(document, {**document, "source": inner}, found, TEXT)
+    assert message["content"].endswith(
+        "Cats\nThey sleep.\nCats\nThey eat.\nBarn\nb.txt\nLook.\nLook."
+    )
+    deep: dict[str, Any] = TEXT
+    for _ in range(2000):
+        deep = {"type": "document", "source": {"type": "content", "content": [deep]}}
+    for refused in (IMAGE, deep, {"type": "document", "source": {"type": "base64"}}):
+        with pytest.raises(Refusal, match="only text"):
+            said(refused)
+
+
+def test_an_agent_that_looked_at_a_picture_goes_on() -> None:
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [TEXT, IMAGE]}
+    assert said(result)[-1]["content"] == f"Look.{NOT_SEEN}"
+
+
+def test_what_a_service_did_before_is_passed_over() -> None:
+    """A conversation that began elsewhere goes on."""
+    search = {"type": "server_tool_use", "id": "1", "name": "web_search", "input": {}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "1", "content": []}
+    summary = {"type": "compaction", "content": "We met."}
+    assert said(search, found, TEXT, role="assistant")[-1]["content"] == "Look."
+    assert said(summary, role="assistant")[-1]["content"] == "We met."

@@ -1,0 +1,109 @@
+"""Tools as Anthropic's clients offer them: their own, and those that they name by a type alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge.server.fields import Fields
+from edge.server.tools import Offer, checked, forced_offer, schema
+
+Json = dict[str, Any]
+
+
+def offered(body: Fields) -> Offer:
+    """Of tools that a service would run beside them, the model is not told. Raises Refusal where
+    there are no others: an answer without a search would be taken for what was found."""
+    choice = body.object("tool_choice") or Fields({"type": "auto"}, body.place("tool_choice"))
+    kind = choice.one_of("type", ("auto", "none", "any", "tool"))
+    several = not choice.flag("disable_parallel_tool_use")
+    tools = checked(body)
+    found = [one for tool in tools if (one := _schema(tool)) is not None]
+    if tools and not found and kind != "none":
+        raise body.refuse(
+            "tools",
+            f"has nothing but {tools[0].text('type')!r:.80}, which this server does not run",
+        )
+    if kind in {"any", "tool"}:
+        name = choice.need_text("name") if kind == "tool" else None
+        return forced_offer(found, name, body, several=several)
+    return Offer(tools=[] if kind == "none" else found, several=several)
+
+
+def _schema(tool: Fields) -> Json | None:
+    """None: of a tool that the client does not run itself."""
+    kind = tool.text("type") or "custom"
+    if kind == "custom" or "input_schema" in tool:
+        return schema(tool, parameters="input_schema")
+    known = next((each for name, each in _KNOWN.items() if kind.startswith(name)), None)
+    if known is None:
+        return None
+    return {"type": "function", "function": {"name": tool.need_text("name"), **known}}
+
+
+def _text(description: str) -> Json:
+    return {"type": "string", "description": description}
+
+
+def _one_of(*commands: str) -> Json:
+    return {"type": "string", "enum": list(commands), "description": "What is done"}
+
+
+def _known(description: str, needed: tuple[str, ...], **properties: Json) -> Json:
+    parameters = {"type": "object", "properties": properties, "required": list(needed)}
+    return {"description": description, "parameters": parameters}
+
+
+_RANGE: Json = {
+    "type": "array",
+    "items": {"type": "integer"},
+    "description": "The first and the last line that are viewed; -1: the end",
+}
+_EDITS: Json = {
+    "path": _text("Of the file, or of a folder"),
+    "view_range": _RANGE,
+    "file_text": _text("What a file that is created holds"),
+    "old_str": _text("What str_replace replaces: it must be in the file once"),
+    "new_str": _text("What comes in its place"),
+    "insert_line": {
+        "type": "integer",
+        "description": "Behind which line insert puts its text; 0: before the first",
+    },
+}
+_INSERTED = _text("What insert puts in")
+_COMMANDS = ("view", "create", "str_replace", "insert")
+_OLD_EDITOR = _known(
+    "Views and edits files. insert takes its text from new_str.",
+    ("command", "path"),
+    command=_one_of(*_COMMANDS, "undo_edit"),
+    **_EDITS,
+)
+
+_KNOWN: Json = {
+    "bash_": _known(
+        "Runs a command in a shell that stays open from call to call.",
+        ("command",),
+        command=_text("What is run"),
+        restart={"type": "boolean", "description": "Whether the shell is begun anew first"},
+    ),
+    "text_editor_2024": _OLD_EDITOR,
+    "text_editor_20250124": _OLD_EDITOR,
+    "text_editor_": _known(
+        "Views and edits files.",
+        ("command", "path"),
+        command=_one_of(*_COMMANDS),
+        **_EDITS,
+        insert_text=_INSERTED,
+    ),
+    "memory_": _known(
+        "Reads and writes notes that are kept from one conversation to the next: files below "
+        "/memories.",
+        ("command",),
+        command=_one_of(*_COMMANDS, "delete", "rename"),
+        **_EDITS,
+        insert_text=_INSERTED,
+        old_path=_text("What rename finds"),
+        new_path=_text("What it is called then"),
+    ),
+}
+"""Tools that clients run, by how their types begin; Claude knows them without being told. After
+https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview, in words of our own."""
