@@ -8,7 +8,7 @@ from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Question
 from edge.server.efforts import effort_variables
 from edge.server.fields import Fields
-from edge.server.history import turns
+from edge.server.history import NOT_SEEN, turns
 from edge.server.priorities import priority_or_tier_of
 from edge.server.tools import openai_calls, openai_tools
 from edge.text.grammar import JsonSchema
@@ -21,6 +21,7 @@ MOST_COMPLETIONS = 128
 
 _TOKEN_DIGITS = 9
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_NO_TEXT = ("image_url", "input_image", "file", "input_file", "input_audio")
 _OUTDATED = ("functions", "function_call")
 """What `tools` were before."""
 
@@ -137,7 +138,7 @@ def message_of(message: Fields) -> Mapping[str, object]:
     role = message.one_of("role", _ROLES)
     found: dict[str, object] = {
         "role": "system" if role == "developer" else role,
-        "content": content_of(message),
+        "content": content_of(message, of_tool=role == "tool"),
     }
     if role == "assistant":
         if (thought := _thought(message)) is not None:
@@ -158,17 +159,25 @@ def _thought(message: Fields) -> str | None:
     return next((text for text in texts if text), None)
 
 
-def content_of(message: Fields, name: str = "content") -> str:
-    """The text of a message: itself, or the parts of it."""
+def content_of(message: Fields, name: str = "content", *, of_tool: bool = False) -> str:
+    """The text of a message: itself, or the parts of it.
+
+    of_tool: what a tool brings is not what the user asks, and an agent that looked at a picture
+    goes on: the model is told that it cannot see it."""
     content = message.raw(name)
     if content is None or isinstance(content, str):
         return content or ""
     parts = []
     for part in message.objects(name):
         kind = part.need_text("type")
-        if kind not in {"text", "input_text", "output_text"}:
+        if kind in {"text", "input_text", "output_text"}:
+            parts.append(part.text("text") or "")
+        elif kind == "refusal":
+            parts.append(part.text("refusal") or "")
+        elif of_tool and kind in _NO_TEXT:
+            parts.append(NOT_SEEN)
+        else:
             raise part.refuse("type", f"is {kind!r:.40}; only text is read")
-        parts.append(part.text("text") or "")
     return "".join(parts)
 
 

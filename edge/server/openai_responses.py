@@ -13,22 +13,29 @@ from edge.server.answers import Begin, End, Happening, Question
 from edge.server.efforts import effort_variables
 from edge.server.fields import Fields
 from edge.server.history import Message, turns
-from edge.server.openai_fields import content_of, message_of, options_of, schema_of
+from edge.server.openai_fields import options_of, schema_of
+from edge.server.openai_items import CUSTOM_INPUT, messages_of, not_stored
 from edge.server.refusals import Refusal
-from edge.server.tools import arguments_text, called, new_id, openai_tools
+from edge.server.tools import arguments_text, new_id, openai_tools
 from edge.text.answer_parts import ToolCall
 
 Json = dict[str, Any]
 
-_KINDS = {"thought": ("reasoning", "reasoning_text"), "said": ("message", "output_text")}
-"""Of an item, and of its part."""
+_KINDS = {
+    "thought": ("rs", "reasoning", "reasoning_text"),
+    "said": ("msg", "message", "output_text"),
+}
+"""How its id begins, and what an item and its part are."""
 
 
 def question_of(body: Fields) -> Question:
     """The whole conversation comes with each request."""
-    for name in ("previous_response_id", "conversation", "background", "prompt"):
+    for name in ("previous_response_id", "conversation"):
         if body.raw(name):
-            raise body.refuse(name, "is not supported: send the whole conversation as input")
+            raise not_stored(body, name)
+    for name in ("background", "prompt"):
+        if body.raw(name):
+            raise body.refuse(name, "is not supported: this server stores nothing for later")
     wanted = body.object("text")
     form = None if wanted is None else wanted.object("format")
     schema = schema_of(form, flat=True)
@@ -38,13 +45,12 @@ def question_of(body: Fields) -> Question:
     if isinstance(body.raw("input"), str):
         messages.append({"role": "user", "content": body.need_text("input")})
     else:
-        messages += _history(body.objects("input"))
+        messages += messages_of(body.objects("input"))
     messages = turns(messages, joins=True)
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("input", "must have a message of the user")
     longest = body.whole("max_output_tokens", least=1)
-    offer = openai_tools(body, flat=True)
-    choice = body.raw("tool_choice")
+    offer = openai_tools(_custom_as_functions(body), flat=True)
     return Question(
         messages=messages,
         options=options_of(body, most_new_tokens=longest, logprobs=None, json_schema=schema),
@@ -52,40 +58,67 @@ def question_of(body: Fields) -> Question:
         forced=offer.forced,
         several_calls=offer.several,
         variables=effort_variables(body.object("reasoning"), "effort"),
-        told_back={
-            "text": {"format": {"type": "text"} if form is None else dict(form.items())},
-            "tool_choice": "auto" if choice is None else choice,
-            "parallel_tool_calls": offer.several,
-        },
+        told_back=_told_back(body, form, offer.several),
     )
 
 
-def _history(items: Sequence[Fields]) -> list[Message]:
-    """A message of each item; what was thought goes with the one that came of it."""
-    found: list[Message] = []
-    thought = ""
-    for item in items:
-        kind = item.text("type") or "message"
-        if kind == "reasoning":
-            texts = [*item.objects("content"), *item.objects("summary")]
-            thought = next((text for each in texts if (text := each.text("text"))), thought)
-            continue
-        if kind == "message":
-            message: Message = {**message_of(item), "content": content_of(item)}
-        elif kind == "function_call":
-            name, arguments = item.need_text("name"), item.raw("arguments")
-            call = called(name, arguments or {}, item.text("call_id"), item)
-            message = {"role": "assistant", "content": "", "tool_calls": [call]}
-        elif kind == "function_call_output":
-            said, call_id = content_of(item, "output"), item.need_text("call_id")
-            message = {"role": "tool", "content": said, "tool_call_id": call_id}
-        else:
-            raise item.refuse("type", f"is {kind!r:.40}; only messages and calls are read")
-        if thought and message["role"] == "assistant":
-            message = {**message, "reasoning_content": thought}
-        thought = ""
-        found.append(message)
-    return found
+def _custom_as_functions(body: Fields) -> Fields:
+    """Tools that take a text, as functions of one argument, and a choice of one likewise."""
+    tools = [
+        _as_function(tool) if tool.text("type") == "custom" else dict(tool.items())
+        for tool in body.objects("tools")
+    ]
+    found = {**dict(body.items()), "tools": tools}
+    choice = body.raw("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "custom":
+        found["tool_choice"] = {**choice, "type": "function"}
+    return Fields(found)
+
+
+def _as_function(tool: Fields) -> Json:
+    """Its grammar is told to the model, and not kept to."""
+    said = [tool.text("description") or ""]
+    form = tool.object("format")
+    if form is not None and "definition" in form:
+        syntax = form.text("syntax") or "grammar"
+        said.append(f"Its input is of this {syntax}:\n{form.need_text('definition')}")
+    return {
+        "type": "function",
+        "name": tool.need_text("name"),
+        "description": "\n\n".join(filter(None, said)),
+        "parameters": {
+            "type": "object",
+            "properties": {CUSTOM_INPUT: {"type": "string"}},
+            "required": [CUSTOM_INPUT],
+        },
+    }
+
+
+def _told_back(body: Fields, form: Fields | None, several: bool) -> Json:
+    """What was asked, as OpenAI repeats it. Nothing is stored, and no prompt is cut."""
+    reasoning, text = body.object("reasoning"), body.object("text")
+    metadata = body.object("metadata")
+    choice = body.raw("tool_choice")
+    repeated = ("prompt_cache_key", "safety_identifier", "user")
+    return {
+        "background": False,
+        "instructions": body.text("instructions"),
+        "metadata": {} if metadata is None else dict(metadata.items()),
+        "reasoning": {
+            "effort": None,
+            "summary": None,
+            **({} if reasoning is None else dict(reasoning.items())),
+        },
+        "service_tier": body.text("service_tier") or "default",
+        "text": {
+            **({} if text is None else dict(text.items())),
+            "format": {"type": "text"} if form is None else dict(form.items()),
+        },
+        "tool_choice": "auto" if choice is None else choice,
+        "tools": body.raw("tools") or [],
+        "parallel_tool_calls": several,
+        **{name: body.text(name) for name in repeated if name in body},
+    }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,11 +180,11 @@ class Translator:
 
     def _more(self, which: str, text: str) -> list[Json]:
         events = []
-        kind, part_kind = _KINDS[which]
+        prefix, kind, part_kind = _KINDS[which]
         if not self._items or self._items[-1]["type"] != kind:
             events += self._close()
             item: Json = {
-                "id": f"{kind[:3]}_{uuid.uuid4().hex}",
+                "id": f"{prefix}_{uuid.uuid4().hex}",
                 "type": kind,
                 "status": "in_progress",
             }
@@ -175,20 +208,31 @@ class Translator:
     def _call(self, call: ToolCall) -> list[Json]:
         """An item of its own, at once whole."""
         events = self._close()
-        arguments = arguments_text(call)
-        item: Json = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
-        item |= {"call_id": new_id("call"), "name": call.name, "arguments": ""}
+        given = call.arguments.get(CUSTOM_INPUT)
+        if call.name in self._custom and isinstance(given, str):
+            kind, name, prefix, arguments = "custom_tool_call", "input", "ctc", given
+            event = "response.custom_tool_call_input"
+        else:
+            kind, name, prefix, arguments = "function_call", "arguments", "fc", arguments_text(call)
+            event = "response.function_call_arguments"
+        item: Json = {"id": new_id(prefix), "type": kind, "status": "in_progress"}
+        item |= {"call_id": new_id("call"), "name": call.name, name: ""}
         index = len(self._items)
         place = {"item_id": item["id"], "output_index": index}
         events.append(self._event("response.output_item.added", output_index=index, item=item))
-        name = "response.function_call_arguments"
-        events.append(self._event(f"{name}.delta", **place, delta=arguments))
-        done = {"name": call.name, "arguments": arguments}
-        events.append(self._event(f"{name}.done", **place, **done))
-        whole = {**item, "status": "completed", "arguments": arguments}
+        events.append(self._event(f"{event}.delta", **place, delta=arguments))
+        events.append(self._event(f"{event}.done", **place, name=call.name, **{name: arguments}))
+        whole = {**item, "status": "completed", name: arguments}
         self._items.append(whole)
         events.append(self._event("response.output_item.done", output_index=index, item=whole))
         return events
+
+    @property
+    def _custom(self) -> set[str]:
+        """Names of tools that take a text."""
+        tools = self.question.told_back.get("tools", ())
+        assert isinstance(tools, Sequence)
+        return {tool["name"] for tool in tools if tool.get("type") == "custom"}
 
     def _close(self) -> list[Json]:
         """The item that is under way, if there is one, is complete."""
@@ -225,21 +269,18 @@ class Translator:
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "instructions": None,
             "max_output_tokens": options.max_new_tokens,
-            "metadata": {},
             "model": self.model,
             "output": list(self._items),
             "previous_response_id": None,
             "store": False,
             "temperature": options.temperature,
             **self.question.told_back,
-            "tools": [],
             "top_p": options.top_p,
             "truncation": "disabled",
             "usage": {
                 "input_tokens": self._prompt_tokens,
-                "input_tokens_details": {"cached_tokens": found},
+                "input_tokens_details": {"cached_tokens": found, "cache_write_tokens": 0},
                 "output_tokens": new_tokens,
                 "output_tokens_details": {"reasoning_tokens": thought},
                 "total_tokens": self._prompt_tokens + new_tokens,

@@ -165,8 +165,9 @@ def test_openai_completions(client: openai.OpenAI) -> None:
     assert kept.choices[0].text == "7"
 
 
-def test_openai_responses(client: openai.OpenAI) -> None:
+def test_openai_responses(client: openai.OpenAI, url: str) -> None:
     import openai
+    from openai.types.responses import Response
 
     whole = client.responses.create(
         model="default",
@@ -182,6 +183,19 @@ def test_openai_responses(client: openai.OpenAI) -> None:
     assert whole.incomplete_details is not None
     assert whole.usage is not None
     assert whole.usage.output_tokens == 3
+    asked = {
+        "instructions": "Answer.",
+        "metadata": {"run": "7"},
+        "tools": [{"type": "web_search"}],
+        "reasoning": {"effort": "low"},
+        "store": True,
+    }
+    _, _, told = request(
+        url, "POST", "/v1/responses", {**asked, "model": "default", "input": QUESTION}
+    )
+    checked = Response.model_validate(told, strict=True)
+    assert (checked.instructions, checked.metadata) == ("Answer.", {"run": "7"})
+    assert (len(checked.tools), told["store"]) == (1, False)
     with client.responses.stream(model="default", input=QUESTION, temperature=0) as stream:
         events = list(stream)
         final = stream.get_final_response()

@@ -115,7 +115,7 @@ def test_items_of_a_response_begin_and_end_in_turn() -> None:
     ]
     whole = asyncio.run(translator().whole(stream(THINKING)))
     assert [item["content"][0]["text"] for item in whole["output"]] == ["Hm. So", "Yes, I do."]
-    assert whole["usage"]["input_tokens_details"] == {"cached_tokens": 4}
+    assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 4
     assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
     cut = asyncio.run(translator().whole(stream(SILENT)))
     assert (cut["status"], cut["output"]) == ("incomplete", [])

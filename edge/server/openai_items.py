@@ -1,0 +1,108 @@
+"""What /v1/responses calls items, as messages for chat templates. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from edge.server.fields import Fields
+from edge.server.history import Message
+from edge.server.openai_fields import content_of, message_of
+from edge.server.refusals import Refusal
+from edge.server.tools import called
+
+CUSTOM_INPUT = "input"
+"""The only argument of a tool that takes a text, where it is called as others are."""
+
+_CALLS = {
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
+    "mcp_call": "arguments",
+}
+"""What is called with, by the type of an item."""
+
+_PASSED_OVER = frozenset(
+    (
+        *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+        *("computer_call", "computer_call_output", "mcp_list_tools", "mcp_approval_request"),
+        *("mcp_approval_response", "tool_search_call", "tool_search_output"),
+    )
+)
+"""What a service did for another model, and the model is not told of."""
+
+
+def messages_of(items: Sequence[Fields]) -> list[Message]:
+    """A message of each item; what was thought goes with the one that came of it."""
+    found: list[Message] = []
+    thought = ""
+    for item in items:
+        kind = item.text("type") or "message"
+        if kind == "reasoning":  # without a text it is for the one who wrote it
+            texts = [*item.objects("content"), *item.objects("summary")]
+            thought = next((text for each in texts if (text := each.text("text"))), thought)
+            continue
+        if kind in _PASSED_OVER:
+            continue
+        first, *others = _messages(kind, item)
+        if thought and first["role"] == "assistant":
+            first = {**first, "reasoning_content": thought}
+        thought = ""
+        found += [first, *others]
+    return found
+
+
+def _messages(kind: str, item: Fields) -> list[Message]:
+    if kind == "message":
+        return [message_of(item)]
+    if kind in _CALLS:
+        call_id = item.text("call_id") or item.text("id")
+        call = called(_name(kind, item), _arguments(kind, item), call_id, item)
+        found: list[Message] = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        if kind == "mcp_call":  # with what came of it
+            told = item.raw("output") or item.raw("error") or ""
+            found.append({"role": "tool", "content": _told(told), "tool_call_id": call_id})
+        return found
+    if kind.endswith("_call_output") and kind.removesuffix("_output") in _CALLS:
+        call_id = item.text("call_id") or item.need_text("id")
+        return [{"role": "tool", "content": _output(kind, item), "tool_call_id": call_id}]
+    if kind == "item_reference":
+        raise not_stored(item, "id")
+    raise item.refuse("type", f"is {kind!r:.40}; only messages and calls are read")
+
+
+def _name(kind: str, item: Fields) -> str:
+    if "name" in item or kind in {"function_call", "custom_tool_call", "mcp_call"}:
+        return item.need_text("name")
+    return kind.removesuffix("_call")
+
+
+def _arguments(kind: str, item: Fields) -> object:
+    value = item.raw(_CALLS[kind])
+    if kind == "custom_tool_call":
+        return {CUSTOM_INPUT: item.need_text("input")}
+    return value or {}
+
+
+def _output(kind: str, item: Fields) -> str:
+    if kind == "shell_call_output":
+        return _told(item.raw("output"))
+    if kind == "apply_patch_call_output" and "output" not in item:
+        return item.text("status") or ""
+    return content_of(item, "output", of_tool=True)
+
+
+def _told(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def not_stored(body: Fields, name: str) -> Refusal:
+    """Of what names an earlier response or a part of it."""
+    refusal = body.refuse(
+        name,
+        "names what is not here: this server stores no responses; send the whole conversation as "
+        "input",
+    )
+    return Refusal(400, refusal.message, param=refusal.param, code="previous_response_not_found")

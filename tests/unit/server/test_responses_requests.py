@@ -1,0 +1,168 @@
+"""What clients of OpenAI's responses send, made into a question, and what they are told back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from edge.server.answers import Begin, End, Happening, Piece
+from edge.server.fields import Fields
+from edge.server.history import NOT_SEEN
+from edge.server.openai_responses import Translator, question_of
+from edge.server.refusals import Refusal
+from edge.text.answer_parts import ToolCall
+
+USER = {"role": "user", "content": "Look."}
+FUNCTION = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Changes files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+}
+
+
+def messages(*items: dict[str, Any]) -> list[Any]:
+    return list(question_of(Fields({"input": [USER, *items]})).messages)[1:]
+
+
+async def happening(*calls: ToolCall) -> AsyncIterator[Happening]:
+    yield Begin(prompt_tokens=1)
+    yield Piece(answer=0, calls=calls)
+    yield End(answer=0, why="stop", new_tokens=2, calls=len(calls))
+
+
+def reply(body: dict[str, Any], *calls: ToolCall) -> dict[str, Any]:
+    translator = Translator(model="m", question=question_of(Fields(body)))
+    return asyncio.run(translator.whole(happening(*calls)))
+
+
+def test_what_was_asked_is_told_back() -> None:
+    body: dict[str, Any] = {
+        "input": "Look.",
+        "instructions": "Be kind.",
+        "metadata": {"run": "7"},
+        "tools": [FUNCTION, PATCH, {"type": "web_search"}],
+        "tool_choice": {"type": "function", "name": "look"},
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "low"},
+        "text": {"verbosity": "low"},
+        "service_tier": "flex",
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "store": True,
+    }
+    told = reply(body)
+    for name in ("instructions", "metadata", "tools", "tool_choice", "parallel_tool_calls"):
+        assert told[name] == body[name]
+    assert told["reasoning"] == {"effort": "low", "summary": None}
+    assert told["text"] == {"verbosity": "low", "format": {"type": "text"}}
+    assert (told["service_tier"], told["prompt_cache_key"]) == ("flex", "k")
+    assert (told["store"], told["background"]) == (False, False), "nothing is kept"
+    plain = reply({"input": "Look."})
+    assert (plain["instructions"], plain["metadata"], plain["tools"]) == (None, {}, [])
+    assert plain["tool_choice"] == "auto"
+
+
+def test_calls_of_every_kind_are_read() -> None:
+    call, done = messages(
+        {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "Done."},
+    )
+    function = {"name": "apply_patch", "arguments": {"input": "*** Begin"}}
+    assert call["tool_calls"] == [{"id": "c", "type": "function", "function": function}]
+    assert done == {"role": "tool", "content": "Done.", "tool_call_id": "c"}
+    action = {"type": "exec", "command": ["ls"]}
+    call, done = messages(
+        {"type": "local_shell_call", "call_id": "d", "action": action},
+        {"type": "local_shell_call_output", "id": "d", "output": "a b"},
+    )
+    assert call["tool_calls"][0]["function"] == {"name": "local_shell", "arguments": action}
+    assert (done["tool_call_id"], done["content"]) == ("d", "a b")
+    call, done, *_ = messages(
+        {"type": "shell_call", "call_id": "e", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "e", "output": [{"stdout": "a"}]},
+        {"type": "apply_patch_call", "call_id": "f", "operation": {"type": "delete_file"}},
+        {"type": "apply_patch_call_output", "call_id": "f", "status": "completed"},
+    )
+    assert call["tool_calls"][0]["function"]["name"] == "shell"
+    assert json.loads(done["content"]) == [{"stdout": "a"}]
+    call, done = messages(
+        {"type": "mcp_call", "id": "g", "name": "look", "arguments": "{}", "output": "A cat."}
+    )
+    assert call["tool_calls"][0]["id"] == done["tool_call_id"] == "g"
+    assert done["content"] == "A cat."
+
+
+def test_what_a_service_did_before_is_passed_over() -> None:
+    """A conversation that began elsewhere goes on, and what was thought stays with its answer."""
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "x", "text": "Hm."}]}
+    found = messages(
+        {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"},
+        thought,
+        {"type": "web_search_call", "id": "w", "status": "completed"},
+        {"type": "mcp_list_tools", "id": "l", "server_label": "x", "tools": []},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [
+                {"type": "output_text", "text": "So: "},
+                {"type": "refusal", "refusal": "no."},
+            ],
+        },
+    )
+    assert found == [{"role": "assistant", "content": "So: no.", "reasoning_content": "Hm."}]
+
+
+def test_an_agent_that_looked_at_a_picture_goes_on() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "view", "arguments": "{}"}
+    output = [{"type": "input_text", "text": "It: "}, {"type": "input_image", "image_url": "x"}]
+    told = messages(call, {"type": "function_call_output", "call_id": "c", "output": output})
+    assert told[-1]["content"] == f"It: {NOT_SEEN}"
+    with pytest.raises(Refusal, match="only text"):
+        messages({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]})
+
+
+def test_a_tool_that_takes_a_text_is_called_with_one() -> None:
+    body: dict[str, Any] = {"input": "x", "tools": [PATCH, FUNCTION]}
+    question = question_of(Fields(body))
+    functions: list[Any] = [tool["function"] for tool in question.tools]
+    assert [each["name"] for each in functions] == ["apply_patch", "look"]
+    assert functions[0]["parameters"]["required"] == ["input"]
+    assert "start: /.+/" in functions[0]["description"]
+    forced = question_of(
+        Fields({**body, "tool_choice": {"type": "custom", "name": "apply_patch"}})
+    ).forced
+    assert forced == question.tools[:1]
+    told = reply(
+        body,
+        ToolCall(name="apply_patch", arguments={"input": "*** Begin"}),
+        ToolCall(name="look", arguments={"input": "x"}),
+    )
+    patch, look = told["output"]
+    assert (patch["type"], look["type"]) == ("custom_tool_call", "function_call")
+    assert patch["input"] == "*** Begin"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_not_found"),
+        ({"conversation": "conv_1"}, "previous_response_not_found"),
+        ({"input": [USER, {"type": "item_reference", "id": "x"}]}, "previous_response_not_found"),
+        ({"background": True}, None),
+        ({"input": [USER, {"type": "compaction", "encrypted_content": "x"}]}, None),
+        ({"metadata": 7}, None),
+        ({"tools": [{"type": "custom"}]}, None),
+    ],
+)
+def test_what_would_have_to_be_remembered_or_read_is_refused(
+    body: dict[str, Any], code: str | None
+) -> None:
+    with pytest.raises(Refusal) as told:
+        question_of(Fields({"input": "x", **body}))
+    assert (told.value.status, told.value.code) == (400, code)
