@@ -58,6 +58,10 @@ class Credentials:
     """Whether the device with this id may still be talked to, by the edition of its certificate
     where that is known."""
 
+    is_spared: Callable[[str], bool]
+    """Whether nobody can have expelled the device with this id: this one, or the cluster's
+    maker."""
+
     news: Callable[[], bytes]
     """What members tell each other with every connection, signed: who has been expelled."""
     heard: Callable[[bytes], None]

@@ -490,6 +490,9 @@ def credentials(
             raise RefusedError(f"device {member.name} goes by the id of another key than its own")
         return member
 
+    def is_spared(id: str) -> bool:
+        return id in (membership.identity.id, membership.maker)
+
     def heard(signed: bytes) -> None:
         known = current()
         if not signed or signed == known.expelled.signed:
@@ -529,6 +532,7 @@ def credentials(
     own = membership.shown().credentials(
         admitted,
         is_admitted,
+        is_spared,
         lambda: current().expelled.signed,
         heard,
         past=past,

@@ -53,6 +53,7 @@ class Shown:
         self,
         admitted: Callable[[Mapping[str, Any], bytes], Member],
         is_admitted: Callable[[str, int | None], bool],
+        is_spared: Callable[[str], bool],
         news: Callable[[], bytes],
         heard: Callable[[bytes], None],
         *,
@@ -69,6 +70,7 @@ class Shown:
                 connecting=self._context(ssl.PROTOCOL_TLS_CLIENT),
                 admitted=admitted,
                 is_admitted=is_admitted,
+                is_spared=is_spared,
                 news=news,
                 heard=heard,
                 past=past,
@@ -85,6 +87,7 @@ class Shown:
         own = self.credentials(
             lambda certificate, _encoded: member_of(certificate),
             lambda _id, _edition: True,
+            lambda _id: True,
             bytes,
             _nothing_new,
             past=tuple,

@@ -51,6 +51,7 @@ _MOST_MEMBERSHIP_BYTES = 2 << 20
 """With the keys of before, and the certificates of all that were taken in."""
 
 _IDENTITY, _MEMBERSHIP = "identity.pem", "membership.json"
+_TELLING = "telling.lock"
 _PARTS = {"certificate", "cluster", "key", "tag_key", "expelled", "others"}
 _LATER_PARTS = {"taken_in", "past"}
 """Which files of earlier versions lack."""
@@ -161,6 +162,31 @@ class MembershipStore:
                 yield number, _next_epoch(lock)
                 return
         raise RequestError(f"{MOST_PEERS} peers run on this device already; end one of them")
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Meanwhile a daemon of this device tells members who has been expelled."""
+        self.identity()  # the folder is there then
+        lock = os.open(self.folder / _TELLING, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(lock)
+
+    def is_telling(self) -> bool:
+        """Whether a daemon does so."""
+        try:
+            lock = os.open(self.folder / _TELLING, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
 
     def _identity(self) -> Identity:
         path = self.folder / _IDENTITY

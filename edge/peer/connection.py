@@ -86,6 +86,11 @@ AT_ONCE = (messages.YieldRun, messages.AskLink)
 _log = logging.getLogger(__name__)
 
 
+async def anybody(_: Member | None) -> bool:
+    """Is let in."""
+    return True
+
+
 class Connection:
     """`run` it once; when it returns, nothing of the coordinator's is left here."""
 
@@ -95,9 +100,12 @@ class Connection:
         channel: Channel,
         *,
         silent_after_s: float = COORDINATOR_SILENT_AFTER_S,
+        lets_in: Callable[[Member | None], Awaitable[bool]] = anybody,
     ) -> None:
+        """lets_in: whether the other end is answered; asked, and waited for, before the first."""
         self._peer = resources
         self._channel = channel
+        self._lets_in = lets_in
         self._loop = asyncio.get_running_loop()
         self._user: Member | None = channel.remote_hello.get(MEMBER)
         self._owner = object() if self._user is None else self._user.id
@@ -293,6 +301,8 @@ class Connection:
         return limits
 
     async def _answer_calls(self) -> None:
+        if not await self._lets_in(self._user):
+            return
         while True:
             frame, taken = await self._calls_read.get()
             async with self._large_answer(frame.kind):

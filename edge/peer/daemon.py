@@ -17,11 +17,12 @@ from typing import Any
 from edge import transport
 from edge.errors import NetworkError, ProtocolError, RequestError
 from edge.peer.connection import Connection
+from edge.peer.news import News
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.profiling.link_probe import answer_probe
 from edge.protocol.assignment import key_of
-from edge.protocol.carrying import MAX_ADDRESSES, carry_along
+from edge.protocol.carrying import carry_along
 from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import integer, text
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
@@ -50,6 +51,7 @@ class PeerDaemon:
         self.resources = PeerResources(settings, credentials, id, epoch)
         self._listener: transport.Listener | None = None
         self._discovery: transport.Discovery | None = None
+        self._news: News | None = None
         self._gossip: list[asyncio.Task[None]] = []
         self._told: set[object] = set()
 
@@ -62,10 +64,20 @@ class PeerDaemon:
         resources = self.resources
         settings, credentials = resources.settings, resources.credentials
         await resources.open()
+        hello = {"name": settings.name, "software": __version__}
         try:
+            if settings.announce:
+                self._discovery = transport.ZeroconfDiscovery(
+                    cluster=settings.cluster,
+                    key=None if credentials is None else credentials.tag_key,
+                    interfaces=settings.interfaces or None,
+                )
+                if credentials is not None:  # before anybody can come
+                    self._news = News(credentials, self._discovery, hello)
+                    self._gossip = [asyncio.create_task(self._news.run())]
             self._listener = await transport.listen(
                 settings.listen,
-                hello={"name": settings.name, "id": resources.id, "software": __version__},
+                hello={**hello, "id": resources.id},
                 credentials=credentials,
                 on_channel=self._serve,
                 on_link=self._take_link,
@@ -74,12 +86,7 @@ class PeerDaemon:
             )
             resources.listens_at = self._listener.addresses
             _log.info("%s listens on %s", settings.name, ", ".join(resources.addresses))
-            if settings.announce:
-                self._discovery = transport.ZeroconfDiscovery(
-                    cluster=settings.cluster,
-                    key=None if credentials is None else credentials.tag_key,
-                    interfaces=settings.interfaces or None,
-                )
+            if self._discovery is not None:
                 # Strangers hear it: nothing in it tells this device, or this start, from another.
                 record = transport.PeerRecord(
                     id=resources.id if credentials is None else uuid.uuid4().hex,
@@ -98,8 +105,7 @@ class PeerDaemon:
                         # Nothing tells that the two are of one device but the address.
                         announced=replace(record, id=uuid.uuid4().hex),
                     )
-                    telling = self._tell_members(credentials)
-                    self._gossip = [asyncio.create_task(each) for each in (telling, carrying)]
+                    self._gossip.append(asyncio.create_task(carrying))
         except transport.TransportError as error:
             raise map_transport_error(error, settings.name) from error
         except OSError as error:
@@ -136,27 +142,6 @@ class PeerDaemon:
             await self._discovery.aclose()
             self._discovery = None
 
-    async def _tell_members(self, credentials: Credentials) -> None:
-        """Exchange news of the cluster with each member that is there or comes.
-
-        A handshake does that. One of two that start at once may have been away for long.
-        """
-        assert self._discovery is not None
-        with contextlib.suppress(transport.TransportError):
-            async for event in self._discovery.watch():
-                if not isinstance(event, transport.PeerFound):
-                    continue
-                for address in event.record.addresses[:MAX_ADDRESSES]:
-                    try:
-                        hello = {"name": self.resources.settings.name, "software": __version__}
-                        channel = await transport.connect(
-                            address, hello=hello, credentials=credentials
-                        )
-                    except transport.TransportError:
-                        continue
-                    await channel.aclose()
-                    break
-
     def _refused(self, _peer: str, error: transport.TransportError) -> None:
         if isinstance(error, transport.VersionMismatchError):
             self._say_once(error.theirs, str(error))
@@ -170,12 +155,15 @@ class PeerDaemon:
     async def _serve(self, channel: Channel) -> None:
         if (difference := software_difference(channel)) is not None:
             self._say_once(str(channel.remote_hello["software"])[:40], difference)
-        await Connection(self.resources, channel).run()
+        await Connection(self.resources, channel, lets_in=self._lets_in).run()
 
     async def _take_link(self, link: Link, hello: Mapping[str, Any]) -> None:
         """A neighbour's link for one of our sessions, or a probe; anything else is closed."""
+        member = hello.get(transport.MEMBER)
+        if not await self._lets_in(member):
+            link.close()
+            return
         if hello.get("probe") is True:
-            member = hello.get(transport.MEMBER)
             owner = member.id if isinstance(member, Member) else object()
             async with self.resources.probes_answered.turn(owner):
                 await answer_probe(link)
@@ -187,5 +175,8 @@ class PeerDaemon:
             hosted = self.resources.sessions.get(key)
         except ProtocolError:
             hosted = None
-        if hosted is None or not hosted.offer(seat, link, hello.get(transport.MEMBER)):
+        if hosted is None or not hosted.offer(seat, link, member):
             link.close()
+
+    async def _lets_in(self, member: Member | None) -> bool:
+        return self._news is None or member is None or await self._news.lets_in(member)

@@ -13,7 +13,7 @@ from edge.errors import EdgeError, NetworkError, PeerError
 from edge.membership.presence import Presences
 from edge.protocol.carrying import carry_along
 from edge.protocol.last_heard import is_silence
-from edge.protocol.peer_info import PeerInfo, describe_peer, each_once
+from edge.protocol.peer_info import PeerInfo, describe_peer, each_once, expulsion
 from edge.transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ async def find_peers(
     async with _looking(cluster, credentials, interfaces) as discovery:
         records = await browse(discovery, timeout_s=timeout_s, at_least=at_least)
         tried = discovery.describe()
-    answers = await asyncio.gather(*(_reach(record, credentials) for record in records))
+    answers = await _reach_all(records, credentials)
     failures = [answer for answer in answers if isinstance(answer, EdgeError)]
     peers, copies = _each_once(answers, presences)
     if peers:
@@ -134,7 +134,7 @@ async def watch_peers(
                     for record in records.values()
                     if passed_over.isdisjoint(record.addresses)
                 ]
-                answers = await asyncio.gather(*(_reach(each, credentials) for each in asked))
+                answers = await _reach_all(asked, credentials)
                 silent = [
                     address
                     for record, answer in zip(asked, answers, strict=True)
@@ -186,6 +186,17 @@ def _each_once(
     found = [answer for answer in answers if isinstance(answer, PeerInfo)]
     peers, copies = each_once(found, presences, used)
     return sorted(peers, key=lambda peer: (peer.name, peer.id)), copies
+
+
+async def _reach_all(
+    records: Sequence[PeerRecord], credentials: Credentials | None
+) -> list[PeerInfo | EdgeError]:
+    """Each, or why it cannot be used: also because another one has told that it is expelled."""
+    answers = await asyncio.gather(*(_reach(record, credentials) for record in records))
+    return [
+        answer if isinstance(answer, EdgeError) else expulsion(answer) or answer
+        for answer in answers
+    ]
 
 
 async def _reach(record: PeerRecord, credentials: Credentials | None) -> PeerInfo | EdgeError:

@@ -207,9 +207,26 @@ async def describe_all(
             failures[address] = error
 
     await gather_all(ask(address, credentials) for address, credentials in peers.items())
+    for address in list(infos):
+        if (expelled := expulsion(infos[address])) is not None:
+            failures[address] = expelled
+            del infos[address]
     answers = [infos[address] for address in peers if address in infos]
     once, copies = each_once(answers, presences)
     return once, failures | {copy.address: of_a_copy for copy, of_a_copy in copies}
+
+
+def expulsion(peer: PeerInfo) -> NetworkError | None:
+    """Why a peer is not used that has answered, where others, asked at the same time, have told
+    that it is expelled."""
+    if peer.credentials is None or peer.device_id is None:
+        return None
+    if peer.credentials.now().is_admitted(peer.device_id, None):
+        return None
+    return NetworkError(
+        f"device {peer.name} ({peer.device_id}) has been expelled from the cluster; to have it "
+        "back, remove its folder of keys there, and pair it: `edge pair`"
+    )
 
 
 def each_once(

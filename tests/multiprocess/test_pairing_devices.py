@@ -59,11 +59,12 @@ class Device:
         return json.loads(outcome.out)
 
     @contextmanager
-    def peer(self, *options: str) -> Iterator[Daemon]:
+    def peer(self, *options: str, announces: bool = False) -> Iterator[Daemon]:
+        where = ON_LOOPBACK if announces else ("--no-announce",)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.environment.items():
                 patch.setenv(name, value)
-            daemon = Daemon(self.folder / "peer", "--name", self.name, "--no-announce", *options)
+            daemon = Daemon(self.folder / "peer", "--name", self.name, *where, *options)
         with daemon:
             yield daemon
 
@@ -149,6 +150,25 @@ def test_an_expelled_device_is_refused_by_a_member_that_was_away(
             cellar.json("cluster", "show")["own"]
         ]
         assert daemon.end() == 0
+
+
+def test_a_member_that_was_away_asks_the_others_before_the_expelled_device_comes(
+    device: Callable[[str], Device],
+) -> None:
+    attic, kitchen, cellar = device("attic"), device("kitchen"), device("cellar")
+    pair(attic, kitchen)
+    pair(attic, cellar)
+    said = attic.edge("cluster", "expel", "cellar", *ON_LOOPBACK).out
+    assert "0 of 1 told. Not there: kitchen." in said
+    assert "No daemon of this device runs" in said
+    with attic.peer(announces=True), kitchen.peer(announces=True) as daemon:
+        assert cellar.edge("peers", "--peer", daemon.address).code == 1
+        assert "cellar" not in daemon.messages
+        assert attic.edge("peers", "--peer", daemon.address).code == 0
+        assert kitchen.json("cluster", "show")["expelled"]
+        assert daemon.end() == 0
+        said = attic.edge("cluster", "expel", "a" * 32, *ON_LOOPBACK).out
+        assert "The daemon of this device tells them" in said
 
 
 def test_a_device_does_what_it_was_paired_for(
@@ -277,13 +297,11 @@ def test_peers_that_are_there_follow_at_once(
     pair(attic, gone)
     assert attic.edge("cluster", "token", tmp_path / "token").code == 0
     script.environment[TOKEN_VARIABLE] = str(tmp_path / "token")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in kitchen.environment.items():
-            patch.setenv(name, value)
-        daemon = Daemon(kitchen.folder / "peer", "--name", "kitchen", *ON_LOOPBACK)
-    with daemon:
+    with kitchen.peer(announces=True):
         id = gone.json("cluster", "show")["own"]
-        assert "1 peers were told" in script.edge_alone("cluster", "expel", id, *ON_LOOPBACK).out
+        said = script.edge_alone("cluster", "expel", id, *ON_LOOPBACK).out
+        assert "1 of 1 told: kitchen." in said
+        assert "daemon" not in said
         rotated = attic.edge_alone("cluster", "rotate", *ON_LOOPBACK)
         assert rotated.code == 0, rotated.err
         assert "Of kitchen, 1 have followed" in rotated.out

@@ -41,7 +41,7 @@ def command() -> None:
     \b
     Examples:
       edge cluster show                    this device, and those that it was paired with
-      edge cluster expel kitchen           for good; peers that are off hear it from the next member
+      edge cluster expel kitchen           for good; it says who was told, and who is away
       edge cluster rotate                  a new key, when the old one may be in wrong hands
       edge cluster token ~/edge-token      for scripts, which cannot type words
     """
@@ -104,26 +104,44 @@ def show(as_json: bool) -> None:
 def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
     """Expel a device, by name or the beginning of its id, for good.
 
-    Members that are there are told at once; others when the first member that knows it talks to
-    them. The device can come back with a new key only: remove its folder of keys, and pair it. The
-    device that made the cluster cannot be expelled.
+    Members that are announced are told at once; the daemon of this device goes on telling those
+    that come later, and so does each of theirs. The device can come back with a new key only:
+    remove its folder of keys, and pair it. The device that made the cluster cannot be expelled.
     """
     own = OwnMembership(socket.gethostname())
     id = _meant(own.current(), device)
     own.change(lambda newest: newest.expelling(id))
+    click.echo(f"Expelled {fingerprint(id)}.")
     told = _exchanged(own, cluster, interfaces)
-    click.echo(f"Expelled {fingerprint(id)}; {told} peers were told at once.")
+    newest = own.current()
+    others = {id: name for id, name in newest.others.items() if id not in newest.expelled.ids}
+    away = [name for id, name in others.items() if id not in told]
+    click.echo(
+        f"{len(told)} of {len(others | told)} told{': ' * bool(told)}{', '.join(told.values())}."
+        + (f" Not there: {', '.join(away)}." if away else "")
+    )
+    if away and MembershipStore(config_root()).is_telling():
+        click.echo("The daemon of this device tells them as soon as they are there.")
+    elif away:
+        click.echo(
+            "No daemon of this device runs, which would tell them as soon as they are there: start "
+            "`edge peer`. Until a member has told them, they take it for one."
+        )
 
 
-def _exchanged(own: OwnMembership, cluster: str, interfaces: tuple[str, ...]) -> int:
-    """How many peers that are announced know who is expelled as this device does now; and it as
-    they did."""
+def _exchanged(
+    own: OwnMembership, cluster: str, interfaces: tuple[str, ...]
+) -> dict[str | None, str]:
+    """Names, by id, of the other devices that are announced: they know who is expelled as this one
+    does now; and it as they did."""
     with contextlib.suppress(NetworkError):  # those who are not there hear it from another member
-        found = find_peers(
+        finding = find_peers(
             cluster, own.credentials(), timeout_s=_TELL_FOR_S, interfaces=interfaces or None
         )
-        return len(asyncio.run(found)[0])
-    return 0
+        found, _ = asyncio.run(finding)
+        ours = own.current().identity.id
+        return {peer.device_id: peer.own_name for peer in found if peer.device_id != ours}
+    return {}
 
 
 @command.command()

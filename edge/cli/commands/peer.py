@@ -177,8 +177,9 @@ def command(
         from edge.membership.own import OwnMembership
         from edge.membership.store import MembershipStore, config_root
 
-        own = OwnMembership(settings.name)
-        with MembershipStore(config_root()).numbered() as (number, epoch):
+        own, store = OwnMembership(settings.name), MembershipStore(config_root())
+        telling = store.telling() if settings.announce else contextlib.nullcontext()
+        with store.numbered() as (number, epoch), telling:
             serve = functools.partial(serve, epoch=epoch)
             asyncio.run(
                 _until_ended(lambda ending: _serve_clusters(serve, settings, own, number, ending))

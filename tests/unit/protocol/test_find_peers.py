@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 import edge
+from edge.membership.membership import Change, Membership, credentials
 from edge.protocol.discovery import SETTLE_S, browse
+from edge.protocol.peer_info import describe_all, describe_peer, expulsion
 from edge.transport import DiscoveryBus, MemoryDiscovery, PeerRecord
+from tests.support.null_peers import null_peers
 from tests.support.passing_time import let_pass
 
 
@@ -50,6 +54,36 @@ def test_it_ends_in_time_with_fewer_or_none() -> None:
         return len(found)
 
     assert asyncio.run(look()) == 0
+
+
+def test_a_peer_is_left_out_of_which_another_one_tells_that_it_was_expelled(tmp_path: Path) -> None:
+    """By whoever looks for peers and was away meanwhile."""
+    attic = Membership.founded("attic")
+    assert attic.authority is not None
+    cellar, phone = (
+        Membership.enrolled(attic.authority, attic.tag_key, name) for name in ("cellar", "phone")
+    )
+    attic = attic.expelling(cellar.identity.id)
+
+    def hear(change: Change) -> None:
+        nonlocal phone
+        phone = change(phone)
+
+    async def scenario() -> None:
+        shown = credentials(lambda: phone, hear)
+        async with (
+            null_peers(tmp_path / "a", 1, membership=attic) as (knowing,),
+            null_peers(tmp_path / "c", 1, membership=cellar) as (expelled,),
+        ):
+            addresses = [each.resources.addresses[0] for each in (expelled, knowing)]
+            peer, other = [await describe_peer(each, shown) for each in addresses]
+            assert "has been expelled" in str(expulsion(peer))
+            assert expulsion(other) is None
+            found, failures = await describe_all(dict.fromkeys(addresses, shown))
+            assert [each.address for each in found] == addresses[1:]
+            assert "has been expelled" in str(failures[addresses[0]])
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("count", [0, -1, True, "2"])

@@ -1,0 +1,139 @@
+"""Who was expelled: this daemon asks the members that are there before it serves any that could
+have been, and tells them whenever it knows more.
+
+A member that was off has not heard of an expulsion, and the expelled device will not tell. So who
+starts asks first. Nobody else need be there: then the others are served after the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edge import transport
+from edge.errors import RequestError
+from edge.protocol.carrying import MAX_ADDRESSES
+from edge.protocol.expulsion import LOOK_EVERY_S
+from edge.transport import Credentials, Discovery, Member, PeerFound, PeerGone, PeerRecord
+
+FIRST_LOOK_S = 2.0
+"""From the start of the daemon on. Zeroconf asks at once and after a second, and answers come
+within a fifth of one; a coordinator waits longer for its first answer."""
+
+AGAIN_AFTER_S = 60.0
+"""Who could not be told is tried again."""
+
+MOST_AT_ONCE = 64
+"""More than a home has devices: an expelled one can announce what does not answer."""
+
+_WITHIN_S = 3.0
+
+
+@dataclass(slots=True)
+class _Other:
+    """A peer that is announced."""
+
+    record: PeerRecord
+    told: bytes | None = None
+    """What it knows that we know; None: nothing yet."""
+    due_s: float = 0.0
+    """When it is to be told next, where it does not know all."""
+    telling: asyncio.Task[None] | None = None
+
+
+class News:
+    """`run` it once, from the start of the daemon on."""
+
+    def __init__(
+        self, credentials: Credentials, discovery: Discovery, hello: Mapping[str, Any]
+    ) -> None:
+        self._credentials = credentials
+        self._discovery = discovery
+        self._hello = hello
+        self._others: dict[str, _Other] = {}
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._is_due = asyncio.Event()
+        self._has_looked = asyncio.Event()
+
+    async def lets_in(self, member: Member) -> bool:
+        """Whether it is a member still, once those that are there have been asked.
+
+        At once for this device and for the one that made the cluster, which nobody can expel.
+        """
+        if not self._credentials.is_spared(member.id):
+            await self._has_looked.wait()
+        return self._credentials.is_admitted(member.id, member.edition)
+
+    async def run(self) -> None:
+        """Until it is cancelled, or nobody can be looked for."""
+        loop = asyncio.get_running_loop()
+        looked = loop.call_later(FIRST_LOOK_S, self._has_looked.set)
+        telling = asyncio.create_task(self._tell())
+        try:
+            # Who cannot look cannot announce either, and says so there.
+            with contextlib.suppress(transport.TransportError):
+                async for event in self._discovery.watch():
+                    if isinstance(event, PeerFound):
+                        self._forget(event.record.id)
+                        self._others[event.record.id] = _Other(event.record)
+                        self._is_due.set()
+                    elif isinstance(event, PeerGone):
+                        self._forget(event.id)
+        finally:
+            looked.cancel()
+            self._has_looked.set()
+            tasks = [telling, *self._under_way]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, id: str) -> None:
+        other = self._others.pop(id, None)
+        if other is not None and other.telling is not None:
+            other.telling.cancel()
+
+    async def _tell(self) -> None:
+        """Whoever does not know what this device knows; another process of it may know more now."""
+        while True:
+            with contextlib.suppress(RequestError):  # files of keys that are being mended
+                self._begin_with(self._credentials.news())
+            self._is_due.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._is_due.wait()
+
+    def _begin_with(self, news: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        for other in self._others.values():
+            if len(self._under_way) >= MOST_AT_ONCE:
+                break
+            if other.telling is None and other.told != news and other.due_s <= loop.time():
+                other.telling = loop.create_task(self._exchange(other, news))
+                self._under_way.add(other.telling)
+                other.telling.add_done_callback(self._under_way.discard)
+
+    async def _exchange(self, other: _Other, news: bytes) -> None:
+        """A handshake tells both sides; what it brings is told to the others then."""
+        try:
+            if await self._reached(other.record):
+                other.told = news
+            else:
+                other.due_s = asyncio.get_running_loop().time() + AGAIN_AFTER_S
+        finally:
+            other.telling = None
+            self._is_due.set()
+
+    async def _reached(self, record: PeerRecord) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WITHIN_S):
+                for address in record.addresses[:MAX_ADDRESSES]:
+                    with contextlib.suppress(transport.TransportError):
+                        channel = await transport.connect(
+                            address, hello=self._hello, credentials=self._credentials
+                        )
+                        await channel.aclose()
+                        return True
+        return False
