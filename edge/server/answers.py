@@ -52,7 +52,7 @@ class Question:
     forced: Sequence[Mapping[str, object]] = ()
     """Those of the tools of which the answer must call one."""
     several_calls: bool = True
-    """It may call more than one, where what it is follows a grammar."""
+    """It may call more than one."""
     told_back: Mapping[str, object] = field(default_factory=dict)
     """What a dialect repeats in its reply, by name."""
 
@@ -196,7 +196,7 @@ class Answers:
                     parser = None
                     if question.messages:
                         parser = AnswerParser(form, thinking=thinks, tools=tools)
-                    answer = self._one(stream, parser, len(prompt), number)
+                    answer = self._one(stream, parser, question, len(prompt), number)
                     answers.append(await stack.enter_async_context(contextlib.aclosing(answer)))
                 yield Begin(prompt_tokens=sum(len(prompt) for prompt, _thinks in prompts))
                 async for each in answers[0] if len(answers) == 1 else _merged(answers):
@@ -244,18 +244,21 @@ class Answers:
         self,
         stream: AsyncReplyStream,
         parser: AnswerParser | None,
+        question: Question,
         prompt_tokens: int,
         number: int,
     ) -> AsyncGenerator[Piece | End]:
-        """parser: None: all is said."""
+        """parser: None: all is said. Calls beyond the first are left out where one is the most."""
         held: list[Token] = []
+        tells_tokens = question.options.logprobs is not None
         count = calls = thought_tokens = unsettled = 0
         observed = self._metrics.reply(prompt_tokens)
         try:
             async for token in stream:
                 count += 1
                 observed.token()
-                held.append(token)
+                if tells_tokens:
+                    held.append(token)
                 is_last = token.finish_reason is not None
                 parts: list[AnswerPart] = [Said(token.text)]
                 if parser is not None:
@@ -266,6 +269,8 @@ class Answers:
                     thought_tokens += unsettled * isinstance(parts[0], Thought)
                     unsettled = 0
                 for thought, said, called in _pieces(parts):
+                    if called and calls and not question.several_calls:
+                        continue
                     calls += len(called)
                     yield Piece(
                         answer=number,

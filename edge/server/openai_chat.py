@@ -43,6 +43,8 @@ class Translator:
     _thought_tokens: int = 0
     _said: dict[int, int] = field(default_factory=dict)
     """How many characters of each answer have been told with logprobs."""
+    _untold: dict[int, Sequence[Token]] = field(default_factory=dict)
+    """Of each answer the tokens that came without a word; they go with what comes next."""
     _begun: set[int] = field(default_factory=set)
     _calls: dict[int, int] = field(default_factory=dict)
     """How many each answer has made."""
@@ -72,10 +74,12 @@ class Translator:
             if isinstance(event, Begin):
                 self._prompt_tokens = event.prompt_tokens
             elif isinstance(event, Piece):
-                tokens = event.tokens
-                if event.thought or event.said or not event.calls:
+                tokens: Sequence[Token] = (*self._untold.pop(event.answer, ()), *event.tokens)
+                if event.thought or event.said:
                     yield self._chunk(event.answer, self._delta(event), None, tokens)
                     tokens = ()
+                elif not event.calls:
+                    self._untold[event.answer] = tokens
                 for call in event.calls:
                     for delta in self._call_deltas(event.answer, call):
                         yield self._chunk(event.answer, delta, None, tokens)
@@ -83,7 +87,10 @@ class Translator:
             else:
                 self._count(event)
                 empty: Json = {} if self.chat else {"text": ""}
-                yield self._chunk(event.answer, empty, _why(event), ())
+                if self.chat and event.answer not in self._begun:
+                    empty = {"role": "assistant", "content": ""}
+                tokens = self._untold.pop(event.answer, ())
+                yield self._chunk(event.answer, empty, _why(event), tokens)
         if self.with_usage:
             yield {**self._frame(chunk=True), "choices": [], "usage": self._usage()}
 
@@ -121,7 +128,7 @@ class Translator:
             delta["role"] = "assistant"
         if piece.thought:
             delta["reasoning_content"] = piece.thought
-        if piece.said or not piece.thought:
+        if piece.said:
             delta["content"] = piece.said
         return delta
 

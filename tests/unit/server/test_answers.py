@@ -57,6 +57,62 @@ def test_thoughts_are_counted_and_what_ended_the_answer_is_told() -> None:
     asyncio.run(main())
 
 
+CALL = '<tool_call>{"name": "read", "arguments": {}}</tool_call>'
+TOOL = {"type": "function", "function": {"name": "read", "parameters": {}}}
+ONE: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False}
+
+
+class Told(ScriptedModel):
+    """Its template takes tools."""
+
+    def encode_chat(self, messages: Any, **given: Any) -> list[int]:
+        return [*super().encode_chat(messages), *map(len, given.get("tools") or ())]
+
+
+@pytest.mark.parametrize(
+    ("offer", "calls"),
+    [
+        ({"tools": [TOOL]}, 2),
+        (ONE, 1),
+        ({"tools": [TOOL], "tool_choice": "none"}, 0),
+        ({"tools": [{"type": "function", "function": {"name": "write"}}]}, 0),
+        ({}, 0),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_no_more_is_called_than_was_asked_for(
+    offer: dict[str, Any], calls: int, logprobs: bool
+) -> None:
+    """What is no call is text; of calls beyond the only one nothing is told."""
+
+    async def main() -> None:
+        model = Told()
+        for _twice in range(2):
+            for text in (CALL, "\n", CALL):
+                model.says.put_nowait(word(text))
+            model.says.put_nowait(word("", ends=True))
+        body = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": logprobs, **offer}
+        (choice,) = (await answered(model, "/v1/chat/completions", body))["choices"]
+        message = choice["message"]
+        assert len(message.get("tool_calls", ())) == calls
+        assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+        assert message["content"] == (None if calls else f"{CALL}\n{CALL}")
+        visit = Visit(model, "/v1/chat/completions", {**body, "stream": True})
+        await visit.running
+        lines = [each.removeprefix("data: ") for each in visit.text.split("\n\n") if each]
+        choices = [json.loads(each)["choices"][0] for each in lines[:-1]]
+        assert len(choices) == (2 * calls + 1 if calls else len(choices))
+        assert all(choice["delta"] for choice in choices[:-1])
+        if logprobs:
+            told = [
+                token for each in choices for token in (each["logprobs"] or {}).get("content", ())
+            ]
+            assert len(told) == 4
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("reads", "wanted"),
     [

@@ -190,6 +190,32 @@ def test_the_tokens_of_a_call_are_told_once() -> None:
     assert found[1:] == [None] * 4
 
 
+def test_tokens_without_a_word_go_with_what_comes_next() -> None:
+    """Behind a call comes no empty text, and an answer of no words has a role."""
+    tokens = [
+        Token(token_id=each, text=text, finish_reason=None, chosen_s=0, logprob=-1.0)
+        for each, text in enumerate(("", "", "<end>"))
+    ]
+    told = (
+        Begin(prompt_tokens=3),
+        Piece(answer=0, tokens=(tokens[0],)),
+        Piece(answer=0, calls=(ToolCall(name="clock", arguments={}),), tokens=(tokens[1],)),
+        Piece(answer=0, tokens=(tokens[2],)),
+        End(answer=0, why="stop", new_tokens=3, calls=1),
+        End(answer=1, why="stop", new_tokens=1),
+    )
+    chat = openai_chat.Translator(model="m", chat=True, with_logprobs=True)
+    choices = [c["choices"][0] for c in asyncio.run(all_of(chat.chunks(stream(told))))]
+    assert [[*choice["delta"]] for choice in choices] == [
+        ["tool_calls", "role"],
+        ["tool_calls"],
+        [],
+        ["role", "content"],
+    ]
+    counts = [len((choice["logprobs"] or {"content": ()})["content"]) for choice in choices]
+    assert counts == [2, 0, 1, 0]
+
+
 def test_offsets_go_on_from_chunk_to_chunk() -> None:
     def token(text: str) -> Token:
         return Token(token_id=1, text=text, finish_reason=None, chosen_s=0, logprob=-1.0)
