@@ -129,7 +129,8 @@ def make_random(facts: dict[str, Any], target: Path, form: str = "Q4_0") -> None
     import gguf
 
     writer = gguf.GGUFWriter(target, facts["architecture"])
-    writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{form}"))
+    whole = "ALL" if form == "F32" else "MOSTLY"
+    writer.add_file_type(gguf.LlamaFileType[f"{whole}_{form}"])
     for key, value in facts["metadata"].items():
         name = f"{facts['architecture']}.{key}"
         if isinstance(value, list):

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -31,6 +32,7 @@ from edge.api.quality_text import bundled_text, windows_of
 from edge.demos.bench import gguf_floats, llama_logits, results
 from edge.demos.bench.options import append_option, folder_option
 from edge.demos.bench.results import Metric
+from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.planning.load_options import LoadOptions
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
@@ -61,6 +63,9 @@ CALIBRATED_BITS = (None, 6.15, 5.5, 5.0, 4.6, 4.5, 4.0, 3.5, 3.0)
 matrices have 2 bits."""
 
 Logits = NDArray[np.float32]
+
+ACCURACIES: tuple[Accuracy, ...] = ("fast", "high")
+_FROM_LLAMA, _FROM_FILE = ", from llama.cpp's logits", ", from the file's numbers in float64"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,15 +121,19 @@ def widened(python: str, kind: str, source: Path, target: Path) -> Path:
     return target
 
 
-def reference_logits(checkpoint: Path, windows: NDArray[np.int64]) -> Logits:
-    """Float32 [windows, tokens, vocab] of transformers."""
+def reference_logits(
+    checkpoint: Path, windows: NDArray[np.int64], dtype: Literal["float32", "float64"] = "float32"
+) -> Logits:
+    """Float32 [windows, tokens, vocab] of transformers, whose products are in `dtype`."""
     import torch
     import transformers
 
     library: Any = transformers
-    model = library.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = library.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
     with torch.inference_mode():
-        rows = [model(torch.tensor([window])).logits[0].numpy() for window in windows.tolist()]
+        rows = [
+            model(torch.tensor([window])).logits[0].float().numpy() for window in windows.tolist()
+        ]
     return np.stack(rows)
 
 
@@ -189,18 +198,24 @@ def calibrated_rows(
 
 
 def llama_rows(
-    python: str, source: Path, reference: Logits, windows: NDArray[np.int64], threads: int
+    python: str,
+    source: Path,
+    reference: Logits,
+    windows: NDArray[np.int64],
+    threads: int,
+    names: Sequence[str],
 ) -> Iterator[FormatRow]:
-    """The float32 file as it is, and quantised by llama.cpp itself; each is removed after.
+    """Files that llama.cpp itself makes of the float32 one, which is "F32"; each is removed after.
 
     Edge computes with the codes of each quantised file, too. How far that is from llama.cpp's own
-    logits is what the two programs make otherwise of one file.
+    logits is what the two programs make otherwise of one file; how far each is from what the
+    numbers in the file give in float64, whose doing that is.
     """
     script = [python, llama_logits.__file__]
     with tempfile.TemporaryDirectory(dir=source.parent) as temporary:
         folder = Path(temporary)
         np.save(folder / "tokens.npy", windows)
-        for name in ("F32", *llama_logits.FORMATS):
+        for name in names:
             model = source if name == "F32" else folder / f"{name}.gguf"
             if name != "F32":
                 _said([*script, "quantise", str(source), str(model), name])
@@ -215,33 +230,42 @@ def llama_rows(
                 num_weights=told["num_weights"],
             )
             if model != source:
-                yield from same_file_rows(model, name, reference, logits, windows, threads)
+                floats = widened(python, "checkpoint", model, folder / f"{name}-floats")
+                exact = reference_logits(floats, windows, "float64")
+                shutil.rmtree(floats)
+                yield FormatRow(
+                    name=f"llama.cpp {name}{_FROM_FILE}",
+                    figures=against(exact, iter(logits), windows),
+                    bytes_per_weight=told["nbytes"] / told["num_weights"],
+                    num_weights=told["num_weights"],
+                )
+                others = {"": reference, _FROM_LLAMA: logits, _FROM_FILE: exact}
+                yield from same_file_rows(model, name, others, windows, threads)
                 model.unlink()
 
 
 def same_file_rows(
     path: Path,
     name: str,
-    reference: Logits,
-    theirs: Logits,
+    others: Mapping[str, Logits],
     windows: NDArray[np.int64],
     threads: int,
 ) -> Iterator[FormatRow]:
-    """Edge with a GGUF file as it is: from the reference, and from llama.cpp's logits."""
-    with (
-        edge.Cluster.local(1, threads=threads) as cluster,
-        Checkpoint.open(path) as checkpoint,
-        cluster.load(path, context_tokens=WANTED.window_tokens) as model,
-    ):
-        ours = [model.logits(window) for window in windows.tolist()]
+    """Edge with a GGUF file as it is, and how far that is from each of the other logits."""
+    with edge.Cluster.local(1, threads=threads) as cluster, Checkpoint.open(path) as checkpoint:
         spec, weight_format = checkpoint.spec, LoadOptions().weight_format(checkpoint)
-    for said, other in (("", reference), (", from llama.cpp's logits", theirs)):
-        yield FormatRow(
-            name=f"Edge on llama.cpp's {name}{said}",
-            figures=against(other, iter(ours), windows),
-            bytes_per_weight=bytes_per_weight(spec, weight_format),
-            num_weights=num_weights(spec),
-        )
+        for accuracy in ACCURACIES:
+            options = LoadOptions(accuracy=accuracy)
+            with cluster.load(path, options, context_tokens=WANTED.window_tokens) as model:
+                ours = [model.logits(window) for window in windows.tolist()]
+            how = "" if accuracy == "fast" else f", accuracy {accuracy}"
+            for said, other in others.items():
+                yield FormatRow(
+                    name=f"Edge on llama.cpp's {name}{how}{said}",
+                    figures=against(other, iter(ours), windows),
+                    bytes_per_weight=bytes_per_weight(spec, weight_format),
+                    num_weights=num_weights(spec),
+                )
 
 
 def _said(command: list[str]) -> str:
@@ -271,6 +295,13 @@ def _has(python: str, package: str) -> bool:
     multiple=True,
     help="Of what folders are rounded to: these, and nothing else.",
 )
+@click.option(
+    "--gguf",
+    "names",
+    type=click.Choice(list(llama_logits.FORMATS)),
+    multiple=True,
+    help="Of llama.cpp's files: these, and nothing else.",
+)
 @folder_option
 @append_option
 def main(
@@ -278,6 +309,7 @@ def main(
     threads: int,
     bits: tuple[float, ...],
     dtypes: tuple[Dtype, ...],
+    names: tuple[str, ...],
     folder: Path,
     append: bool,
 ) -> None:
@@ -294,7 +326,7 @@ def main(
     )
     windows = np.array(tokens, np.int64)
     reference = reference_logits(path, windows)
-    some = bool(bits or dtypes)
+    some = bool(bits or dtypes or names)
     formats = tuple(LoadOptions(dtype=dtype) for dtype in dtypes)
     rows = itertools.chain(
         edge_rows(
@@ -302,10 +334,12 @@ def main(
         ),
         calibrated_rows(path, reference, windows, threads, bits if some else CALIBRATED_BITS),
     )
-    if not some and _has(llama_python, "llama_cpp"):
+    files = names if some else ("F32", *llama_logits.FORMATS)
+    if files and _has(llama_python, "llama_cpp"):
         floats = widened(llama_python, "gguf", packed, folder / "smollm2-135m-float32.gguf")
-        rows = itertools.chain(rows, llama_rows(llama_python, floats, reference, windows, threads))
-    elif not some:
+        theirs = llama_rows(llama_python, floats, reference, windows, threads, files)
+        rows = itertools.chain(rows, theirs)
+    elif files:
         print(
             "no rows of llama.cpp: they need llama-cpp-python, which pip compiles (a C++ compiler "
             "and half an hour on two cores); name its Python by --llama-python"
