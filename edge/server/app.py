@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -266,22 +267,26 @@ class Server:
         return _Json({"input_tokens": await self._answers.count(question, name)})
 
     async def _ollama_chat(self, request: Request) -> Response:
-        name, body = await self._body(request)
-        return await self._ollama(request, name, body, ollama.chat_question(body), chat=True)
+        return await self._ollama(request, ollama.chat_question, chat=True)
 
     async def _ollama_generate(self, request: Request) -> Response:
-        name, body = await self._body(request)
-        if not body.text("prompt"):
-            async with self._shelf.using(name):
-                return _Json(ollama.loaded(name))
-        question = ollama.generate_question(body)
-        return await self._ollama(request, name, body, question, chat=False)
+        return await self._ollama(request, ollama.generate_question, chat=False)
 
     async def _ollama(
-        self, request: Request, name: str, body: Fields, question: Question, *, chat: bool
+        self, request: Request, read: Callable[[Fields], Question], *, chat: bool
     ) -> Response:
+        name, body = await self._body(request)
+        if ollama.asks_nothing(body, chat=chat):
+            if ollama.is_to_go(body):
+                self._shelf.dismiss(name)
+                return _Json(ollama.nothing_said(name, "unload", chat=chat))
+            async with self._shelf.using(name):
+                return _Json(ollama.nothing_said(name, "load", chat=chat))
+        question = read(body)
         translator = ollama.Translator(model=name, chat=chat)
         happenings = self._ask(request, question, name)
+        if ollama.is_to_go(body):
+            happenings = self._dismissing(happenings, name)
         if body.raw("stream") is False:
             return _Json(await _unless_gone(request, translator.whole(happenings)))
         begun = await _begun(request, happenings)
@@ -291,6 +296,17 @@ class Server:
             media_type="application/x-ndjson",
             sign=lambda: streams.json_line(translator.nothing()),
         )
+
+    async def _dismissing(
+        self, happenings: AsyncGenerator[Happening], name: str
+    ) -> AsyncGenerator[Happening]:
+        """Likewise; then the model goes."""
+        try:
+            async with contextlib.aclosing(happenings):
+                async for each in happenings:
+                    yield each
+        finally:
+            self._shelf.dismiss(name)
 
     async def _ollama_tags(self, _request: Request) -> Response:
         return _Json(

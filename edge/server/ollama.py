@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
@@ -23,14 +24,39 @@ Json = dict[str, Any]
 _FAMILY = "edge"
 """Clients look for facts under such a name."""
 
+_NO_TIME = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
+_LEAST_SHARE = 1e-6
+"""top_p 0 leaves the likeliest token, as there."""
+
+_INSTEAD = {
+    "images": "the model reads text alone",
+    "suffix": "write where the text goes on into a raw prompt, as the model was made for",
+    "template": "the model's own is used, or a raw prompt has none",
+    "context": "send what was said as messages to /api/chat",
+}
+"""What helps where a field is not supported."""
+
 VERSION = "0.12.0"
 """Of Ollama's interface that is spoken here; clients ask for it."""
 
 
+def is_to_go(body: Fields) -> bool:
+    """Whether `keep_alive` says that the model is unloaded after this: 0, or 0 of any unit."""
+    stays = body.raw("keep_alive")
+    if isinstance(stays, str):
+        return _NO_TIME.fullmatch(stays) is not None
+    return type(stays) in {int, float} and stays == 0
+
+
+def asks_nothing(body: Fields, *, chat: bool) -> bool:
+    """By that clients load a model, or have it go."""
+    return not (body.objects("messages") if chat else body.text("prompt"))
+
+
 def chat_question(body: Fields) -> Question:
+    for each in body.objects("messages"):
+        _refuse(each, "images")
     messages = turns([message_of(each) for each in body.objects("messages")])
-    if not messages:
-        raise body.refuse("messages", "must have at least one message")
     offer = openai_tools(body)
     return Question(
         messages=messages,
@@ -44,13 +70,23 @@ def chat_question(body: Fields) -> Question:
 
 def generate_question(body: Fields) -> Question:
     """`raw`: the prompt goes on as it is; else it is what a user says."""
+    _refuse(body, "images", "suffix", "template", "context")
     prompt = body.need_text("prompt")
     if body.flag("raw"):
+        if body.text("system"):
+            raise body.refuse("system", "is not for a raw prompt; put it into the prompt")
         return Question(prompts=[prompt], options=_options(body))
     system = body.text("system")
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     return Question(messages=messages, options=_options(body), variables=ollama_variables(body))
+
+
+def _refuse(body: Fields, *names: str) -> None:
+    """What would change the answer, and is not known here."""
+    for name in names:
+        if body.raw(name) not in (None, "", []):
+            raise body.refuse(name, f"is not supported by this server; {_INSTEAD[name]}")
 
 
 def _options(body: Fields) -> GenerationOptions:
@@ -59,15 +95,19 @@ def _options(body: Fields) -> GenerationOptions:
         raise body.refuse("format", "must be json, or a JSON schema")
     options = body.object("options") or Fields({}, "options")
     longest = options.whole("num_predict", least=-2)
+    share, count = options.number("top_p", least=0, most=1), options.whole("top_k", least=-1)
+    seed = options.whole("seed", least=-1)
     return GenerationOptions(
         max_new_tokens=longest if longest is not None and longest > 0 else None,
         temperature=options.number("temperature", least=0, most=2),
-        top_p=options.number("top_p", least=1e-6, most=1),
-        top_k=options.whole("top_k", least=0),
+        top_p=None if share is None else max(share, _LEAST_SHARE),
+        top_k=None if count is None else max(count, 0),
         min_p=options.number("min_p", least=0, most=1),
         repetition_penalty=options.number("repeat_penalty", least=0.01, most=100),
         stop=options.texts("stop", most=MOST_STOPS),
-        seed=options.whole("seed", least=0),
+        frequency_penalty=options.number("frequency_penalty", least=-2, most=2),
+        presence_penalty=options.number("presence_penalty", least=-2, most=2),
+        seed=None if seed == -1 else seed,
         json_schema="object" if form == "json" else form,
         priority=priority_of(body),
     )
@@ -126,11 +166,9 @@ def shown(created: int, facts: Facts) -> Json:
     }
 
 
-def loaded(name: str) -> Json:
-    """A reply to a question that says nothing: by that clients have a model loaded."""
-    now = datetime.datetime.now(datetime.UTC).isoformat()
-    found = {"model": name, "created_at": now, "response": ""}
-    return {**found, "done": True, "done_reason": "load"}
+def nothing_said(name: str, why: Literal["load", "unload"], *, chat: bool) -> Json:
+    """The reply to a question that says nothing: by that a model is loaded, or has to go."""
+    return {**Translator(model=name, chat=chat).nothing(), "done": True, "done_reason": why}
 
 
 def running(name: str, created: int, facts: Facts | None, stays_s: float | None) -> Json:

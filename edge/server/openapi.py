@@ -80,6 +80,7 @@ _SAMPLING = {
     "seed": _whole(0, 1 << 53),
     "stop": _STOP,
 }
+_STAYS = _either({"type": "number"}, _TEXT)
 _FORMAT = _object(
     {"type": {"enum": ["text", "json_object", "json_schema"]}}, {"json_schema": _OBJECT}
 )
@@ -90,12 +91,14 @@ _OPTIONS = _object(
     {
         "num_predict": _whole(-2),
         "temperature": _number(0, 2),
-        "top_p": _number(1e-6, 1),
-        "top_k": _whole(0),
+        "top_p": _number(0, 1),
+        "top_k": _whole(-1),
         "min_p": _number(0, 1),
         "repeat_penalty": _number(0.01, 100),
+        "frequency_penalty": _number(-2, 2),
+        "presence_penalty": _number(-2, 2),
         "stop": _STOP,
-        "seed": _whole(0, 1 << 53),
+        "seed": _whole(-1, 1 << 53),
     },
 )
 
@@ -223,9 +226,11 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
     "/api/chat": (
         "An answer to a conversation, as Ollama has it",
         _asked(
-            {"messages": _list(_OPENAI_MESSAGE, least=1)},
+            {},
             {
+                "messages": _list(_OPENAI_MESSAGE),
                 "stream": _FLAG,
+                "keep_alive": _STAYS,
                 "think": _either(_FLAG, _EFFORT),
                 "format": _either({"const": "json"}, _OBJECT),
                 "options": _OPTIONS,
@@ -242,6 +247,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "prompt": _TEXT,
                 "system": _TEXT,
                 "raw": _FLAG,
+                "keep_alive": _STAYS,
                 "stream": _FLAG,
                 "think": _either(_FLAG, _EFFORT),
                 "format": _either({"const": "json"}, _OBJECT),

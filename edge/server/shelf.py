@@ -18,6 +18,9 @@ _log = logging.getLogger(__name__)
 MOST_WAITING = 32
 """Requests that wait for a model to be loaded; further ones are told to come again."""
 
+_NEWEST = ":latest"
+"""What Ollama's clients put behind a name that has no version."""
+
 Load = Callable[[str, bool], Awaitable[AsyncModel]]
 """Loads the model of a name; with True only where all of it fits into memory. Raises CapacityError
 where it does not fit beside what is loaded."""
@@ -33,6 +36,8 @@ class Place:
     used_s: float = 0.0
     """When somebody left last."""
     timer: asyncio.TimerHandle | None = None
+    is_dismissed: bool = False
+    """Whoever uses it last has it unloaded."""
 
     @property
     def is_idle(self) -> bool:
@@ -111,14 +116,16 @@ class Shelf:
 
     def find(self, asked: str) -> str:
         """The name that is meant: it itself, the last part of it if that is of one only, an
-        alias, or `default`. Raises Refusal for another one."""
-        if asked in self._places:
-            return asked
-        if asked == "default" or asked in self._aliases:
-            return next(iter(self._places))
-        ends = [name for name in self._places if name.rpartition("/")[2] == asked]
-        if len(ends) == 1:
-            return ends[0]
+        alias, or `default`; of each its newest version, as Ollama says it. Raises Refusal for
+        another one."""
+        for name in (asked, asked.removesuffix(_NEWEST)):
+            if name in self._places:
+                return name
+            if name == "default" or name in self._aliases:
+                return next(iter(self._places))
+            ends = [each for each in self._places if each.rpartition("/")[2] == name]
+            if len(ends) == 1:
+                return ends[0]
         here = ", ".join(map(repr, self.known_as))
         raise Refusal(
             404,
@@ -136,6 +143,7 @@ class Shelf:
         """
         place = self._places[name]
         place.users += 1
+        place.is_dismissed = False
         if place.timer is not None:
             place.timer.cancel()
             place.timer = None
@@ -147,6 +155,13 @@ class Shelf:
             if not place.users:
                 self._somebody_left.set()
                 self._leave(place)
+
+    def dismiss(self, name: str) -> None:
+        """The model goes as soon as nobody uses it, unless somebody else comes first."""
+        place = self._places[name]
+        place.is_dismissed = True
+        if not place.users:
+            self._leave(place)
 
     async def aclose(self) -> None:
         """Nothing is unloaded by itself any more. Models are closed with their cluster."""
@@ -198,13 +213,20 @@ class Shelf:
                     raise CapacityError(f"the model {place.name!r}: {error}") from error
 
     def _leave(self, place: Place) -> None:
-        if self._keep_alive_s is None or place.model is None:
+        if place.model is None:
+            return
+        if place.is_dismissed:
+            self._let_go(place)
+            return
+        if self._keep_alive_s is None:
             return
         loop = asyncio.get_running_loop()
         place.timer = loop.call_later(self._keep_alive_s, self._let_go, place)
 
     def _let_go(self, place: Place) -> None:
-        place.timer = None
+        if place.timer is not None:
+            place.timer.cancel()
+            place.timer = None
 
         async def unload() -> None:
             async with self._one_at_a_time:

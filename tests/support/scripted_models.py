@@ -34,8 +34,12 @@ class ScriptedModel:
         self.says: asyncio.Queue[Token | EdgeError] = asyncio.Queue()
         self.prompts: list[object] = []
         self.under_way = 0
+        self.is_closed = False
         self.refuses: EdgeError | None = None
         """What it raises when it is asked."""
+
+    async def aclose(self) -> None:
+        self.is_closed = True
 
     def encode(self, prompt: str) -> list[int]:
         return [len(each) for each in prompt.split()]
@@ -91,7 +95,8 @@ class Visit:
     """One request to a server without a network between: what was sent so far, and its end."""
 
     def __init__(self, model: ScriptedModel, path: str, body: Json) -> None:
-        self.server = Server(Shelf.of(cast(AsyncModel, model), "m"), rules=Rules())
+        self.shelf = Shelf.of(cast(AsyncModel, model), "m")
+        self.server = Server(self.shelf, rules=Rules())
         self.sent: list[Json] = []
         self.gone = asyncio.Event()
         self._body: bytes | None = json.dumps({"model": "m", **body}).encode()

@@ -167,6 +167,28 @@ def test_what_nobody_uses_for_long_goes() -> None:
     run(main)
 
 
+def test_what_is_dismissed_goes_when_nobody_uses_it() -> None:
+    async def main() -> None:
+        room = Room(1)
+        shelf = Shelf("a", room.load)
+        async with shelf.using("a"):
+            shelf.dismiss("a")
+            assert list(shelf.loaded) == ["a"]
+        await room.made[0].closed.wait()
+        async with shelf.using("a"):
+            shelf.dismiss("a")
+            await use(shelf, "a")  # who wants it to stay
+        assert not room.made[1].closed.is_set()
+        shelf.dismiss("a")
+        shelf.dismiss("a")
+        await room.made[1].closed.wait()
+        shelf.dismiss("a")
+        await shelf.aclose()
+        assert len(room.made) == 2
+
+    run(main)
+
+
 def test_one_that_has_ended_is_loaded_again_unless_it_is_the_only_one() -> None:
     async def main() -> None:
         for names in ("ab", "a"):
@@ -186,7 +208,8 @@ def test_names() -> None:
     assert [shelf.find(each) for each in ("default", "small", "y/twin")] == [
         *("org/small", "org/small", "y/twin")
     ]
-    for name in ("twin", "SMALL", ""):
+    assert shelf.find("small:latest") == shelf.find("default:latest") == "org/small"
+    for name in ("twin", "SMALL", "", "small:8b", ":latest", "small" + ":latest" * 2000):
         with pytest.raises(Refusal, match="is not here; this server has 'org/small'") as refused:
             shelf.find(name)
         assert (refused.value.status, refused.value.code) == (404, "model_not_found")
