@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -24,6 +23,7 @@ from edge.api.hub_download import model_path
 from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply, kept_replies
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
+from edge.api.own_credentials import own_credentials
 from edge.api.progress_bars import progress_bars
 from edge.api.quality import Quality, QualityOptions, measure_quality
 from edge.api.quantizing import Quantized, QuantizeOptions, quantize_model
@@ -44,7 +44,6 @@ from edge.errors import (
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
 from edge.membership.membership import Membership
-from edge.membership.own import OwnMembership
 from edge.membership.presence import Presences
 from edge.membership.store import MembershipStore, config_root
 from edge.option_fields import with_overrides
@@ -69,7 +68,6 @@ from edge.protocol.peer_info import (
     with_unique_names,
 )
 from edge.text.grammar import Grammars
-from edge.transport import Credentials
 from edge.weights.checkpoint import Checkpoint
 
 Peer = str | PeerInfo
@@ -124,7 +122,7 @@ class AsyncCluster:
         """
         if type(at_least) is not int or at_least < 1:
             raise RequestError(f"at_least must be a whole number of 1 or more, not {at_least!r}")
-        shown = await _own_credentials(insecure=insecure)
+        shown = await own_credentials(insecure=insecure)
         peers, left_out = await find_peers(
             cluster, shown, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces
         )
@@ -162,7 +160,7 @@ class AsyncCluster:
             raise RequestError("give at least one address, as a text host:port")
         own = None
         if any(isinstance(peer, str) for peer in wanted):
-            own = await _own_credentials(insecure=insecure)
+            own = await own_credentials(insecure=insecure)
         shown = {
             peer if isinstance(peer, str) else peer.address: (
                 own if isinstance(peer, str) else peer.credentials
@@ -541,10 +539,3 @@ def _cluster_of_a_run(settings: LocalSettings) -> Membership:
     keeps = settings.get("kv_disk") is not None
     identity = MembershipStore(config_root()).identity() if keeps else None
     return Membership.founded("local", identity)
-
-
-async def _own_credentials(*, insecure: bool) -> Credentials | None:
-    """What this process shows to peers."""
-    if insecure:
-        return None
-    return await run_blocking(lambda: OwnMembership(socket.gethostname()).credentials())

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edge.concurrency.blocking import run_blocking
-from edge.membership.own import OwnMembership
+from edge.api.own_credentials import own_credentials
 from edge.protocol.discovery import Look, watch_peers
 from edge.protocol.heartbeat import PEER_SILENT_AFTER_S
 from edge.protocol.last_heard import LastHeard, silent_addresses
@@ -44,10 +42,7 @@ async def watched_peers(
     Those at the addresses, or without any those that zeroconf finds. Each keeps its name as long as
     this lasts. Raises NetworkError where this device cannot look.
     """
-    shown = None
-    if not insecure:
-        own = await run_blocking(lambda: OwnMembership(socket.gethostname()))
-        shown = own.credentials()
+    shown = await own_credentials(insecure=insecure)
     looks = watch_peers(cluster, shown, interfaces=interfaces, every_s=every_s)
     if addresses:
         looks = _asked(dict.fromkeys(addresses, shown), every_s)

@@ -26,7 +26,7 @@ from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.keys import own_credentials
 from tests.support.passing_time import let_pass
-from tests.support.processes import Daemon, poll_until
+from tests.support.processes import PATIENCE_S, Daemon, edge_process, poll_until
 from tests.support.processes import edge as run_edge
 from tests.support.replies import await_steps
 
@@ -101,6 +101,18 @@ def test_a_web_server_on_the_port() -> None:
         sentence = run_edge("peers", "--insecure", "--peer", address).sentence()
     assert address in sentence
     assert "does not speak Edge's protocol: check that the port is Edge's" in sentence
+
+
+@pytest.mark.parametrize("more", [(), ("--watch",)], ids=["once", "watching"])
+def test_who_asks_without_keys_is_warned_at_every_start(more: tuple[str, ...]) -> None:
+    arguments = ("peers", "--insecure", "--peer", "127.0.0.1:9", *more)
+    with edge_process(*arguments) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=PATIENCE_S)
+    assert line.startswith("edge: insecure: no keys and no encryption")
+    assert "insecure" not in rest
 
 
 def test_a_service_that_hangs_up() -> None:
