@@ -22,7 +22,7 @@ from edge.errors import EdgeError, RequestError
 from edge.server.efforts import switched
 from edge.server.embeddings import Asked
 from edge.server.gate import Gate
-from edge.server.history import reminded
+from edge.server.history import arranged
 from edge.server.keys import Caller
 from edge.server.metrics import Metrics
 from edge.server.refusals import Refusal
@@ -229,13 +229,17 @@ class Answers:
             ]
         messages, tools = question.messages, question.tools or None
         encode = partial(tokenizer.encode_chat, variables=dict(question.variables))
-        try:
-            ids = await run_blocking(partial(encode, messages, tools=tools))
-        except RequestError:
-            messages = reminded(messages)
-            if messages == question.messages:
-                raise
-            ids = await run_blocking(partial(encode, messages, tools=tools))
+        ways = arranged(messages)
+        refused = None
+        while True:
+            try:
+                ids = await run_blocking(partial(encode, messages, tools=tools))
+                break
+            except RequestError as error:
+                refused = refused or error
+                if (other := next(ways, None)) is None:
+                    raise refused from None
+                messages = other
         if tools is not None and ids == await run_blocking(partial(encode, messages)):
             raise Refusal(400, "the model's chat template takes no tools", param="tools")
         return [(ids, tokenizer.begins_thinking(ids))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 Message = Mapping[str, object]
 
@@ -26,6 +26,31 @@ def turns(messages: Sequence[Message], *, joins: bool = False) -> list[Message]:
             found[-1] = _joined(found[-1], message)
         else:
             found.append(message)
+    return found
+
+
+def arranged(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """As templates may take them that refuse words of the system where they are: late ones among
+    those of the user; all at the beginning, for templates that take no user's turn there; and
+    among those of the user from the first on, for templates that know no system."""
+    tried: list[Sequence[Message]] = [messages]
+    for arrange in (reminded, _gathered, _without_system):
+        if (found := arrange(messages)) not in tried:
+            tried.append(found)
+            yield found
+
+
+def _gathered(messages: Sequence[Message]) -> list[Message]:
+    system = [each for each in messages if each["role"] == "system"]
+    return turns([*system, *(each for each in messages if each["role"] != "system")])
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    found = _gathered(messages)
+    if found[0]["role"] == "system":
+        found[0] = {**found[0], "role": "user"}
+        if len(found) > 1 and found[1]["role"] == "user":
+            found[:2] = [_joined(found[0], found[1])]
     return found
 
 

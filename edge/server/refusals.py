@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edge.errors import CapacityError, EdgeError, PeerError, PromptLengthError, RequestError
+
+_log = logging.getLogger(__name__)
 
 Dialect = Literal["openai", "anthropic", "ollama"]
 
@@ -88,4 +91,5 @@ def refusal_of(error: EdgeError) -> Refusal:
         return Refusal(400, str(error))
     if isinstance(error, CapacityError | PeerError):
         return Refusal(503, str(error))
-    return Refusal(500, str(error))
+    _log.error("a model cannot be used: %s", error)  # with the paths of its files
+    return Refusal(500, "the model cannot be used as it is; the server's log says why")

@@ -89,9 +89,7 @@ class ChatTemplate:
         if kind == "rendered":
             return text
         if kind == "refused":
-            raise RequestError(
-                f"the chat template in {self._origin} refused these messages: {text}"
-            )
+            raise RequestError(f"the model's chat template refused these messages: {text}")
         remedy = "replace it with the one of the model's publisher"
         if kind == "invalid":
             raise CheckpointError(

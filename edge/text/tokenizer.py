@@ -210,7 +210,7 @@ class Tokenizer:
             return self._templates["default"]
         known = f" (only {', '.join(sorted(self._templates))})" if self._templates else ""
         raise RequestError(
-            f"the checkpoint in {self._path} has no default chat template{known}; "
+            f"the checkpoint {self._path.name} has no default chat template{known}; "
             "send a plain prompt, or use the model's instruction-tuned checkpoint"
         )
 

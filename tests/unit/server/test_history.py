@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from edge.errors import RequestError
+from edge.errors import CheckpointError, RequestError
 from edge.server import anthropic_messages, ollama, openai_fields, openai_responses
 from edge.server.fields import Fields
 from edge.server.history import reminded, turns
+from edge.server.refusals import refusal_of
 from tests.support.scripted_models import ScriptedModel, Visit, word
 
 ASKED = {"role": "user", "content": "How is Rom?"}
@@ -182,6 +183,63 @@ def test_late_words_of_the_system_are_a_users_where_a_template_takes_no_others()
         assert len(cast(Any, model.prompts[0])) == 5
 
     asyncio.run(main())
+
+
+def alternating(messages: Sequence[Any]) -> bool:
+    """As Mistral's templates want: the user and the model in turn, calls and results aside."""
+    kinds = ("user", "assistant")
+    said = [m["role"] for m in messages if m["role"] in kinds and not m.get("tool_calls")]
+    return all(role == kinds[place % 2] for place, role in enumerate(said))
+
+
+TAKES: dict[str, Any] = {
+    "anything": lambda _messages: True,
+    "a first one": lambda messages: all(each["role"] != "system" for each in messages[1:]),
+    "turns": lambda messages: TAKES["a first one"](messages) and alternating(messages),
+    "none": lambda messages: all(each["role"] != "system" for each in messages),
+}
+
+
+@pytest.mark.parametrize("takes", TAKES)
+def test_words_of_the_system_reach_every_template(takes: str) -> None:
+    """Behind a tool's result, too, and none is lost; what a template refuses is said as it says."""
+    system, late = ({"role": "system", "content": text} for text in ("Be kind.", "Be brief."))
+    asked = [system, ASKED, WANTED[2], WANTED[3], late]
+    seen: list[Any] = []
+
+    class Strict(ScriptedModel):
+        def encode_chat(self, messages: Sequence[Any], **given: object) -> list[int]:
+            if not TAKES[takes](messages) or len(messages) == 1:
+                raise RequestError("the model's chat template refused these messages: so")
+            seen.append(messages)
+            return super().encode_chat(messages, **given)
+
+    async def main() -> None:
+        model = Strict()
+        model.says.put_nowait(word("Yes", ends=True))
+        visit = Visit(model, "/v1/chat/completions", {"messages": asked})
+        await visit.running
+        assert visit.status == 200, visit.text
+        told = " ".join(str(each["content"]) for each in seen[-1])
+        assert told.count("Be kind.") == told.count("Be brief.") == told.count("How is Rom?") == 1
+        assert [each["role"] for each in seen[-1]] == {
+            "anything": ["system", "user", "assistant", "tool", "system"],
+            "a first one": ["system", "user", "assistant", "tool", "user"],
+            "turns": ["system", "user", "assistant", "tool"],
+            "none": ["user", "assistant", "tool"],
+        }[takes]
+        refused = Visit(model, "/v1/chat/completions", {"messages": [ASKED]})
+        await refused.running
+        assert (refused.status, "messages: so" in refused.text) == (400, True)
+
+    asyncio.run(main())
+
+
+def test_no_file_of_the_server_is_named_to_clients() -> None:
+    """What is wrong with one is for who runs the server."""
+    refusal = refusal_of(CheckpointError("/home/x/model/config.json is damaged; download it again"))
+    assert refusal.status == 500
+    assert "/" not in refusal.message
 
 
 def test_turns_are_joined_where_a_dialect_cuts_them_and_only_there() -> None:

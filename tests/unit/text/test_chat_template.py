@@ -155,8 +155,9 @@ def test_a_chat_that_cannot_be_rendered_is_the_callers_error(
     ours = opened(
         write_checkpoint(tmp_path, byte_level(), {"chat_template": template} if template else {})
     )
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=message) as raised:
         ours.chat(messages)
+    assert str(tmp_path.parent) not in str(raised.value), "clients of a server read it"
 
 
 def test_a_template_that_is_not_jinja_hinders_only_chats(tmp_path: Path) -> None:
