@@ -85,6 +85,20 @@ def test_a_peer_is_found_and_gone(kind: str) -> None:
     check(kind, scenario)
 
 
+def test_a_peer_that_leaves_at_once_is_not_told_of_again(kind: str) -> None:
+    async def scenario(make: Make, cluster: str) -> None:
+        here, there, next_one = make(), make(), make()
+        async with watching(here) as event:
+            await there.announce(record(cluster))
+            assert await event() == PeerFound(record(cluster))
+            await there.aclose()
+            assert await event() == PeerGone(record(cluster).id)
+            await next_one.announce(record(cluster, "next"))
+            assert await event() == PeerFound(record(cluster, "next"))
+
+    check(kind, scenario)
+
+
 def test_a_late_watch_sees_who_is_there_and_not_itself(kind: str) -> None:
     async def scenario(make: Make, cluster: str) -> None:
         here, there = make(), make()

@@ -9,7 +9,7 @@ import hmac
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from zeroconf import Error, NonUniqueNameException, ServiceStateChange, Zeroconf
+from zeroconf import Error, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from edge.transport.discovery.peers import MAX_PEERS, PeerEvent, PeerRecord, check_cluster
@@ -53,6 +53,8 @@ class ZeroconfDiscovery:
         self._watchers = Watchers()
         self._own: dict[str, dict[str, AsyncServiceInfo]] = {}
         self._own_services: set[str] = set()
+        self._telling: dict[str, asyncio.Future[None]] = {}
+        """What is told again, since packets get lost; by the service."""
         self._look_ups: dict[str, asyncio.Task[None]] = {}
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
@@ -60,7 +62,11 @@ class ZeroconfDiscovery:
         self._is_closed = False
 
     async def announce(self, record: PeerRecord) -> None:
-        """See :class:`Discovery`. Takes about a second: the name is first checked to be free."""
+        """See :class:`Discovery`. Returns when it was told for the first time, of three.
+
+        Nobody is asked first whether they have that id, which takes more than a second: ids are
+        random numbers. So nobody can keep a peer from announcing itself either.
+        """
         check_cluster(record, self._cluster)
         told = replace(record, cluster=self._told_cluster(record.id))
         services = services_of(told, interface_addresses(self._interfaces))
@@ -72,19 +78,20 @@ class ZeroconfDiscovery:
             present = self._own.get(record.id, {})
             try:
                 for name in present.keys() - wanted.keys():
+                    self._stop_telling(name)
                     await (await zeroconf.async_unregister_service(present.pop(name)))
                 for name, service in wanted.items():
                     self._own_services.add(name)
                     if name in present:
-                        await (await zeroconf.async_update_service(service))
+                        telling = await zeroconf.async_update_service(service)
                     else:
-                        await (await zeroconf.async_register_service(service))
+                        telling = await zeroconf.async_register_service(
+                            service, cooperating_responders=True
+                        )
                     self._own.setdefault(record.id, {})[name] = service
-            except NonUniqueNameException as error:
-                raise AddressError(
-                    f"another peer already announces the id '{record.id}' with the same port: "
-                    "give this peer an id of its own"
-                ) from error
+                    self._stop_telling(name)
+                    self._telling[name] = asyncio.ensure_future(telling)
+                await asyncio.sleep(0)  # in which each is told
             except (Error, OSError) as error:
                 raise AddressError(
                     f"cannot announce peer '{record.name}' by {self.describe()}: {error}"
@@ -111,12 +118,18 @@ class ZeroconfDiscovery:
                 look_up.cancel()
             await asyncio.gather(*look_ups, return_exceptions=True)
             self._watchers.close()
+            for name in list(self._telling):
+                self._stop_telling(name)  # nothing comes after the goodbyes
             if zeroconf is not None:
                 await zeroconf.async_close()
 
     def describe(self) -> str:
         where = "all interfaces" if self._interfaces is None else ", ".join(self._interfaces)
         return f"zeroconf (multicast DNS) on {where}, cluster '{self._cluster}'"
+
+    def _stop_telling(self, name: str) -> None:
+        if name in self._telling:
+            self._telling.pop(name).cancel()
 
     def _open(self) -> AsyncZeroconf:
         if self._zeroconf is None:
