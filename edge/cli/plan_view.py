@@ -24,6 +24,8 @@ from edge.planning.kv_copies import MOST_KEPT_KV_BYTES, CopiesCost
 from edge.planning.losses import Loss
 from edge.planning.proposal import Proposal
 
+_MOST_REASONS = 2
+
 
 def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, explain: bool) -> None:
     """Print who runs what, and how fast that should be.
@@ -301,6 +303,22 @@ def _explain(console: Console, proposal: Proposal) -> None:
                 f"{estimate.tokens_per_s:.1f}",
             )
         console.print(others)
+
+
+def devices_in_words(proposal: Proposal) -> str:
+    """How many compute, and of how many: `1 of 2 devices`."""
+    used, there = len(proposal.plan.devices), len(proposal.cluster.devices)
+    count = f"{used} of {there}" if used < there else str(used)
+    return f"{count} device{'s' if max(used, there) > 1 else ''}"
+
+
+def left_out_in_words(proposal: Proposal) -> str:
+    """Which devices have no part, and why the first of them have none; "" where all have one."""
+    left_out = proposal.choice.left_out
+    said = [f"{each.name} ({each.reason})" for each in left_out[:_MOST_REASONS]]
+    if more := len(left_out) - len(said):
+        said.append(f"{more} more, which edge plan names")
+    return f"left out: {', '.join(said)}" if said else ""
 
 
 def rate_in_words(tokens_per_s: float, span: Sequence[float]) -> str:

@@ -15,10 +15,11 @@ from edge.api.cluster import Cluster
 from edge.api.generation_options import GenerationOptions
 from edge.api.model import Model
 from edge.api.reply import Reply, ReplyStream
-from edge.cli.plan_view import rate_in_words
+from edge.cli.plan_view import devices_in_words, left_out_in_words, rate_in_words
 from edge.coordinator.lasting_model import Recovery
 from edge.errors import EdgeError, printable, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.partition import Plan
 from edge.planning.breakdown import Part, reads_in_words, step_parts
 from edge.planning.drift import Drift
 from edge.planning.load_options import LoadOptions
@@ -108,7 +109,6 @@ def tell_recoveries(model: Model, recoveries: Sequence[Recovery]) -> None:
 def figures_of(model: Model, reply: Reply) -> str:
     """How long it is and how fast it came, and what was predicted, in a line."""
     figures = reply.statistics
-    devices = len(model.plan.devices)
     first = f"first after {figures['first_token_s']:.2f} s"
     if "predicted_first_token_s" in figures:
         first += f" (predicted {figures['predicted_first_token_s']:.2f})"
@@ -121,7 +121,14 @@ def figures_of(model: Model, reply: Reply) -> str:
     count = f"{figures['new_tokens']} tokens"
     if "resumed_tokens" in figures:
         count += f", {figures['resumed_tokens']} of them from before"
-    return f"[{count}, {first}{rate}, on {devices} device{'s' if devices > 1 else ''}]"
+    return f"[{count}, {first}{rate}, on {devices_in_words(model.proposal)}]"
+
+
+def tell_left_out(model: Model, options: LoadOptions) -> None:
+    """On stderr, which devices have no part in the plan, and why not: nothing where all have one,
+    or where the plan was written by hand."""
+    if (said := left_out_in_words(model.proposal)) and not isinstance(options.plan, Plan):
+        click.echo(f"[{said}; --parallel pipeline has every device compute]", err=True)
 
 
 def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> None:

@@ -251,7 +251,7 @@ def test_every_command(chat: Open, tmp_path: Path) -> None:
             terminal.wait(lambda: terminal.text.count(answer) > before)
 
         say("/help", "/retry             Answer the last question again.")
-        say("/hlep", "edge: /hlep is no command; /help is near it, and /help lists them all")
+        say("/hlep", "edge: /hlep is no command; /help is near it, /help lists them all")
         say("/retry", "edge: there is no answer yet that could be tried again")
         say("/stats", "edge: there is no whole answer yet")
         say("Hello", "[cut at 6")

@@ -11,7 +11,7 @@ from edge.api.reply import Reply, ReplyStream
 from edge.cli.chat.answer_view import AnswerView
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.settings import Settings
-from edge.cli.plan_view import show_plan
+from edge.cli.plan_view import devices_in_words, show_plan
 from edge.cli.reply_view import (
     drift_of,
     figures_of,
@@ -68,9 +68,8 @@ class TerminalTalk:
     def banner(self) -> str:
         """Two lines."""
         model = self._model
-        count = len(model.plan.devices)
         return (
-            f"{model.name} ({model.proposal.dtype}) on {count} device{'s' if count > 1 else ''}, "
+            f"{model.name} ({model.proposal.dtype}) on {devices_in_words(model.proposal)}, "
             f"context {model.context_tokens} tokens\n"
             "/help for commands; Ctrl-C stops an answer, Ctrl-D leaves"
         )

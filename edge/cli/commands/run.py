@@ -30,6 +30,7 @@ from edge.cli.reply_view import (
     show_reply,
     show_sampling,
     tell_drift,
+    tell_left_out,
     tell_why_not_predicted,
     whole_reply,
 )
@@ -161,6 +162,7 @@ def command(
             click.echo(json.dumps(_as_json(reply), ensure_ascii=False))
         else:
             reply = show_reply(loaded, stream, generation)
+            tell_left_out(loaded, options)
         if explain and kept is None:
             show_sampling(loaded, reply, generation)
         times = show_parts(loaded, reply) if explain else None

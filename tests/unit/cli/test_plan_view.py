@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from edge.cli.plan_view import (
+    devices_in_words,
+    left_out_in_words,
     losses_as_json,
     plan_as_json,
     rate_in_words,
@@ -16,7 +18,7 @@ from edge.cli.plan_view import (
     standby_as_json,
 )
 from edge.host.free_memory import format_size
-from edge.partition import Choice, ClusterSpec, choose, estimate, memory_use
+from edge.partition import Choice, ClusterSpec, LeftOut, choose, estimate, memory_use
 from edge.planning.kv_copies import copies_cost
 from edge.planning.load_options import LoadOptions
 from edge.planning.losses import losses
@@ -60,6 +62,26 @@ def proposal(host_layers: int | None) -> Proposal:
         wire_rules=WireRules(sums=(WireRule(),), hops=()),
         overhead={"a": Overhead(promised_bytes=10**6, floor_bytes=1, buffer_bytes=2)},
     )
+
+
+def test_devices_without_a_part_are_counted_and_named() -> None:
+    made = proposal(None)
+    assert devices_in_words(made) == "1 device"
+    assert left_out_in_words(made) == ""
+    others = [LeftOut(device=name, name=f"peer-{name}", reason="slow") for name in "bcde"]
+    for count, said in (
+        (1, "left out: peer-b (slow)"),
+        (2, "left out: peer-b (slow), peer-c (slow)"),
+        (4, "left out: peer-b (slow), peer-c (slow), 2 more, which edge plan names"),
+    ):
+        devices = (device("a", 10**6, RATES), *(device(c, 1, RATES) for c in "bcde"[:count]))
+        more = replace(
+            made,
+            cluster=ClusterSpec(devices=devices),
+            choice=replace(made.choice, left_out=tuple(others[:count])),
+        )
+        assert devices_in_words(more) == f"1 of {1 + count} devices"
+        assert left_out_in_words(more) == said
 
 
 @pytest.mark.parametrize(
