@@ -5,6 +5,7 @@
     TransportError
     ├── ChannelClosedError         we closed it: the caller's own aclose() or close()
     ├── PeerLostError              they closed it, died, or were silent for too long
+    │   └── UnwantedError          they closed it once they had seen our certificate
     ├── ProtocolError              what arrived, or was to be sent, is not what the protocol allows
     │   └── VersionMismatchError   the other side speaks another version of the protocol
     ├── RefusedError               the other side is not, or no longer, to be talked to
@@ -36,6 +37,18 @@ class PeerLostError(TransportError):
 
     def __str__(self) -> str:
         return f"lost {self.peer}: {self.reason}"
+
+
+class UnwantedError(PeerLostError):
+    """The other side closed the connection when it had seen our certificate, and said nothing."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(
+            peer,
+            "it closed the connection when it had checked this device's key; if it does so again, "
+            "this device has been expelled, as `edge cluster show` says there: take it in anew, "
+            "`edge pair`",
+        )
 
 
 class ProtocolError(TransportError):

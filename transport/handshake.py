@@ -47,6 +47,7 @@ from edge.transport.errors import (
     ProtocolError,
     RefusedError,
     UnknownHereError,
+    UnwantedError,
     VersionMismatchError,
 )
 from edge.transport.frame import (
@@ -131,6 +132,7 @@ async def greet(
             secured.
         ProtocolError: the other side is not Edge, or does not keep to the protocol.
         PeerLostError: the other side closed the connection.
+        UnwantedError: it did so when it had seen our certificate.
     """
     if credentials is None:
         await _exchange_preambles(connection, role, None)
@@ -153,8 +155,11 @@ async def greet(
         raise RefusedError(f"{connection.peer} is {member.name}, another device than was expected")
     secret = os.urandom(SECRET_BYTES)
     told = {**hello, _WAY: same_host.way(connection, listens=False)}
-    await tls.send_all(encode_hello(_with_news(told, credentials), secret))
-    theirs, their_secret = await _receive_hello(tls, len(secret))
+    try:
+        await tls.send_all(encode_hello(_with_news(told, credentials), secret))
+        theirs, their_secret = await _receive_hello(tls, len(secret))
+    except PeerLostError as error:
+        raise UnwantedError(connection.peer) from error
     door = theirs.pop(_DOOR, None)
     proved = _proved(theirs, certificate, credentials)
     known = secret + their_secret

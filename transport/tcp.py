@@ -18,6 +18,7 @@ from edge.transport.errors import (
     PeerLostError,
     TransportError,
     UnknownHereError,
+    UnwantedError,
 )
 from edge.transport.handshake import Greeted, Role, bring, display_name, encode_hello, greet
 from edge.transport.records import records_of
@@ -160,7 +161,7 @@ async def _open_once(
             raise PeerLostError(
                 address, f"silent for {timeout_s:g} s during the handshake; is it Edge's port?"
             ) from error
-        if isinstance(error, PeerLostError):
+        if isinstance(error, PeerLostError) and not isinstance(error, UnwantedError):
             raise PeerLostError(address, f"{error.reason} during the handshake") from error
         raise
     greeted.connection.peer = display_name(greeted.hello, address)

@@ -70,6 +70,9 @@ MAX_WAITING_CALLS = 2
 """Read ahead of the one that is being answered. A piece of weights has 4 MiB, a manifest at most
 16."""
 
+TELLS_WITHIN_S = 1.0
+"""Who is expelled and does not read is not waited for."""
+
 LARGE_BYTES = 256 << 10
 """A frame that may be larger is read in a thread, next to the loop."""
 
@@ -179,8 +182,27 @@ class Connection:
         telling = asyncio.create_task(self._tell_leaving())
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await self._tell_expelled()
         finally:
             await uninterrupted(self._clean_up([*tasks, telling]))
+
+    async def _tell_expelled(self) -> None:
+        """Whoever is no member any more, where it waits for an answer: the handshake will tell it
+        less."""
+        credentials, user = self._peer.credentials, self._user
+        if credentials is None or user is None or self._calls_read.empty():
+            return
+        error = PeerError(
+            self._peer.settings.name,
+            "it has heard that this device was expelled from the cluster, or paired again since; "
+            "start this program anew, or take the device in again with `edge pair`",
+        )
+        with contextlib.suppress(RequestError, transport.TransportError, TimeoutError):
+            if not credentials.is_admitted(user.id, user.edition):
+                frame, _ = self._calls_read.get_nowait()
+                answer = to_frame(Failed.kind, Failed.of(error), call=frame.header.get("call"))
+                async with asyncio.timeout(TELLS_WITHIN_S):
+                    await self._channel.send(answer)
 
     async def _clean_up(self, tasks: list[asyncio.Task[Any]]) -> None:
         await self._channel.aclose()

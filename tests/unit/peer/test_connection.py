@@ -394,6 +394,37 @@ def test_who_is_expelled_is_hung_up_on(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_who_is_expelled_while_it_waits_to_be_let_in_is_told(tmp_path: Path) -> None:
+    founded, other = Membership.founded("attic"), Identity.made().id
+    now = [founded]
+    known = credentials(lambda: now[0])
+    member = Member(id=other, name="cellar", roles=frozenset({USE, LEND}), edition=0)
+
+    async def main() -> None:
+        asked = asyncio.Event()
+
+        async def lets_in(_: Member | None) -> bool:
+            await asked.wait()
+            return False
+
+        resources = PeerResources(settings(tmp_path), known)
+        ours, theirs = MemoryChannel.pair("coordinator", "peer", first_hello={MEMBER: member})
+        connection = Connection(resources, theirs, lets_in=lets_in)
+        serving = asyncio.create_task(connection.run())
+        await ours.send(to_frame(Describe.kind, Describe(), call=1))
+        while connection._calls_read.empty():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        now[0] = founded.expelling(other)
+        asked.set()
+        answer = await told(ours)
+        assert (answer.kind, answer.header["call"]) == ("failed", 1)
+        assert "expelled from the cluster" in answer.header["message"]
+        await serving
+        await resources.aclose()
+
+    asyncio.run(main())
+
+
 def test_two_at_once_do_not_share_a_line_of_the_ledger(tmp_path: Path) -> None:
     async def main() -> None:
         resources = PeerResources(settings(tmp_path), None)

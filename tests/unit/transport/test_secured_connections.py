@@ -299,7 +299,7 @@ def test_an_expelled_device_is_refused_from_then_on_on_both_sides() -> None:
             await check_echo(listener, shown(second))
             now = first.expelling(second.identity.id)
             for dial in (connect, connect_link):
-                with pytest.raises(TransportError):
+                with pytest.raises(PeerLostError, match=r"has been expelled.*`edge pair`"):
                     await dial(listener.addresses[0], hello={}, credentials=shown(second))
                 assert "has been expelled" in str(await refused.queue.get())
         async with echoing(credentials=shown(second)) as listener:
