@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.text.grammar import Grammar, JsonSchema, json_rule, text_rule
+from edge.text.schema_errors import whose
 from edge.text.tool_types import tool_types
 
 MOST_CALLS = 16
@@ -88,6 +89,7 @@ def calls_grammar(
         start, end = text_rule(shape.open(function["name"])), text_rule(shape.close)
         if shape.argument is None:
             parameters = json_rule(_arguments(function.get("parameters")))
+            rules.append(whose(f"the schema of the tool {json.dumps(function['name'])}"))
             rules.append(f"arguments_{number}: {parameters}")
             arguments = f"arguments_{number}"
         else:
@@ -178,11 +180,13 @@ def _written(
     arguments = _plain(function, shape)
     if not arguments:
         return ""
+    tool = json.dumps(function["name"])
     for place, argument in enumerate(arguments):
         name = f"{number}_{place}"
         value, before, after = f"value_{name}", "", shape.close
         if argument.texts is None or shape.quotes is None:
-            rules.append(f"{value}: {json_rule(argument.schema)}")
+            words = f"the schema of {json.dumps(argument.name)}, of the tool {tool},"
+            rules += [whose(words), f"{value}: {json_rule(argument.schema)}"]
         elif argument.texts:
             before, after = shape.quotes[0], shape.quotes[1] + after
             value = f"({' | '.join(map(text_rule, argument.texts))})"

@@ -18,6 +18,7 @@ import numpy as np
 from edge.errors import RequestError
 from edge.kernels.sampling.rules import Bits
 from edge.text.detokenizer import Vocabulary
+from edge.text.schema_errors import fault, sentence
 from edge.text.thinking import USUAL_MARKS, ThinkingMarks
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Matcher:
         if self._matcher.is_error() or not bits.any():
             raise RequestError(
                 "the answer's grammar cannot go on: "
-                f"{_sentence(self._matcher.get_error()) or 'no token is left'}"
+                f"{sentence(self._matcher.get_error()) or 'no token is left'}"
             )
         return bits
 
@@ -122,7 +123,7 @@ class Matcher:
         if not self._matcher.consume_token(token):
             raise RequestError(
                 f"token {token} is not of the answer's grammar: "
-                f"{_sentence(self._matcher.get_error())}"
+                f"{sentence(self._matcher.get_error())}"
             )
 
 
@@ -233,23 +234,16 @@ def _compile(
         limits=llguidance.LLParserLimits(**_LIMITS),  # type: ignore[arg-type]
     )
     if made.is_error():
-        raise RequestError(
-            f"the grammar or schema cannot be kept to: {_sentence(made.get_error())}"
-        )
+        raise RequestError(fault(made.get_error(), grammar.rules, _check))
     return made
 
 
-def _sentence(error: str) -> str:
-    """What llguidance says, without the place in what we made of a schema."""
-    if "NoExtensionBias" in error:
-        return (
-            "what it asks for next is in no token of the model: ask for other "
-            "characters, or take a model that has them"
-        )
-    said = error.partition("\n   1 |")[0]
-    said = said.rpartition("failed to compile JSON schema: ")[2]
-    said = said.replace("Unimplemented keys:", "these keywords are not supported:")
-    return " ".join(said.split())[:400]
+def _check(schema: Mapping[str, Any]) -> str:
+    import llguidance
+
+    rules = {"grammars": [{"lark_grammar": f"start: %json {json.dumps(schema)}"}]}
+    limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+    return str(llguidance.LLMatcher.validate_grammar(json.dumps(rules), limits=limits))
 
 
 def _check_depth(schema: Mapping[str, Any]) -> None:

@@ -280,6 +280,52 @@ def test_what_no_answer_can_be_kept_to_is_named(bundled: Grammars, schema: Any, 
     assert "\n" not in str(raised.value)
 
 
+DEEP: dict[str, Any] = {
+    "$defs": {"z": {"properties": {"q": {"items": {"not": {}}}}}},
+    "properties": {"b": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/z"}]}, "c": {}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"not": {}}, 'the JSON schema cannot be kept to: these keywords are not supported'),
+        (DEEP, 'the JSON schema cannot be kept to: $defs.z.properties.q.items: these keywords are'),
+        ({"prefixItems": [{}, {"pattern": "(a"}]},
+         "kept to: prefixItems[1]: regex parse error: (a error: unclosed group"),
+        ({"properties": {"\n" * 99: {"type": 5}}}, "type must be a string"),
+        ({"properties": {f"x{at}": {"properties": {"a": {"not": {}}}} for at in range(3000)}},
+         'cannot be kept to: these keywords are not supported: ["not"]'),
+    ],
+)  # fmt: skip
+def test_which_field_of_a_schema_no_answer_can_be_kept_to_is_said(
+    bundled: Grammars, schema: Any, said: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(said)) as raised:
+        bundled.begin(schema_grammar(schema))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", CALL_FORMS)
+def test_which_field_of_which_tool_is_said_and_nothing_of_our_grammar(
+    bundled: Grammars, name: str
+) -> None:
+    tools: list[Any] = [
+        {"name": "good", "parameters": {"properties": {"x": {"type": "integer"}}}},
+        {"name": 'b"d', "parameters": {"properties": {"x": DEEP["$defs"]["z"]}}},
+        {"name": "bad", "parameters": {"properties": {"x": DEEP["$defs"]["z"]}}},
+    ]
+    for named in tools[1:]:
+        grammar = calls_grammar([tools[0], named], CALL_FORMS[name].shape, several=True)
+        with pytest.raises(RequestError) as raised:
+            bundled.begin(grammar)
+        said = str(raised.value)
+        assert "properties.q.items: these keywords are not supported" in said
+        assert json.dumps(named["name"]) in said
+        assert "x" in said
+        assert not any(each in said for each in ("call_0", "%json", " | ", "x-guidance"))
+
+
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "null"}
     for _level in range(depth):

@@ -1,0 +1,119 @@
+"""What of a grammar or schema no answer can be kept to, in the words of who wrote it.
+
+llguidance tells a line of the rules that were made; a client knows its schema, and its fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from edge.errors import shown
+
+_LINE = re.compile(r"at (\d{1,9})\(\d{1,9}\): ")
+_SHOWN_RULES = re.compile(r"\n +\d+ \| .*", re.DOTALL)
+_MARKED = re.compile(r"\n *\^+ *\n")
+"""Points at a place in the line above."""
+_OF_SCHEMA = "failed to compile JSON schema: "
+_UNSUPPORTED = ("Unimplemented keys:", "these keywords are not supported:")
+_ONE_OF = ("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Use anyOf")
+
+_MOST_TRIED = 64
+"""Parts of a schema; each takes a millisecond for each few KiB."""
+_MOST_SEARCHED_BYTES = 32 << 10
+
+_HELD_BY_NAME = ("properties", "patternProperties")
+_HELD_IN_ORDER = ("prefixItems", "anyOf", "oneOf", "allOf")
+_HELD = ("items", "additionalProperties")
+_NAMED = ("$defs", "definitions")
+
+Check = Callable[[Mapping[str, Any]], str]
+"""Of a schema what llguidance says of it; "" for one that is kept to."""
+
+
+def whose(words: str) -> str:
+    """A line before a rule: whose schema the rule keeps to, for errors."""
+    return f"// {words}"
+
+
+def fault(error: str, rules: str, check: Check) -> str:
+    """A sentence. error: what llguidance says of the rules."""
+    said = sentence(error)
+    if _OF_SCHEMA not in error:
+        return f"the grammar or schema cannot be kept to: {said}"
+    lines, line = rules.split("\n"), _LINE.match(error)
+    number = int(line[1]) - 1 if line is not None else 0
+    rule = lines[number] if number < len(lines) else ""
+    before = lines[number - 1] if 0 < number < len(lines) else ""
+    of = before.removeprefix("// ") if before.startswith("// ") else "the JSON schema"
+    place = _place(rule.partition("%json ")[2], said, check)
+    return f"{of} cannot be kept to{place and f': {place}'}: {said}"
+
+
+def sentence(error: str) -> str:
+    """What llguidance says, without the place in what we made of a schema."""
+    if "NoExtensionBias" in error:
+        return (
+            "what it asks for next is in no token of the model: ask for other "
+            "characters, or take a model that has them"
+        )
+    said = _SHOWN_RULES.sub("", error).rpartition(_OF_SCHEMA)[2]
+    said = _MARKED.sub("\n", said).replace(*_UNSUPPORTED).replace(*_ONE_OF)
+    return " ".join(said.split())[:400]
+
+
+def _place(text: str, said: str, check: Check) -> str:
+    """Where in a schema the fault is: the innermost part that has it alone."""
+    if not text or len(text) > _MOST_SEARCHED_BYTES:
+        return ""
+    try:
+        root = json.loads(text)
+    except ValueError:
+        return ""
+    place: tuple[str, ...] = ()
+    here, tried, seen = root, 0, {id(root)}
+    while True:
+        for steps, part in _parts(here, root, place):
+            if tried == _MOST_TRIED:
+                return _shown_place(place)
+            if id(part) in seen:
+                continue
+            tried += 1
+            alone = {**{name: root[name] for name in _NAMED if name in root}, **part}
+            if sentence(check(alone)) == said:
+                place, here = steps, part
+                seen.add(id(part))
+                break
+        else:
+            return _shown_place(place)
+
+
+def _shown_place(place: tuple[str, ...]) -> str:
+    return shown(".".join(place))[1:-1]
+
+
+def _parts(
+    schema: Mapping[str, Any], root: Mapping[str, Any], place: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Its schemas, and where each is."""
+    for key in _HELD_BY_NAME:
+        held = schema.get(key)
+        for name, each in held.items() if isinstance(held, Mapping) else ():
+            if isinstance(each, Mapping):
+                yield (*place, key, name), each
+    for key in _HELD_IN_ORDER:
+        held = schema.get(key)
+        for at, each in enumerate(held if isinstance(held, list) else ()):
+            if isinstance(each, Mapping):
+                yield (*place, f"{key}[{at}]"), each
+    for key in _HELD:
+        if isinstance(held := schema.get(key), Mapping):
+            yield (*place, key), held
+    for key in _NAMED:
+        reference, held = schema.get("$ref"), root.get(key)
+        if isinstance(reference, str) and isinstance(held, Mapping):
+            name = reference.removeprefix(f"#/{key}/")
+            if isinstance(each := held.get(name), Mapping):
+                yield (key, name), each
