@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -160,6 +161,25 @@ def _said(part: Fields) -> str:
 
 def _under(*texts: str | None) -> str:
     return "\n".join(text for text in texts if text) + "\n"
+
+
+def described(name: str, created: int, context_tokens: int | None) -> Json:
+    """Of /v1/models. An answer may have what the prompt leaves of the context."""
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": context_tokens,
+        "max_tokens": context_tokens,
+    }
+
+
+def page_of(models: Sequence[Json]) -> Json:
+    """All of them: there are never so many that they come in pages."""
+    ids = [each["id"] for each in models]
+    return {"data": list(models), "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -48,6 +48,9 @@ T = TypeVar("T")
 
 HEALTH = "/health"
 
+_ANTHROPIC = "anthropic-version"
+"""A header that clients of Anthropic's interface send with every request."""
+
 MOST_ANSWERS = 128
 """Under way or waiting: the scheduler serves some of them at once."""
 
@@ -164,13 +167,23 @@ class Server:
     async def _document(self, _request: Request) -> Response:
         return _Json(openapi.document(self._shelf.known_as))
 
-    async def _models(self, _request: Request) -> Response:
-        return _Json(
-            {"object": "list", "data": [self._described(each) for each in self._shelf.known_as]}
-        )
+    async def _models(self, request: Request) -> Response:
+        """In the words of Anthropic for its clients, of OpenAI for others."""
+        names = self._shelf.known_as
+        if _ANTHROPIC in request.headers:
+            found = [self._in_anthropic_words(each) for each in names]
+            return _Json(anthropic_messages.page_of(found))
+        return _Json({"object": "list", "data": [self._described(each) for each in names]})
 
     async def _one_model(self, request: Request) -> Response:
-        return _Json(self._described(self._known(request.path_params["name"])))
+        name = self._known(request.path_params["name"])
+        is_anthropic = _ANTHROPIC in request.headers
+        return _Json(self._in_anthropic_words(name) if is_anthropic else self._described(name))
+
+    def _in_anthropic_words(self, name: str) -> Json:
+        model = self._shelf.loaded.get(self._shelf.find(name))
+        context_tokens = None if model is None else model.context_tokens
+        return anthropic_messages.described(name, self._created, context_tokens)
 
     def _known(self, asked: str) -> str:
         name = self._shelf.find(asked)

@@ -267,6 +267,11 @@ def test_anthropic(url: str) -> None:
     import anthropic
 
     with anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0) as client:
+        model, alias = client.models.list()
+        assert (model.type, alias.display_name) == ("model", "claude-of-ours")
+        same = client.models.retrieve(model.id)
+        assert (same.id, same.created_at) == (MODEL.name, model.created_at)
+        assert model.max_input_tokens
         counted = client.messages.count_tokens(model="default", messages=ASKED)
         whole = client.messages.create(model="default", max_tokens=40, messages=ASKED)
         assert [(block.type, block.text) for block in whole.content] == [("text", ANSWER)]  # type: ignore[union-attr]
