@@ -100,6 +100,14 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def garbage_of_the_session() -> Iterator[None]:
+    """What modules have frozen at their ends is searched once more."""
+    yield
+    gc.unfreeze()
+    gc.collect()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def ctrl_c() -> None:
     """Ctrl-C ends what the tests start, also where they run in the background of a shell, which
     starts such programs, and all that they start, deaf to it."""
@@ -132,9 +140,13 @@ def nothing_left_running() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_running_by_the_module() -> Iterator[None]:
-    """The same for what a module shares, and collects what may warn of an open socket or file."""
+    """The same for what a module shares, and collects what may warn of an open socket or file.
+
+    What outlives the module, such as what it has imported, is searched again at the end of all.
+    """
     yield from _check_nothing_left(ignored_threads=())
     gc.collect()
+    gc.freeze()
 
 
 @contextlib.contextmanager
