@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edge.text.closed_schemas import closed
 from edge.text.grammar import Grammar, JsonSchema, json_rule, text_rule
 from edge.text.schema_errors import whose
 from edge.text.tool_types import tool_types
@@ -82,13 +83,14 @@ def calls_grammar(
     or_else: what an answer without calls must be; None: it must call.
     """
     functions = [tool.get("function", tool) for tool in tools]
+    functions = [{**each, "parameters": _arguments(each.get("parameters"))} for each in functions]
     while shape.otherwise is not None and not all(_fits(each, shape) for each in functions):
         shape = shape.otherwise
     rules = []
     for number, function in enumerate(functions):
         start, end = text_rule(shape.open(function["name"])), text_rule(shape.close)
         if shape.argument is None:
-            parameters = json_rule(_arguments(function.get("parameters")))
+            parameters = json_rule(function["parameters"])
             rules.append(whose(f"the schema of the tool {json.dumps(function['name'])}"))
             rules.append(f"arguments_{number}: {parameters}")
             arguments = f"arguments_{number}"
@@ -133,10 +135,8 @@ _OF_TEXTS = frozenset({"type", "enum", "const", "description", "title", "default
 
 def _plain(function: Mapping[str, Any], shape: ArgumentShape) -> list[_Argument] | None:
     """What can be written one by one; None where only a JSON object keeps to the schema."""
-    schema = function.get("parameters")
-    if not schema:
-        return []
-    if not isinstance(schema, Mapping) or not schema.keys() <= _OF_OBJECTS:
+    schema = function["parameters"]
+    if not schema.keys() <= _OF_OBJECTS:
         return None
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
@@ -212,10 +212,12 @@ def _written(
     return f"first_{number}_0{'?' if may_be_none else ''}"
 
 
-def _arguments(parameters: object) -> JsonSchema:
-    """Arguments are an object, whether the schema says so or not."""
+def _arguments(parameters: object) -> Mapping[str, Any]:
+    """Arguments are an object, whether the schema says so or not, of none where it says nothing."""
     if not isinstance(parameters, Mapping) or not parameters:
-        return "object"
-    if any(key in parameters for key in ("type", "$ref", "anyOf", "oneOf", "allOf")):
-        return parameters
-    return {"type": "object", **parameters}
+        parameters = {"properties": {}}
+    if not any(key in parameters for key in ("type", "$ref", "anyOf", "oneOf", "allOf")):
+        parameters = {"type": "object", **parameters}
+    if parameters.get("properties") == {}:
+        parameters = {"additionalProperties": False, **parameters}
+    return closed(parameters)

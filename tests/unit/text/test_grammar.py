@@ -163,6 +163,27 @@ def test_forced_calls_are_calls(tokenizer: Tokenizer, bundled: Grammars, name: s
     assert {len(read_answer(each, form, tools=known).tool_calls) for each in texts} == {0, 1}
 
 
+@pytest.mark.parametrize("name", CALL_FORMS)
+def test_forced_calls_have_no_arguments_but_those_that_are_named(
+    tokenizer: Tokenizer, bundled: Grammars, name: str
+) -> None:
+    """Where a schema is silent about further ones; and a tool that takes none is given none."""
+    inner = {"type": "object", "properties": {"y": {"enum": [1]}}}
+    takes = {"type": "object", "properties": {"x": inner}}
+    tools = [{"name": "f", "parameters": takes}, {"name": "g"}, {"name": "h", "parameters": {}}]
+    form, shape = AnswerForm(calls=name), replace(CALL_FORMS[name].shape, thought=None)
+    seen = set()
+    for chosen in (tools, [{"name": "i", "parameters": {"properties": {}}}]):
+        grammar = calls_grammar(chosen, shape, several=False)
+        for seed in range(15):
+            text = drawn(bundled, tokenizer, bundled.begin(grammar), seed)
+            (call,) = read_answer(text, form, tools=tool_types(chosen)).tool_calls
+            seen.add((call.name, json.dumps(call.arguments)))
+    f = {("f", each) for each in ("{}", '{"x": {}}', '{"x": {"y": 1}}')}
+    assert seen <= {*f, ("g", "{}"), ("h", "{}"), ("i", "{}")}
+    assert len(seen & f) > 1
+
+
 PLAIN: dict[str, Any] = {
     "type": "object",
     "properties": {
