@@ -32,7 +32,8 @@ def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     that makes such objects by references.
     """
     try:
-        return _closed(schema, is_shared=False, depth=0)
+        found: Mapping[str, Any] = _closed(schema, is_shared=False, depth=0)
+        return found
     except _Shared:
         return schema
 
@@ -68,6 +69,7 @@ def _closed(schema: Any, *, is_shared: bool, depth: int) -> Any:
 
 def _no_more(properties: object, required: object) -> Mapping[str, Any]:
     """Nothing for an object of which no property is known, or one that is required is not."""
-    known = isinstance(properties, Mapping) and isinstance(required, list) and bool(properties)
-    is_whole = known and all(each in properties for each in required if isinstance(each, str))
+    if not isinstance(properties, Mapping) or not isinstance(required, list) or not properties:
+        return {}
+    is_whole = all(each in properties for each in required if isinstance(each, str))
     return {"additionalProperties": False} if is_whole else {}

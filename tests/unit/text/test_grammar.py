@@ -170,10 +170,12 @@ def test_forced_calls_have_no_arguments_but_those_that_are_named(
     """Where a schema is silent about further ones; and a tool that takes none is given none."""
     inner = {"type": "object", "properties": {"y": {"enum": [1]}}}
     takes = {"type": "object", "properties": {"x": inner}}
-    tools = [{"name": "f", "parameters": takes}, {"name": "g"}, {"name": "h", "parameters": {}}]
+    tools: list[Any] = [{"name": "f", "parameters": takes}, {"name": "g"}]
+    others: list[Any] = [{"name": "h", "parameters": {}}]
+    none: list[Any] = [{"name": "i", "parameters": {"properties": {}}}]
     form, shape = AnswerForm(calls=name), replace(CALL_FORMS[name].shape, thought=None)
     seen = set()
-    for chosen in (tools, [{"name": "i", "parameters": {"properties": {}}}]):
+    for chosen in ([*tools, *others], none):
         grammar = calls_grammar(chosen, shape, several=False)
         for seed in range(15):
             text = drawn(bundled, tokenizer, bundled.begin(grammar), seed)
