@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,23 +13,28 @@ import pytest
 
 from edge import transport
 from edge.errors import CapacityError, RequestError
+from edge.host.free_memory import format_size
 from edge.offload import Manifest, ManifestBuilder
 from edge.peer.resources import MAX_SHARDS
 from edge.protocol.client import PeerClient
 from edge.protocol.heartbeat import ALIVE
 from edge.protocol.messages import Offer, SetMemory
 from edge.transport import Frame
+from tests.support.hostile_talks import PROMISED_BYTES, bother, measures, peak_bytes, talk
 from tests.support.keys import own_credentials
 from tests.support.processes import Daemon, poll_until
 
 MIB = 1 << 20
+CHANGED = 300
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("daemon"), "--no-announce", "--backend", "null") as daemon:
+    options = ("--no-announce", "--backend", "null", "--memory", format_size(PROMISED_BYTES))
+    with Daemon(tmp_path_factory.mktemp("daemon"), *options) as daemon:
         yield daemon
         daemon.await_free()
+        assert peak_bytes(daemon.process.pid) < PROMISED_BYTES
         assert daemon.messages == "", "what is refused is not our failure"
 
 
@@ -64,6 +70,14 @@ def test_a_payload_that_nobody_waits_for_is_not_read(
 
     asyncio.run(main())
     daemon.describe()
+
+
+def test_changed_frames_of_a_member_are_refused_one_by_one(daemon: Daemon) -> None:
+    """The fixture sees that the peer has kept its promise of memory, and holds nothing."""
+    frames, seldom = talk(daemon.address), measures(daemon.address, daemon.describe().id)
+    chance, shown = random.Random(5), own_credentials()
+    found = asyncio.run(bother(daemon.address, frames, seldom, CHANGED, chance, shown))
+    assert found["failed"] > CHANGED / 10
 
 
 def test_a_payload_of_nothing_but_lists_costs_next_to_nothing(daemon: Daemon) -> None:
@@ -120,12 +134,11 @@ def test_a_budget_is_no_more_than_there_is(daemon: Daemon, tmp_path: Path) -> No
         finally:
             await client.aclose()
 
-    with pytest.raises(RequestError, match="that this machine has"):
-        asyncio.run(ask(daemon.address, 1 << 52))
-    options = ("--no-announce", "--backend", "null", "--memory", "400MiB")
-    with Daemon(tmp_path, *options) as bounded:
-        with pytest.raises(RequestError, match=r"more than the 400.0 MiB that it was started with"):
-            asyncio.run(ask(bounded.address, 401 * MIB))
-        assert asyncio.run(ask(bounded.address, 300 * MIB)) == 300 * MIB
-        assert asyncio.run(ask(bounded.address, 400 * MIB)) == 400 * MIB
-        assert bounded.messages == ""
+    with pytest.raises(RequestError, match=r"more than the 256.0 MiB that it was started with"):
+        asyncio.run(ask(daemon.address, PROMISED_BYTES + MIB))
+    for allowed in (PROMISED_BYTES - 50 * MIB, PROMISED_BYTES):
+        assert asyncio.run(ask(daemon.address, allowed)) == allowed
+    with Daemon(tmp_path, "--no-announce", "--backend", "null") as unbounded:
+        with pytest.raises(RequestError, match="that this machine has"):
+            asyncio.run(ask(unbounded.address, 1 << 52))
+        assert unbounded.messages == ""

@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 
 from edge.protocol import messages
 from edge.protocol.client import PeerClient
-from tests.support.hostile_talks import attack, bother, check_free, say, talk
+from tests.support.hostile_talks import (
+    attack,
+    bother,
+    check_free,
+    hostile_member,
+    measures,
+    say,
+    talk,
+)
 from tests.support.mutated_frames import try_decoder
-from tests.support.null_peers import null_peers
 
 TALKS = 60
 BOTHERED = 400
@@ -28,24 +35,24 @@ def test_the_decoder_refuses_or_understands(seed: int) -> None:
 
 def test_a_peer_lives_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with null_peers(tmp_path, 1, kv_disk_bytes=1 << 20) as (daemon,):
+        async with hostile_member(tmp_path) as (daemon, shown):
             address = daemon.resources.addresses[0]
-            frames = talk(address)
-            client = await PeerClient.connect(address, None)
+            frames, seldom = talk(address), measures(address, daemon.resources.id)
+            client = await PeerClient.connect(address, shown)
             await client.call(messages.SetMemory(bytes=4 << 30))
             free_bytes = (await client.call(messages.Describe())).free_bytes
             await client.aclose()
-            heard = await say(address, frames)
-            # A peer that computes nothing has observed nothing, and says so.
-            assert heard.count("failed") == 1
+            heard = await say(address, frames, shown)
+            assert heard.count("failed") == 3
             assert heard.count("ok") == sum("call" in frame.header for frame in frames) - 1
+            assert set(await say(address, seldom[:-1], shown)) <= {"ok", "alive"}
             for number in range(TALKS):
                 async with asyncio.timeout(60):
-                    await attack(address, frames, random.Random(number))
+                    await attack(address, frames, random.Random(number), shown)
                     if number % 10 == 0:
-                        await check_free(daemon, free_bytes)
-            await bother(address, frames, BOTHERED, random.Random(TALKS))
-            await check_free(daemon, free_bytes)
+                        await check_free(daemon, free_bytes, shown)
+            await bother(address, frames, seldom, BOTHERED, random.Random(TALKS), shown)
+            await check_free(daemon, free_bytes, shown)
 
     asyncio.run(main())
     assert caplog.messages == [], "what is refused is not our failure"

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
-import resource
 import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from edge import transport
+from edge.host.free_memory import format_size
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.membership.membership import Membership, credentials
+from edge.membership.store import CONFIG_VARIABLE, MembershipStore
 from edge.offload import Manifest, ManifestBuilder
 from edge.partition import Plan, Shard, Stage
 from edge.peer.daemon import PeerDaemon
@@ -32,18 +37,26 @@ from edge.protocol.fields import to_json, token_bytes
 from edge.protocol.frame_codec import Call, to_frame
 from edge.protocol.kept_files import Keep
 from edge.protocol.lease import Lease
-from edge.protocol.measurements import MemoryRate, Profile
+from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile
+from edge.protocol.peer_info import describe_peer
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
-from edge.transport import Frame, WireRule
+from edge.transport import Credentials, Frame, WireRule
 from tests.support.formats import uniform_format
 from tests.support.mutated_frames import mutated_frame
 from tests.support.null_peers import null_peers
+from tests.support.processes import Daemon
 from tests.support.specs import plain_spec
 
 ROUND = 1000
 """Changed frames, after which the peer is looked at."""
+
+PROMISED_BYTES = 256 << 20
+"""What the peer of `main` promises to have at most. Of that it has 67 MiB before anything comes."""
+
+ROW_BYTES = 2 * 2 * 3 * 8 * 4
+"""Of keys and values of a token: two layers, three heads of 8, in float32."""
 
 SPEC = plain_spec(num_layers=2, hidden_size=32, ffn_columns=32, vocab_size=50)
 WHOLE = Shard(device="d", heads=range(3), ffn_columns=range(32), vocab=range(50))
@@ -81,7 +94,8 @@ def shard() -> tuple[Assignment, Manifest, dict[str, bytes]]:
 
 
 def talk(address: str) -> list[Frame]:
-    """What a coordinator sends that loads the shard and asks it once."""
+    """What a coordinator sends that loads the shard and asks it once. Of three things the peer says
+    that there are none: places for states, neighbours, and inputs that it has observed."""
     assignment, manifest, pieces = shard()
     digest = manifest.digest
     assignment = replace(assignment, manifest_digest=digest)
@@ -106,11 +120,30 @@ def talk(address: str) -> list[Frame]:
         ),
         messages.SwapOut(session="s", request="r"),
         messages.SaveState(session="s", request="r", tokens=3, place=0),
+        messages.PutKv(session="s", request="p", first=0, tokens=(1, 2), rows=bytes(2 * ROW_BYTES)),
+        messages.AskLink(session="s", stage=0, rank=1),
         messages.Measure(session="s"),
         messages.Observed(session="s", run=0),
         messages.Finish(session="s", request="r"),
         messages.Close(session="s"),
     ]
+    return _frames(sent)
+
+
+def measures(address: str, device: str | None = None) -> list[Frame]:
+    """What a coordinator has a peer measure, of links to itself; two of these take a second."""
+    place = Place(name="n", addresses=(address,), device=device)
+    return _frames(
+        [
+            Probe(place=place, small_bytes=8, large_bytes=9),
+            Glance(place=place, small_bytes=8, large_bytes=9),
+            Profile(model=SPEC, weight_format=uniform_format("int4", 32)),
+            MemoryRate(),
+        ]
+    )
+
+
+def _frames(sent: Sequence[Any]) -> list[Frame]:
     return [
         to_frame(each.kind, each, call=number if isinstance(each, Call) else None)
         for number, each in enumerate(sent)
@@ -128,7 +161,9 @@ def of_run(frames: list[Frame], run: str) -> list[Frame]:
     ]
 
 
-async def attack(address: str, frames: list[Frame], chance: random.Random) -> None:
+async def attack(
+    address: str, frames: list[Frame], chance: random.Random, shown: Credentials | None = None
+) -> None:
     """One talk with one to three of its frames changed, left out or sent again."""
     frames = list(frames)
     for _ in range(chance.choice((1, 1, 2, 3))):
@@ -137,17 +172,15 @@ async def attack(address: str, frames: list[Frame], chance: random.Random) -> No
             ([mutated_frame(frames[at], chance)], [mutated_frame(frames[at], chance)],
              [], [frames[at]] * 2, [frames[at], mutated_frame(frames[at], chance)])
         )  # fmt: skip
-    await say(address, frames)
+    await say(address, frames, shown)
 
 
-async def say(address: str, frames: list[Frame]) -> list[str]:
+async def say(address: str, frames: list[Frame], shown: Credentials | None = None) -> list[str]:
     """What kinds of answers come, until it is hung up on."""
     kinds = []
-    channel = await transport.connect(address, credentials=None, hello={"name": "hostile"})
+    channel = await transport.connect(address, credentials=shown, hello={"name": "hostile"})
     try:
         for frame in frames:
-            if frame.kind in (MemoryRate.kind, Profile.kind):
-                continue
             await channel.send(frame)
             is_call = issubclass(messages.FRAMES[frame.kind], Call)
             while is_call and frame.header.get("call") is not None:
@@ -162,14 +195,14 @@ async def say(address: str, frames: list[Frame]) -> list[str]:
     return kinds
 
 
-async def check_free(daemon: PeerDaemon, free_bytes: int) -> None:
+async def check_free(daemon: PeerDaemon, free_bytes: int, shown: Credentials | None = None) -> None:
     """The peer answers, and holds nothing of anybody's."""
     resources = daemon.resources
     rooms = resources.frames, resources.small_frames, resources.large_answers
     held = resources.offers, resources.links, resources.copy_room, *rooms
     while resources.sessions or any(each.held for each in held):  # noqa: ASYNC110 - it ends
         await asyncio.sleep(0)
-    client = await PeerClient.connect(resources.addresses[0], None)
+    client = await PeerClient.connect(resources.addresses[0], shown)
     try:
         await client.call(messages.SetMemory(bytes=4 << 30))
         described = await client.call(messages.Describe())
@@ -181,13 +214,19 @@ async def check_free(daemon: PeerDaemon, free_bytes: int) -> None:
 
 
 async def bother(
-    address: str, frames: list[Frame], count: int, chance: random.Random
+    address: str,
+    frames: list[Frame],
+    seldom: list[Frame],
+    count: int,
+    chance: random.Random,
+    shown: Credentials | None = None,
 ) -> Counter[str]:
-    """Load as in `frames`, then send so many changed ones; what came back, by kind."""
+    """Load as in `frames`, then send so many changed ones, of `seldom` one in a hundred; what came
+    back, by kind."""
     found: Counter[str] = Counter()
     loading = 1 + next(at for at, each in enumerate(frames) if each.kind == messages.Connect.kind)
     while count > 0:
-        channel = await transport.connect(address, credentials=None, hello={"name": "hostile"})
+        channel = await transport.connect(address, credentials=shown, hello={"name": "hostile"})
         frames = of_run(frames, f"{chance.getrandbits(64):x}")
         try:
             for frame in frames[:loading]:
@@ -195,7 +234,8 @@ async def bother(
                 await channel.receive()
             while count > 0:
                 count -= 1
-                frame = mutated_frame(chance.choice(frames), chance)
+                meant = frames if chance.randrange(100) else seldom
+                frame = mutated_frame(chance.choice(meant), chance)
                 await channel.send(frame)
                 if frame.header.get("call") is not None:
                     found[(await channel.receive()).kind] += 1
@@ -208,35 +248,68 @@ async def bother(
     return found
 
 
+@contextlib.asynccontextmanager
+async def hostile_member(folder: Path) -> AsyncIterator[tuple[PeerDaemon, Credentials]]:
+    """A peer, and another device of its cluster."""
+    attic = Membership.founded("attic")
+    assert attic.authority is not None
+    cellar = Membership.enrolled(attic.authority, attic.tag_key, "cellar")
+    async with null_peers(folder, 1, kv_disk_bytes=1 << 20, membership=attic) as (daemon,):
+        yield daemon, credentials(lambda: cellar)
+
+
+def peak_bytes(process: int) -> int:
+    """The most that a process has had in memory."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    (line,) = (each for each in lines if each.startswith("VmHWM"))
+    return int(line.split()[1]) << 10
+
+
+@contextlib.contextmanager
+def promising_daemon(folder: Path) -> Iterator[tuple[Daemon, Credentials]]:
+    """A peer in a process of its own, and another device of its cluster."""
+    attic = MembershipStore(folder / "attic").founded("attic")
+    assert attic.authority is not None
+    cellar = Membership.enrolled(attic.authority, attic.tag_key, "cellar")
+    options = ("--backend", "null", "--memory", format_size(PROMISED_BYTES), "--no-announce")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CONFIG_VARIABLE, str(folder / "attic"))
+        daemon = Daemon(folder / "peer", *options, "--kv-disk", f"{folder / 'kv'}:1MiB")
+    with daemon:
+        yield daemon, credentials(lambda: cellar)
+
+
 async def main() -> None:
-    """Bother one peer, and see now and then that it lives on and holds nothing."""
+    """Bother a peer in a process of its own, and see now and then that it lives on, holds nothing
+    and keeps its promise of memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     began_s, outcomes = time.perf_counter(), Counter[str]()
-    with tempfile.TemporaryDirectory() as folder:
-        async with null_peers(Path(folder), 1, kv_disk_bytes=1 << 20) as (daemon,):
-            address = daemon.resources.addresses[0]
-            frames = talk(address)
-            client = await PeerClient.connect(address, None)
-            await client.call(messages.SetMemory(bytes=4 << 30))
-            free_bytes = (await client.call(messages.Describe())).free_bytes
-            await client.aclose()
-            for first in range(0, given.count, ROUND):
-                seed = (given.seed << 40) + first
-                try:
-                    async with asyncio.timeout(120):
-                        count = min(ROUND, given.count - first)
-                        outcomes += await bother(address, frames, count, random.Random(seed))
-                        await check_free(daemon, free_bytes)
-                except BaseException:
-                    print(f"seed {seed} failed")
-                    raise
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    with tempfile.TemporaryDirectory() as folder, promising_daemon(Path(folder)) as (daemon, shown):
+        first_bytes = peak_bytes(daemon.process.pid)
+        device = (await describe_peer(daemon.address, shown)).id
+        frames, seldom = talk(daemon.address), measures(daemon.address, device)
+        for first in range(0, given.count, ROUND):
+            seed = (given.seed << 40) + first
+            try:
+                async with asyncio.timeout(120):
+                    count = min(ROUND, given.count - first)
+                    chance = random.Random(seed)
+                    outcomes += await bother(daemon.address, frames, seldom, count, chance, shown)
+                    while (await describe_peer(daemon.address, shown)).models:
+                        pass
+                assert daemon.process.poll() is None
+                assert daemon.messages == ""
+                assert peak_bytes(daemon.process.pid) < PROMISED_BYTES
+            except BaseException:
+                print(f"seed {seed} failed")
+                raise
+        most_bytes = peak_bytes(daemon.process.pid)
     print(
-        f"{given.count} frames in {time.perf_counter() - began_s:.0f} s with at most {peak} MiB: "
-        f"{dict(outcomes)}"
+        f"{given.count} frames in {time.perf_counter() - began_s:.0f} s; the peer had "
+        f"{first_bytes >> 20} MiB before and {most_bytes >> 20} at most: {dict(outcomes)}"
     )
 
 
