@@ -38,7 +38,7 @@ def main() -> None:
                 ),
                 *("run", f"{url}/openapi.json", "--checks", "not_a_server_error"),
                 *("--max-examples", str(given.count), "--seed", str(given.seed)),
-                *("--request-timeout", "60"),
+                *("--request-timeout", "600"),
             ],
             check=False,
             cwd=folder,  # it keeps what it found there
