@@ -28,6 +28,9 @@ function drawn(message, number) {
   const box = element("article", `message ${message.role}`);
   box.setAttribute("aria-label", message.role === "user" ? "You" : "Model");
   if (message.thought) box.append(element("div", "thought", message.thought));
+  if (message === underWay?.reply && !message.text && !message.thought) {
+    box.append(element("p", "waits", "Waiting for its first token …"));
+  }
   box.append(text(message.text));
   if (message.error) box.append(element("p", "error", message.error));
   const foot = element("div", "foot");
@@ -88,7 +91,7 @@ async function answer() {
   const [path, body] = question();
   const reply = { role: "assistant", text: "", thought: "", figures: "", error: "" };
   messages.push(reply);
-  const mine = new AbortController();
+  const mine = { reply, control: new AbortController() };
   underWay = mine;
   send.hidden = true;
   stop.hidden = false;
@@ -97,13 +100,14 @@ async function answer() {
   let lastMs = null;
   let usage = null;
   let pieces = 0;
+  let isStopped = false;
   show();
   try {
     const got = await ask(path, {
       method: "POST",
       headers: { "content-type": "application/json" },
       body: JSON.stringify(body),
-      signal: mine.signal,
+      signal: mine.control.signal,
     });
     for await (const data of events(got)) {
       if (data === "[DONE]") break;
@@ -127,11 +131,13 @@ async function answer() {
       if (follows) log.scrollTop = log.scrollHeight;
     }
   } catch (error) {
-    if (error.name !== "AbortError") reply.error = error.message;
+    if (error.name === "AbortError") isStopped = true;
+    else reply.error = error.message;
   }
   if (underWay !== mine) return;
   underWay = null;
-  reply.figures = figures({ begunMs, firstMs, lastMs, pieces, usage });
+  reply.figures = [figures({ begunMs, firstMs, lastMs, pieces, usage }), isStopped ? "stopped" : ""]
+    .filter(Boolean).join(", ");
   send.hidden = false;
   stop.hidden = true;
   show();
@@ -160,9 +166,9 @@ input.addEventListener("keydown", (event) => {
   event.preventDefault();
   event.target.form.requestSubmit();
 });
-stop.addEventListener("click", () => underWay?.abort());
+stop.addEventListener("click", () => underWay?.control.abort());
 document.getElementById("clear").addEventListener("click", () => {
-  underWay?.abort();
+  underWay?.control.abort();
   underWay = null;
   send.hidden = false;
   stop.hidden = true;

@@ -32,14 +32,15 @@ function stage(devices, view) {
   drawn.style.flexGrow = devices.reduce((sum, each) => sum + each.weight_bytes, 1);
   devices.forEach((each, number) => {
     if (number) drawn.append(summed(link(view, [devices[number - 1]], [each])));
-    const card = device(each);
+    const card = device(each, devices.length > 1);
     card.style.flexGrow = Math.max(1, each.weight_bytes);
     drawn.append(card);
   });
   return drawn;
 }
 
-function device(each) {
+/** sharesStage: or else it has all of its layers. */
+function device(each, sharesStage) {
   const name = element("div", "name", each.name);
   const health = each.health ?? "alive";
   const [state] = health.split(" "); // of "slow by 2.1" and "silent for 4 s"
@@ -51,7 +52,7 @@ function device(each) {
   }
   const drawn = element(
     "div", `device ${isWell ? "" : goesOn ? "slow" : "lost"}`,
-    name, element("div", "has", each.has),
+    name, sharesStage ? element("div", "has", each.has) : null,
   );
   const free = Math.max(0, each.left_bytes);
   const all = each.weight_bytes + each.kv_bytes + free || 1;
@@ -112,7 +113,7 @@ function thick(line, found) {
 }
 
 function hop(found) {
-  return element("div", "hop", thick(element("i"), found), said(found) || "→");
+  return element("div", "hop", thick(element("i"), found), said(found).replace(", ", ",\n") || "→");
 }
 
 function summed(found) {

@@ -88,9 +88,14 @@ function show(view) {
     : "";
   at("replies").replaceChildren(replies(view.replies));
   at("events").replaceChildren(...(view.recoveries.length ? view.recoveries : [null]).map((each) =>
-    element("li", "", each === null ? "None." : `${each.reason}; ${each.answers} answers went on after ${seconds(each.pause_s)}`)));
+    element("li", "", each === null ? "None." : `${each.reason}; ${goneOn(each)}`)));
   offerDevices([...new Set([...view.devices, ...view.spares].map((each) => each.name))]);
   last = view;
+}
+
+function goneOn({ answers, pause_s: pause }) {
+  if (!answers) return `ready again after ${seconds(pause)}`;
+  return `${answers} ${answers === 1 ? "answer" : "answers"} went on after ${seconds(pause)}`;
 }
 
 function replies(under) {
