@@ -30,6 +30,7 @@ from edge.demos.bench.options import append_option
 from edge.demos.bench.results import Metric
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.planning.load_options import LoadOptions
+from edge.weights.formats import ACCURACIES
 
 QUESTION = "whether Edge computes what llama.cpp does on one GGUF file"
 TYPES = ("F32", *llama_logits.TYPES)
@@ -39,7 +40,6 @@ WINDOWS = 4
 
 _HIDDEN, _COLUMNS, _LAYERS, _VOCAB = 512, 1024, 4, 512
 _HEADS, _KV_HEADS, _HEAD = 8, 4, 64
-_ACCURACIES: tuple[Accuracy, ...] = ("fast", "high")
 
 Logits = NDArray[np.float32]
 
@@ -143,7 +143,7 @@ def look_at(python: str, kinds: Sequence[str], folder: Path, *, append: bool) ->
         _run(python, llama_logits.__file__, "read", file, tokens, logits)
         found: dict[str, Logits] = {"float64": exact_logits(file, windows)}
         found["llama.cpp"] = np.load(logits)
-        for accuracy in _ACCURACIES:
+        for accuracy in ACCURACIES:
             found[f"Edge {accuracy}"] = edge_logits(file, windows, accuracy)
         print(kind)
         results.publish(

