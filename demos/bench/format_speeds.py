@@ -23,10 +23,12 @@ from edge.api.versus_llama_cpp import Llama
 from edge.demos.bench import llama_logits, results
 from edge.demos.bench.limited.sides import gguf_of
 from edge.demos.bench.options import append_option, folder_option, shape_option
-from edge.demos.bench.quality import EDGE_FORMATS
+from edge.demos.bench.quality import EDGE_FORMATS, FEW_BIT_FORMATS
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint, described
+from edge.planning.load_options import LoadOptions
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import DTYPES, Dtype
 
 QUESTION = "how fast a weight format decodes"
 YARDSTICK = "Q4_K_M"
@@ -39,6 +41,13 @@ _PROMPT_TOKENS = 16
 @click.option("--threads", type=int, default=2, show_default=True)
 @click.option("--new-tokens", type=int, default=48, show_default=True)
 @click.option("--rounds", type=int, default=7, show_default=True)
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice(DTYPES),
+    multiple=True,
+    help=f"Of Edge: these, and of llama.cpp {YARDSTICK} alone.",
+)
 @folder_option
 @append_option
 def main(
@@ -47,6 +56,7 @@ def main(
     threads: int,
     new_tokens: int,
     rounds: int,
+    dtypes: tuple[Dtype, ...],
     folder: Path,
     append: bool,
 ) -> None:
@@ -70,14 +80,15 @@ def main(
             return lambda: (new_tokens - 1) / llama.run(_PROMPT_TOKENS, new_tokens)["decode_s"]
 
         opened = held.enter_context(Checkpoint.open(path))
-        for options in EDGE_FORMATS:
+        some = tuple(LoadOptions(dtype=dtype) for dtype in dtypes)
+        for options in some or EDGE_FORMATS + FEW_BIT_FORMATS:
             if options.dtype == "float32":
                 continue  # nobody decodes with it, and it takes as much memory as all others
             cluster = held.enter_context(edge.Cluster.local(1, threads=threads))
             model = held.enter_context(cluster.load(path, options, context_tokens=context))
             name = format_name(options.weight_format(opened), options)
             decode[f"Edge {name}"] = ours(model)
-        for form in llama_logits.FORMATS:
+        for form in [YARDSTICK] if some else llama_logits.FORMATS:
             gguf = gguf_of(shape, folder, python=llama_python, form=form)
             llama = Llama(gguf, python=llama_python, threads=threads, context_tokens=context)
             held.enter_context(llama)

@@ -57,7 +57,8 @@ class Point:
 
 
 def points() -> list[Point]:
-    """Of every format that has both figures: the newest ones."""
+    """Of every format that has both figures: the newest ones. Without those that lose so much that
+    they lie above the picture."""
     with RESULTS.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     losses = _newest(rows, quality.QUESTION, "mean KL")
@@ -65,7 +66,7 @@ def points() -> list[Point]:
     return [
         Point(name=name, mean_kl=loss, ratio=ratios[twin])
         for name, loss in losses.items()
-        if name != _TWICE and (twin := _SAME_KINDS.get(name, name)) in ratios
+        if name != _TWICE and loss <= _MOST_KL and (twin := _SAME_KINDS.get(name, name)) in ratios
     ]
 
 
