@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 
 from edge.text.answer_forms import AnswerForm
 from edge.text.answer_parts import AnswerPart, ReadAnswer, Said, Thought, ToolCall
-from edge.text.call_bodies import Body, ChosenBody, Ended, JsonBody, json_calls
-from edge.text.call_forms import Begin
+from edge.text.call_bodies import Body, ChosenBody, Ended
+from edge.text.call_forms import CallForm
 from edge.text.channels import ChannelReader
 from edge.text.thinking import ThinkingSplitter, before_partial
 from edge.text.tool_types import ToolTypes
 
-_BETWEEN = " \t\r\n;,"
-"""What separates calls without a mark."""
-_KEYS = ("name", "type", "function", "id", "arguments", "parameters")
 _MOST_AT_ONCE = 4096
 """Characters: what is cut off a text takes time by the length of the rest."""
 
@@ -88,7 +86,7 @@ class _MarkReader:
 
     def __init__(self, form: AnswerForm, tools: ToolTypes, *, thinking: bool) -> None:
         self._thinking = ThinkingSplitter(thinking, marks=form.thinking_marks)
-        self._calls = _CallFinder(form.call_form.all_marks, tools) if tools else None
+        self._calls = _CallFinder(form.call_form, tools) if tools else None
 
     def feed(self, text: str) -> list[AnswerPart]:
         thought, said = self._thinking.feed(text)
@@ -105,9 +103,10 @@ class _CallFinder:
     """Finds calls in what is said: it is in text, or behind a mark, in the body of what may be a
     call. Where nothing but calls has come, the body of one without a mark may begin."""
 
-    def __init__(self, marks: Mapping[str, Begin], tools: ToolTypes) -> None:
-        self._marks = marks
-        self._any_mark = re.compile("|".join(map(re.escape, marks)))
+    def __init__(self, form: CallForm, tools: ToolTypes) -> None:
+        self._marks = form.all_marks
+        self._any_mark = re.compile("|".join(map(re.escape, self._marks)))
+        self._bare = partial(form.bare, tools)
         self._tools = tools
         self._mark = ""
         self._body: Body | None = None
@@ -193,31 +192,7 @@ class _CallFinder:
 
     def _begin_bare(self) -> None:
         self._mark, self._is_bare = "", True
-        self._body = ChosenBody(_bare)
-
-
-def _bare(head: str) -> tuple[Body, int] | str | None:
-    """What the beginning of an answer is, that may be a call without a mark."""
-    start = head.lstrip(_BETWEEN)
-    is_call = _may_be_call(start)
-    if is_call:
-        return JsonBody(json_calls), len(head) - len(start)
-    return None if is_call is None else "text"
-
-
-def _may_be_call(start: str) -> bool | None:
-    """Whether such a beginning of an answer is that of the JSON of calls; None: it may become
-    one."""
-    rest = start.lstrip("[ \t\r\n")
-    if not rest.startswith("{"):
-        return None if not rest else False
-    rest = rest[1:].lstrip()
-    if not rest.startswith('"'):
-        return None if not rest else False
-    key, quote, _rest = rest[1:].partition('"')
-    if quote:
-        return key in _KEYS
-    return None if any(each.startswith(key) for each in _KEYS) else False
+        self._body = ChosenBody(self._bare)
 
 
 def _cut(text: str) -> Iterator[str]:

@@ -49,40 +49,50 @@ Parse = Callable[[str], list[ToolCall] | None]
 
 
 class JsonBody:
-    """A JSON object or array, and behind it a mark that may be missing."""
+    """A JSON object or array."""
 
-    def __init__(self, parse: Parse, close: str = "") -> None:
+    def __init__(self, parse: Parse) -> None:
         self._parse = parse
-        self._close = close
         self._end = JsonEnd()
         self._pieces: list[str] = []
-        self._calls: list[ToolCall] | None = None
-        self._behind = ""
-        """What came behind the JSON and may become the mark."""
 
     def feed(self, text: str) -> Ended | None:
-        if self._calls is not None:
-            return self._closed(text)
         end = self._end.feed(text)
-        if end is None and not self._end.has_failed:
-            self._pieces.append(text)
-            return None
-        if end is None:
+        if end is not None:
+            self._pieces.append(text[:end])
+            return Ended(self._parse("".join(self._pieces)), text[end:])
+        if self._end.has_failed:
             return Ended(None, text[self._end.place :])
-        self._pieces.append(text[:end])
-        self._calls = self._parse("".join(self._pieces))
-        if self._calls is None or not self._close:
-            return Ended(self._calls, text[end:])
-        return self._closed(text[end:])
+        self._pieces.append(text)
+        return None
 
     def finish(self) -> Ended:
-        return Ended(self._calls, self._behind)
+        return Ended(None, "")
 
-    def _closed(self, text: str) -> Ended | None:
+
+class MarkedBody:
+    """Another one, and behind it a mark that may be missing."""
+
+    def __init__(self, body: Body, close: str) -> None:
+        self._body = body
+        self._close = close
+        self._calls: list[ToolCall] | None = None
+        self._behind = ""
+        """What came behind the other and may become the mark."""
+
+    def feed(self, text: str) -> Ended | None:
+        if self._calls is None:
+            ended = self._body.feed(text)
+            if ended is None or ended.calls is None:
+                return ended
+            self._calls, text = ended.calls, ended.after
         self._behind += text if self._behind else text.lstrip()
         if self._behind.startswith(self._close):
             return Ended(self._calls, self._behind.removeprefix(self._close))
         return None if self._close.startswith(self._behind) else Ended(self._calls, self._behind)
+
+    def finish(self) -> Ended:
+        return self._body.finish() if self._calls is None else Ended(self._calls, self._behind)
 
 
 class ClosedBody:
@@ -198,6 +208,8 @@ def json_calls(text: str, name: str | None = None) -> list[ToolCall] | None:
 
 def _json_call(value: Any) -> ToolCall:
     call = value.get("function", value) if isinstance(value, dict) else None
+    if isinstance(call, dict) and "name" not in call:
+        call = {**call, "name": call.get("tool_name")}
     if isinstance(call, str) and "name" not in value:  # {"function": name, "parameters": …}
         call = {**value, "name": call}
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:

@@ -4,36 +4,45 @@
     <tool_call><function=name><parameter=key>…</parameter></function></tool_call>     Qwen 3.5
     <tool_call>name<arg_key>key</arg_key><arg_value>…</arg_value></tool_call>         GLM 4.5
     <|tool_call_start|>[name(key=…)]<|tool_call_end|>                   LFM2
+    <function_calls>name(key=…) and more lines</function_calls>         Olmo 3
+    <|START_ACTION|>[{"tool_name": …, "parameters": …}]<|END_ACTION|>   Command R7B and A
     <|tool_call>call:name{key:…}<tool_call|>                            Gemma 4
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>… DeepSeek
     <|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}   gpt-oss
     [TOOL_CALLS][{"name": …, "arguments": …}, …]                        Mistral
     [TOOL_CALLS]name[ARGS]{…}                                           Mistral since 2025
     {"name": …, "parameters": …}; …                                     Llama 3: all of the answer
+    name, and in the next line {…}                                      GLM 4: all of the answer
 
 Pure. Each entry has the reader of its form, and the shape that calls are forced into.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from edge.text.answer_parts import ToolCall
+from edge.text.bare_calls import bare_json, bare_line
 from edge.text.call_bodies import (
     Body,
     ChosenBody,
     ClosedBody,
     JsonBody,
+    MarkedBody,
     Parse,
     json_calls,
 )
 from edge.text.channels import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from edge.text.forced_calls import ArgumentShape, CallShape, json_shape
-from edge.text.loose_values import gemma_call, python_calls
+from edge.text.loose_values import gemma_call, python_calls, python_lines
 from edge.text.tool_types import ToolTypes, typed
+
+Bare = Callable[[ToolTypes, str], "tuple[Body, int] | str | None"]
+"""Of the beginning of an answer what it is; see ChosenBody."""
 
 Begin = Callable[[ToolTypes], Body]
 """A reader of what comes behind a mark."""
@@ -46,6 +55,7 @@ _TOOL_END = re.compile(re.escape(_TOOL_CLOSE))
 _FUNCTION_OPEN, _FUNCTION_CLOSE = "<function=", "</function>"
 _FUNCTION = re.compile(r"<function=([^>\n]{1,256})>")
 _FUNCTION_END = re.compile(r"(?P<own></function>)\s{0,16}</tool_call>")
+_LONE_FUNCTION_END = re.compile(r">\s{0,16}(?P<own></function>)")
 _PARAMETER = re.compile(r"<parameter=([^>\n]{1,256})>")
 _PARAMETER_END = re.compile(r"</parameter>(?=\s{0,16}(?:<parameter=|\Z))")
 
@@ -79,6 +89,8 @@ class CallForm:
     """Or it says nothing of calls, and the vocabulary has this token."""
     marks: Mapping[str, Begin] = field(default_factory=dict)
     """What a call begins with, beside the usual ones."""
+    bare: Bare = bare_json
+    """Tells calls without a mark."""
     shape: CallShape
     """How calls are written where an answer must have some."""
     has_channels: bool = False
@@ -107,7 +119,7 @@ def _in_tool_call(types: ToolTypes, head: str) -> tuple[Body, int] | str | None:
     if not start or (len(start) < len(_FUNCTION_OPEN) and _FUNCTION_OPEN.startswith(start)):
         return None
     if start[0] in "{[":
-        return JsonBody(json_calls, _TOOL_CLOSE), place
+        return MarkedBody(JsonBody(json_calls), _TOOL_CLOSE), place
     if start.startswith(_FUNCTION_OPEN):
         parse = partial(_function_call, types)
         return ClosedBody(_FUNCTION_END, parse, may_be_open=True), place
@@ -132,7 +144,14 @@ def _json_only(close: str, head: str) -> tuple[Body, int] | str | None:
         return None
     if start[0] not in "{[":
         return "no JSON begins so"
-    return JsonBody(json_calls, close), len(head) - len(start)
+    body = JsonBody(json_calls)
+    return (MarkedBody(body, close) if close else body), len(head) - len(start)
+
+
+def _lone_function(types: ToolTypes) -> Body:
+    """Behind the mark of a function whose call has none, as Qwen 3 Coder often forgets it."""
+    body = ClosedBody(_LONE_FUNCTION_END, lambda text: _function_call(types, _FUNCTION_OPEN + text))
+    return MarkedBody(body, _TOOL_CLOSE)
 
 
 def _begun(begin: str, body: Callable[[], Body], head: str) -> tuple[Body, int] | str | None:
@@ -187,6 +206,11 @@ def _pairs(text: str, opens: re.Pattern[str], ends: re.Pattern[str]) -> dict[str
         space = _SPACE.match(text, ended.end())
         place = space.end() if space is not None else ended.end()
     return found
+
+
+def _line_calls(text: str) -> list[ToolCall] | None:
+    calls = python_lines(text)
+    return json_calls(text) if calls is None else calls
 
 
 def _list_calls(text: str) -> list[ToolCall] | None:
@@ -265,6 +289,26 @@ _LIST_SHAPE = CallShape(
         json_shape(between=", "), before="<|tool_call_start|>[", after="]<|tool_call_end|>"
     ),
 )
+_LINES_SHAPE = CallShape(
+    before="<function_calls>",
+    open=lambda name: f"{name}(",
+    close=")",
+    between="\n",
+    after="</function_calls>",
+    names=_NAME,
+    argument=ArgumentShape(open=lambda name: f"{name}=", close="", between=", ", names=_WORD),
+    otherwise=replace(
+        json_shape(between=", "), before="<function_calls>[", after="]</function_calls>"
+    ),
+)
+_ACTION_SHAPE = CallShape(
+    before="<|START_ACTION|>[\n    ",
+    count='{"tool_call_id": "',
+    open=lambda name: f'", "tool_name": {json.dumps(name, ensure_ascii=False)}, "parameters": ',
+    close="}",
+    between=",\n    ",
+    after="\n]<|END_ACTION|>",
+)
 _GEMMA_SHAPE = CallShape(
     open=lambda name: f"<|tool_call>call:{name}{{",
     close="}<tool_call|>",
@@ -333,6 +377,26 @@ _ALL = (
         tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
     CallForm(
+        name="actions",
+        known_by=("<|START_ACTION|>",),
+        marks={
+            "<|START_ACTION|>": lambda _types: ChosenBody(partial(_json_only, "<|END_ACTION|>")),
+        },
+        shape=_ACTION_SHAPE,
+        tokens=("<|START_ACTION|>", "<|END_ACTION|>"),
+    ),
+    CallForm(
+        name="lines",
+        known_by=("<function_calls>",),
+        marks={
+            "<function_calls>": lambda _types: ClosedBody(
+                re.compile(re.escape("</function_calls>")), _line_calls, may_be_open=True
+            ),
+        },
+        shape=_LINES_SHAPE,
+        tokens=("<function_calls>", "</function_calls>"),
+    ),
+    CallForm(
         name="deepseek fenced",
         known_by=("<｜tool▁calls▁begin｜>", "```json"),
         marks=_DEEPSEEK_MARKS,
@@ -353,6 +417,7 @@ _ALL = (
     CallForm(
         name="function",
         known_by=("<tool_call>", "<function="),
+        marks={_FUNCTION_OPEN: _lone_function},
         shape=_FUNCTION_SHAPE,
         tokens=("<tool_call>", _TOOL_CLOSE),
     ),
@@ -390,6 +455,18 @@ _ALL = (
         known_by=("[TOOL_CALLS]",),
         shape=replace(json_shape(between=", "), before="[TOOL_CALLS][", after="]"),
         tokens=("[TOOL_CALLS]",),
+    ),
+    CallForm(
+        name="named line",
+        known_by=("<|observation|>",),
+        bare=bare_line,
+        shape=CallShape(
+            open=lambda name: f"{name}\n",
+            close="",
+            between="\n",
+            names=_NAME,
+            otherwise=json_shape(between="; "),
+        ),
     ),
     CallForm(
         name="bare parameters",

@@ -43,6 +43,8 @@ class CallShape:
     """By the tool's name what comes before the arguments."""
     close: str
     """What comes behind them."""
+    count: str = ""
+    """What comes before a number, and that before the rest of a call; "": calls are not counted."""
     before: str = ""
     after: str = ""
     """Around all calls."""
@@ -89,6 +91,8 @@ def calls_grammar(
     rules = []
     for number, function in enumerate(functions):
         start, end = text_rule(shape.open(function["name"])), text_rule(shape.close)
+        if shape.count:
+            start = f"{text_rule(shape.count)} /[0-9]{{1,3}}/ {start}"
         if shape.argument is None:
             parameters = json_rule(function["parameters"])
             rules.append(whose(f"the schema of the tool {json.dumps(function['name'])}"))

@@ -48,12 +48,21 @@ def python_calls(text: str) -> list[ToolCall] | None:
     try:
         reader.take("[")
         for _ in reader.items("]"):
-            name = reader.name()
-            reader.take("(")
-            found.append(ToolCall(name=name, arguments=reader.pairs("=", ")", 0)))
+            found.append(reader.call())
     except ValueError:
         return None
     return found if found and reader.is_over() else None
+
+
+def python_lines(text: str) -> list[ToolCall] | None:
+    """Calls that follow each other, as in lines; None where it is something else."""
+    reader, found = _Reader(text), []
+    try:
+        while not reader.is_over():
+            found.append(reader.call())
+    except ValueError:
+        return None
+    return found or None
 
 
 def gemma_call(text: str) -> list[ToolCall] | None:
@@ -95,6 +104,12 @@ class _Reader:
     def name(self) -> str:
         self._skip_space()
         return self._matched(_NAME)[0]
+
+    def call(self) -> ToolCall:
+        """As in Python."""
+        name = self.name()
+        self.take("(")
+        return ToolCall(name=name, arguments=self.pairs("=", ")", 0))
 
     def items(self, close: str) -> Iterator[None]:
         """Each time one is to be read, up to the end; a comma may come before that."""

@@ -37,6 +37,22 @@ _LIST = """\
 {% for key, value in call.arguments.items() %}{{ key }}={{ shown(value) }}\
 {{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]<|tool_call_end|>"""
 
+_LINES = """\
+<function_calls>{% for call in calls %}{{ call.name }}(\
+{% for key, value in call.arguments.items() %}{{ key }}={{ value | tojson }}\
+{{ ', ' if not loop.last }}{% endfor %}){{ '\n' if not loop.last }}{% endfor %}</function_calls>"""
+
+_ACTIONS = """\
+<|START_ACTION|>[
+    {% for call in calls %}{"tool_call_id": "{{ loop.index0 }}", \
+"tool_name": {{ call.name | tojson }}, "parameters": {{ call.arguments | tojson }}}\
+{{ ',\n    ' if not loop.last }}{% endfor %}
+]<|END_ACTION|>"""
+
+_NAMED_LINE = """\
+{% for call in calls %}{{ '<|observation|>' if not calls }}{{ call.name }}
+{{ call.arguments | tojson }}{{ '\n' if not loop.last }}{% endfor %}"""
+
 _GEMMA = """\
 {% macro shown(value) %}{% if value is string %}<|"|>{{ value }}<|"|>\
 {% elif value is mapping %}{ {%- for key, held in value.items() %}{{ key }}:{{ shown(held) }}\
@@ -87,6 +103,9 @@ CALL_TEMPLATES = {
     "named": _NAMED,
     "named inline": _NAMED.replace("\n", "").replace("'\\n'", "''"),
     "list": _LIST,
+    "lines": _LINES,
+    "actions": _ACTIONS,
+    "named line": _NAMED_LINE,
     "gemma": _GEMMA,
     "deepseek": _DEEPSEEK,
     "deepseek fenced": _FENCED,

@@ -27,7 +27,8 @@ from tests.support.call_templates import CALL_TEMPLATES, answer_of
 from tests.support.small_tokenizers import byte_fallback, byte_level, write_checkpoint
 
 FORMS = [*CALL_TEMPLATES]
-WITH_MARKS = [name for name in FORMS if name != "bare parameters"]
+BARE = ("bare parameters", "named line")
+WITH_MARKS = [name for name in FORMS if name not in BARE]
 UNQUOTED = ("function", "named", "named inline")
 """Texts stand there as they are, so what ends them cannot be in them."""
 
@@ -93,7 +94,7 @@ few = settings(max_examples=30)
 def test_what_is_written_is_read(
     form: str, calls: list[ToolCall], cuts: list[int], said: str
 ) -> None:
-    if form == "bare parameters":
+    if form in BARE:
         said = ""
     text, types, how = answer_of(form, calls, said), types_of(calls), AnswerForm(calls=form)
     expected = ReadAnswer(content=said.strip(), reasoning="", tool_calls=tuple(calls))
@@ -284,13 +285,14 @@ class Counted:
      "<tool_call>[TOOL_CALLS][", "<tool_call><function=f>", "<tool_call>f<arg_key>",
      "<|tool_call_start|>[f(", "<|tool_call>call:f{", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
      "[TOOL_CALLS]f[ARGS]{", "[TOOL_CALLS]f", "<tool_call>\n",
-     "<|python_tag|>[", "{", "[", " ", "\\"],
+     "<|python_tag|>[", "{", "[", " ", "\\", "<function=", "<function=g></function>",
+     "<function_calls>f(", "<|START_ACTION|>[", "f\n{"],
 )  # fmt: skip
 @pytest.mark.parametrize("begin", ["", '<tool_call>{"a": "', "<|tool_call>call:f{a:", "x"])
 def test_work_grows_with_the_text_whatever_a_model_writes(babble: str, begin: str) -> None:
     seen = []
     for count in (40, 600):
-        for form in ("gemma", "list", "deepseek", "function"):
+        for form in ("gemma", "list", "deepseek", "function", "lines", "actions", "named line"):
             marks = {
                 mark: lambda types, made=made: Counted(made(types))
                 for mark, made in CALL_FORMS[form].all_marks.items()
@@ -386,6 +388,52 @@ def test_calls_as_in_python(text: str, arguments: dict[str, Any] | None) -> None
     expected = [] if arguments is None else [ToolCall(name="f", arguments=arguments)]
     assert [*read.tool_calls] == expected
     assert read.content == ("" if expected else whole)
+
+
+LONE = "<function=f>\n<parameter=x>\n5\n</parameter>\n</function>"
+FIVE = ToolCall(name="f", arguments={"x": 5})
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content", "calls"),
+    [
+        ("function", LONE, "", [FIVE]),
+        ("function", f"{LONE}\n</tool_call>", "", [FIVE]),
+        ("function", f"I look.\n{LONE}\n</tool_call>\n{LONE} Done", "I look.\nDone", [FIVE] * 2),
+        ("function", f"{LONE}\n<tool_call>\n{LONE}\n</tool_call>", "", [FIVE] * 2),
+        ("function", f"{LONE} </tool_", "</tool_", [FIVE]),
+        ("function", LONE[:-3], LONE[:-3], []),
+        ("function", "<function=f></function>", "", [ToolCall(name="f", arguments={})]),
+        ("function", "<function=other></function> x", "<function=other></function> x", []),
+        ("json", LONE, LONE, []),
+        ("named line", '\nf\n{"x": 5}\n', "", [FIVE]),
+        ("named line", 'f \n {"x": 5}g', "g", [FIVE]),
+        ("named line", "f is a tool", "f is a tool", []),
+        ("named line", 'other\n{"x": 5}', 'other\n{"x": 5}', []),
+        ("named line", '{"name": "f", "parameters": {"x": 5}}', "", [FIVE]),
+        ("named line", 'ff\n{"x": 5}', 'ff\n{"x": 5}', []),
+        ("lines", "<function_calls>\nf(x=5)\nf(x=5)\n</function_calls>", "", [FIVE] * 2),
+        ("lines", "<function_calls>f(5", "<function_calls>f(5", []),
+        ("lines", '<function_calls>[{"name": "f", "arguments": {"x": 5}}]</function_calls>', "",
+         [FIVE]),
+        ("actions", '<|START_ACTION|>[{"tool_name": "f", "parameters": {"x": 5}}]', "", [FIVE]),
+        ("actions", '<|START_ACTION|>[{"tool_name": 5}]<|END_ACTION|>',
+         '<|START_ACTION|>[{"tool_name": 5}]<|END_ACTION|>', []),
+    ],
+)  # fmt: skip
+def test_what_models_make_of_their_forms(
+    form: str, text: str, content: str, calls: list[ToolCall]
+) -> None:
+    how, types = AnswerForm(calls=form), {"f": {"x": ("integer",)}}
+    expected = ReadAnswer(content=content, reasoning="", tool_calls=tuple(calls))
+    assert read_answer(text, how, tools=types) == expected
+    assert parts_of(list(text), how, tools=types) == parts_of([text], how, tools=types)
+
+
+def test_text_is_not_held_back_where_a_call_begins_with_the_name_of_its_tool() -> None:
+    parser = AnswerParser(AnswerForm(calls="named line"), tools={"find": {}})
+    assert parser.feed("fi") == []
+    assert parser.feed("r") == [Said("fir")]
 
 
 def test_a_list_of_calls_may_be_json() -> None:
