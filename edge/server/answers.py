@@ -29,6 +29,8 @@ from edge.server.refusals import Refusal
 from edge.server.shelf import Shelf
 from edge.text.answer_parser import AnswerParser
 from edge.text.answer_parts import AnswerPart, Said, Thought, ToolCall
+from edge.text.infill import infill_prompt
+from edge.text.tokenizer import Tokenizer
 from edge.text.tool_types import tool_types
 from edge.weights.pooling import Pooling
 
@@ -42,6 +44,8 @@ class Question:
     messages: Sequence[Mapping[str, object]] = ()
     prompts: Sequence[str | Sequence[int]] = ()
     """Each has as many answers; those of the first come first."""
+    suffix: str = ""
+    """What comes behind the answers to prompts, which are texts then."""
     options: GenerationOptions = field(default_factory=GenerationOptions)
     answers: int = 1
     """To each prompt."""
@@ -119,6 +123,8 @@ class Answers:
     async def capabilities(self, model: AsyncModel) -> Sequence[str]:
         """What its template takes, in Ollama's words."""
         found = ["completion", "embedding"]
+        if infill_prompt(partial(_is_token, model.tokenizer), "", "") is not None:
+            found.append("insert")
         if not model.can_chat:
             return found
         asked = [{"role": "user", "content": "x"}]
@@ -223,6 +229,10 @@ class Answers:
         """Token ids of each, and whether the template has the model think already."""
         tokenizer = model.tokenizer
         if not question.messages:
+            if question.suffix:
+                return [
+                    (_between(tokenizer, each, question.suffix), False) for each in question.prompts
+                ]
             return [
                 (tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, False)
                 for prompt in question.prompts
@@ -299,6 +309,25 @@ class Answers:
                     )
         finally:
             observed.end("given up")
+
+
+def _is_token(tokenizer: Tokenizer, text: str) -> bool:
+    return tokenizer.token_id(text) is not None
+
+
+def _between(tokenizer: Tokenizer, before: str | Sequence[int], behind: str) -> Sequence[int]:
+    """The prompt whose answer goes between these. Raises Refusal where the model knows none."""
+    if not isinstance(before, str):
+        raise Refusal(400, "a suffix needs a prompt that is a text", param="suffix")
+    prompt = infill_prompt(partial(_is_token, tokenizer), before, behind)
+    if prompt is None:
+        raise Refusal(
+            400,
+            "suffix is not for this model: its tokenizer has no tokens for what goes between two "
+            "texts; use one that was trained for it, as Qwen Coder",
+            param="suffix",
+        )
+    return tokenizer.encode(prompt)
 
 
 def _id_of(request_id: str | None, number: int, count: int) -> str | None:

@@ -30,7 +30,6 @@ _LEAST_SHARE = 1e-6
 
 _INSTEAD = {
     "images": "the model reads text alone",
-    "suffix": "write where the text goes on into a raw prompt, as the model was made for",
     "template": "the model's own is used, or a raw prompt has none",
     "context": "send what was said as messages to /api/chat",
 }
@@ -70,12 +69,15 @@ def chat_question(body: Fields) -> Question:
 
 def generate_question(body: Fields) -> Question:
     """`raw`: the prompt goes on as it is; else it is what a user says."""
-    _refuse(body, "images", "suffix", "template", "context")
+    _refuse(body, "images", "template", "context")
     prompt = body.need_text("prompt")
     if body.flag("raw"):
-        if body.text("system"):
-            raise body.refuse("system", "is not for a raw prompt; put it into the prompt")
+        for name in ("system", "suffix"):
+            if body.text(name):
+                raise body.refuse(name, "is not for a raw prompt; put it into the prompt")
         return Question(prompts=[prompt], options=_options(body))
+    if suffix := body.text("suffix"):
+        return Question(prompts=[prompt], suffix=suffix, options=_options(body))
     system = body.text("system")
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})

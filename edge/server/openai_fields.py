@@ -109,13 +109,14 @@ def completion_question(body: Fields) -> Question:
     answers = body.whole("n", least=1, most=MOST_ANSWERS) or 1
     if len(prompts) * answers > MOST_COMPLETIONS:
         raise body.refuse("prompt", f"and n ask for more than {MOST_COMPLETIONS} answers")
-    for name, nothing in (("suffix", ""), ("echo", False), ("best_of", 1)):
+    for name, nothing in (("echo", False), ("best_of", 1)):
         value = body.raw(name)
         if value is not None and (type(value) is not type(nothing) or value != nothing):
             raise body.refuse(name, "is not supported by this server; leave it out")
     longest = body.whole("max_tokens", least=1)
     return Question(
         prompts=prompts,
+        suffix=body.text("suffix") or "",
         options=options_of(
             body,
             most_new_tokens=16 if longest is None else longest,

@@ -138,6 +138,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 )
             },
             {
+                "suffix": _TEXT,
                 "response_format": _FORMAT,
                 "max_tokens": _whole(1),
                 "n": _whole(1, MOST_ANSWERS),
@@ -245,6 +246,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
             {},
             {
                 "prompt": _TEXT,
+                "suffix": _TEXT,
                 "system": _TEXT,
                 "raw": _FLAG,
                 "keep_alive": _STAYS,

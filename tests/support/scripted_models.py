@@ -35,11 +35,16 @@ class ScriptedModel:
         self.prompts: list[object] = []
         self.under_way = 0
         self.is_closed = False
+        self.tokens: set[str] = set()
+        """That its tokenizer has of its own."""
         self.refuses: EdgeError | None = None
         """What it raises when it is asked."""
 
     async def aclose(self) -> None:
         self.is_closed = True
+
+    def token_id(self, token: str) -> int | None:
+        return len(token) if token in self.tokens else None
 
     def encode(self, prompt: str) -> list[int]:
         return [len(each) for each in prompt.split()]

@@ -57,6 +57,30 @@ def test_thoughts_are_counted_and_what_ended_the_answer_is_told() -> None:
     asyncio.run(main())
 
 
+def test_what_goes_between_two_texts_is_asked_as_the_model_was_made_for() -> None:
+    """Both dialects that have a suffix; the prompt is in the tokens of Qwen Coder."""
+    asked = {"prompt": "one ", "suffix": " three"}
+
+    async def main() -> None:
+        for path in ("/v1/completions", "/api/generate"):
+            model = ScriptedModel()
+            visit = Visit(model, path, {**asked, "stream": False})
+            await visit.running
+            assert visit.status == 400
+            assert "suffix is not for this model" in visit.text
+            model.tokens = {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}
+            model.says.put_nowait(word("two", ends=True))
+            told = await answered(model, path, {**asked, "stream": False})
+            assert "two" in json.dumps(told)
+            parts = ("<|fim_prefix|>one", "<|fim_suffix|>", "three<|fim_middle|>")
+            assert model.prompts == [list(map(len, parts))]
+        visit = Visit(model, "/v1/completions", {**asked, "prompt": [1, 2]})
+        await visit.running
+        assert "a prompt that is a text" in visit.text
+
+    asyncio.run(main())
+
+
 CALL = '<tool_call>{"name": "read", "arguments": {}}</tool_call>'
 TOOL = {"type": "function", "function": {"name": "read", "parameters": {}}}
 ONE: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False}

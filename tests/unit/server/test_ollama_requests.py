@@ -20,7 +20,7 @@ HELLO = {"role": "user", "content": "Hello"}
     ("body", "name"),
     [
         ({"images": ["iVBO"]}, "images"),
-        ({"suffix": "}"}, "suffix"),
+        ({"raw": True, "suffix": "}"}, "suffix"),
         ({"template": "{{ .Prompt }}"}, "template"),
         ({"context": [1, 2]}, "context"),
         ({"raw": True, "system": "Be kind."}, "system"),

@@ -401,7 +401,7 @@ def test_a_key_has_no_more_answers_than_it_may() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["suffix", "echo", "best_of"])
+@pytest.mark.parametrize("name", ["echo", "best_of"])
 @pytest.mark.parametrize("value", [{}, [], [1], "text", True], ids=repr)
 def test_what_completions_do_not_take_is_refused_whatever_it_is(name: str, value: object) -> None:
     with pytest.raises(Refusal, match=name):

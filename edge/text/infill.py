@@ -1,0 +1,25 @@
+"""What goes between two texts, asked of models that were trained for it: code, mostly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_FORMS = (
+    ("<|fim_prefix|>", "{before}", "<|fim_suffix|>", "{behind}", "<|fim_middle|>"),
+    ("<fim_prefix>", "{before}", "<fim_suffix>", "{behind}", "<fim_middle>"),
+    ("<fim-prefix>", "{before}", "<fim-suffix>", "{behind}", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "{before}", "<｜fim▁hole｜>", "{behind}", "<｜fim▁end｜>"),
+    ("[SUFFIX]", "{behind}", "[PREFIX]", "{before}"),
+)
+"""As the cards of Qwen Coder and CodeGemma, StarCoder and Granite, SantaCoder, DeepSeek Coder, and
+Codestral have it: tokens of their own, and the texts between them."""
+
+
+def infill_prompt(is_token: Callable[[str], bool], before: str, behind: str) -> str | None:
+    """The prompt whose answer goes between the two; None where the tokenizer has no tokens for
+    that. Those in it are read as tokens, as in every text."""
+    texts = {"{before}": before, "{behind}": behind}
+    for form in _FORMS:
+        if all(part in texts or is_token(part) for part in form):
+            return "".join(texts.get(part, part) for part in form)
+    return None
