@@ -34,7 +34,7 @@ from edge.server.answers import Answers, Happening, Question
 from edge.server.cluster_view import cluster_view
 from edge.server.fields import Fields, parse_body
 from edge.server.gate import Gate
-from edge.server.guard import Guard, Rules, dialect_of
+from edge.server.guard import Guard, Rules, dialect_of, says_anthropic
 from edge.server.metrics import Metrics
 from edge.server.observer import Observer
 from edge.server.page_files import page_routes
@@ -47,9 +47,6 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 HEALTH = "/health"
-
-_ANTHROPIC = "anthropic-version"
-"""A header that clients of Anthropic's interface send with every request."""
 
 MOST_ANSWERS = 128
 """Under way or waiting: the scheduler serves some of them at once."""
@@ -170,14 +167,14 @@ class Server:
     async def _models(self, request: Request) -> Response:
         """In the words of Anthropic for its clients, of OpenAI for others."""
         names = self._shelf.known_as
-        if _ANTHROPIC in request.headers:
+        if says_anthropic(request.headers.raw):
             found = [self._in_anthropic_words(each) for each in names]
             return _Json(anthropic_messages.page_of(found))
         return _Json({"object": "list", "data": [self._described(each) for each in names]})
 
     async def _one_model(self, request: Request) -> Response:
         name = self._known(request.path_params["name"])
-        is_anthropic = _ANTHROPIC in request.headers
+        is_anthropic = says_anthropic(request.headers.raw)
         return _Json(self._in_anthropic_words(name) if is_anthropic else self._described(name))
 
     def _in_anthropic_words(self, name: str) -> Json:
@@ -426,7 +423,7 @@ class _Json(Response):
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    body = error.body(dialect_of(request.url.path))
+    body = error.body(dialect_of(request.scope))
     return _Json(body, error.status, headers=error.headers)
 
 

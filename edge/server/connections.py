@@ -168,4 +168,4 @@ async def _too_many(scope: Scope, _receive: Receive, send: Send) -> None:
     refusal = Refusal(
         503, "too many connections are open, and all are busy; try again soon", closes=True
     )
-    await refuse(refusal, dialect_of(scope["path"]), send)
+    await refuse(refusal, dialect_of(scope), send)

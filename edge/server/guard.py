@@ -13,7 +13,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,11 +45,19 @@ class Rules:
     """From the end of a request's head to that of its body: 8 MiB come at 0.6 Mbit/s."""
 
 
-def dialect_of(path: str) -> Dialect:
+def dialect_of(scope: Scope) -> Dialect:
     """Whose words an error is told in."""
-    if path.startswith("/v1/messages"):
+    path = scope["path"]
+    if path.startswith("/v1/messages") or (
+        path.startswith("/v1/models") and says_anthropic(scope["headers"])
+    ):
         return "anthropic"
     return "ollama" if path.startswith("/api/") else "openai"
+
+
+def says_anthropic(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Of the header that clients of Anthropic's interface send with every request."""
+    return any(name == b"anthropic-version" for name, _value in headers)
 
 
 class Guard:
@@ -88,7 +96,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 named = [b"x-request-id"]
-                if dialect_of(scope["path"]) == "anthropic":
+                if dialect_of(scope) == "anthropic":
                     named.append(b"request-id")
                 ids = [(name, request_id.encode()) for name in named]
                 message["headers"] = [*message["headers"], *ids, *allowed]
@@ -101,7 +109,7 @@ class Guard:
             scope["edge.caller"] = replace(self._check(scope, headers), request_id=request_id)
             await self._app(scope, self._bounded(receive), sending)
         except Refusal as refusal:
-            await refuse(refusal, dialect_of(scope["path"]), sending)
+            await refuse(refusal, dialect_of(scope), sending)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._metrics.requests.labels(path, str(status)).inc()

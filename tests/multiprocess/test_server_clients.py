@@ -272,6 +272,11 @@ def test_anthropic(url: str) -> None:
         same = client.models.retrieve(model.id)
         assert (same.id, same.created_at) == (MODEL.name, model.created_at)
         assert model.max_input_tokens
+        with pytest.raises(anthropic.NotFoundError, match="is not here") as missing:
+            client.models.retrieve("another")
+        body = missing.value.body
+        assert isinstance(body, dict)
+        assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
         counted = client.messages.count_tokens(model="default", messages=ASKED)
         whole = client.messages.create(model="default", max_tokens=40, messages=ASKED)
         assert [(block.type, block.text) for block in whole.content] == [("text", ANSWER)]  # type: ignore[union-attr]
