@@ -19,6 +19,7 @@ Errors of the lower packages are mapped to these once, where `edge` calls them.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from typing import ClassVar
 
@@ -56,16 +57,34 @@ def without_controls(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+_RULE = re.compile(r"[\w .-]+ must be [^;]+?(?=, not |$)")
+"""The beginning of a sentence about a value: what is to be given stands before what was."""
+
+
 class EdgeError(Exception):
-    """Every error that Edge raises on purpose: one sentence with the cause and the remedy."""
+    """Every error that Edge raises on purpose: one sentence with the cause and the remedy.
+
+    remedy: what is to be done, where it is known; the sentence ends with it, behind a semicolon
+    unless the message does already.
+    It is given apart wherever a path or another text from outside stands before it. Else it is
+    found in the sentence: behind its first semicolon, or as the rule of a value.
+    """
 
     code: ClassVar[str] = "edge_error"
     """The kind of error, for programs; it does not change."""
 
+    def __init__(self, message: str = "", *, remedy: str | None = None) -> None:
+        is_said = remedy is None or message.endswith(remedy)
+        super().__init__(message if is_said else f"{message}; {remedy}")
+        self._remedy = remedy
+
     @property
     def remedy(self) -> str:
-        """What its sentence says is to be done: what stands behind a semicolon; "" where nothing
-        does."""
+        """What its sentence says is to be done; "" where it says nothing of that."""
+        if self._remedy is not None:
+            return self._remedy
+        if rule := _RULE.match(str(self)):
+            return rule.group()
         return str(self).partition("; ")[2]
 
 
@@ -103,9 +122,11 @@ class PlanError(EdgeError):
 
     code = "plan_cannot_run"
 
-    def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.problems = problems or (message,)
+    def __init__(
+        self, message: str, problems: tuple[str, ...] = (), *, remedy: str | None = None
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.problems = problems or (str(self),)
 
 
 class PeerError(EdgeError):
@@ -113,8 +134,8 @@ class PeerError(EdgeError):
 
     code = "peer_failed"
 
-    def __init__(self, peer: str, message: str) -> None:
-        super().__init__(f"peer {peer}: {message}")
+    def __init__(self, peer: str, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(f"peer {peer}: {message}", remedy=remedy)
         self.peer = peer
 
 

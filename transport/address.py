@@ -38,11 +38,11 @@ def parse_address(text: str) -> tuple[str, int]:
     match = _FORM.fullmatch(text)
     if match is None:
         raise AddressError(
-            f"'{text}' is not an address: write host:port, or [address]:port for IPv6"
+            f"'{text}' is not an address; write host:port, or [address]:port for IPv6"
         )
     port = int(match["port"])
     if port > 65535:
-        raise AddressError(f"'{text}' is not an address: ports end at 65535")
+        raise AddressError(f"'{text}' is not an address; ports end at 65535")
     return match["six"] or match["host"], port
 
 

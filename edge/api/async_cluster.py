@@ -500,8 +500,8 @@ class AsyncCluster:
             gone = [peer.name for peer in self.peers if peer.address in failures]
             if not infos:
                 raise NetworkError(
-                    f"none of the cluster's peers answers any more ({', '.join(gone)}); start "
-                    "them and open the cluster again"
+                    f"none of the cluster's peers answers any more ({', '.join(gone)})",
+                    remedy="start them and open the cluster again",
                 )
             note = f" ({', '.join(gone)} no longer answers and was left out)" if gone else ""
             try:

@@ -170,7 +170,9 @@ class DescribedModel:
     def tokenizer(self) -> Tokenizer:
         """Raises RequestError for a checkpoint without one."""
         if self._held.tokenizer is None:
-            raise RequestError(f"{self.name} has no tokenizer.json; give token ids instead of text")
+            raise RequestError(
+                f"{self.name} has no tokenizer.json", remedy="give token ids instead of text"
+            )
         return self._held.tokenizer
 
     @property
@@ -236,8 +238,8 @@ class DescribedModel:
         )
         if (biased := max(request.sampling.logit_bias, default=0)) >= self.vocab_size:
             raise RequestError(
-                f"logit_bias has token id {biased}, which is not one of the model's; ids are "
-                f"0..{self.vocab_size - 1}"
+                f"logit_bias has token id {biased}, which is not one of the model's",
+                remedy=f"ids are 0..{self.vocab_size - 1}",
             )
         held = self._held
 
@@ -276,17 +278,18 @@ class DescribedModel:
 
     def _goes_on(self, journal: Journal) -> BeginReply:
         if not journal.is_open:
-            raise RequestError(f"the reply {journal.id} was closed; open it again")
+            raise RequestError(f"the reply {journal.id} was closed", remedy="open it again")
         asked = journal.kept.asked
         if asked.load.fingerprint != self._held.load.fingerprint:
             raise RequestError(
                 f"the reply {journal.id} is of {asked.load.path} as it was then, and this is "
-                "another model, or its files were changed since; ask again"
+                "another model, or its files were changed since",
+                remedy="ask again",
             )
         if (unlike := asked.load.unlike(self._held.load)) is not None:
             raise RequestError(
-                f"the reply {journal.id} cannot go on with this model, which has {unlike}; load it "
-                f"as it was: edge run --resume {journal.id}"
+                f"the reply {journal.id} cannot go on with this model, which has {unlike}",
+                remedy=f"load it as it was: edge run --resume {journal.id}",
             )
         request = asked.request.request()
         self._checked_ids(request.prompt_ids)
@@ -295,7 +298,7 @@ class DescribedModel:
         most = self.context_tokens - len(request.prompt_ids)
         if any(id >= self.vocab_size for id in ids) or request.max_new_tokens > most:
             raise RequestError(
-                f"the reply {journal.id} is not of this model: it was damaged; ask again"
+                f"the reply {journal.id} is not of this model: it was damaged", remedy="ask again"
             )
         if journal.kept.lease.run != self._held.lease.run:
             journal.held_by(self._held.lease)
@@ -383,7 +386,8 @@ class DescribedModel:
         wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
         if wrong:
             raise RequestError(
-                f"token id {wrong[0]} is not one of the model's; ids are 0..{self.vocab_size - 1}"
+                f"token id {wrong[0]} is not one of the model's",
+                remedy=f"ids are 0..{self.vocab_size - 1}",
             )
         return tokens
 

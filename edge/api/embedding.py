@@ -22,8 +22,8 @@ def rows_for(pooling: Pooling | None, makers: MakersPooling, *, name: str) -> Ro
     if pooling is None:
         if makers.why_not:
             raise RequestError(
-                f"{name} has embeddings made otherwise than Edge does: {makers.why_not}; say how "
-                'with pooling="mean" or "last", or --pooling'
+                f"{name} has embeddings made otherwise than Edge does: {makers.why_not}",
+                remedy='say how with pooling="mean" or "last", or --pooling',
             )
         pooling = makers.kind or "mean"
     if pooling not in get_args(Pooling):

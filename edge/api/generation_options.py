@@ -46,8 +46,8 @@ def _read_biases(text: str) -> Mapping[int, float]:
             biases[int(id)] = float(bias)
         except ValueError:
             raise RequestError(
-                f"{shown(each)} is no logit bias; write ID=BIAS, as 198=-100, with the id of a "
-                "token and a number"
+                f"{shown(each)} is no logit bias",
+                remedy="write ID=BIAS, as 198=-100, with the id of a token and a number",
             ) from None
     return biases
 

@@ -165,8 +165,9 @@ def _check_online(wanted: NotCached) -> None:
 
     if constants.HF_HUB_OFFLINE:
         raise CheckpointError(
-            f"{wanted.name}: {wanted.lacking}{wanted.near}; Hugging Face is not asked while "
-            "HF_HUB_OFFLINE is set: unset it, or copy the repository's folder into the cache"
+            f"{wanted.name}: {wanted.lacking}{wanted.near}",
+            remedy="Hugging Face is not asked while HF_HUB_OFFLINE is set: unset it, or copy the "
+            "repository's folder into the cache",
         )
 
 
@@ -236,8 +237,9 @@ class _Fetching:
         if lacking > 0:
             raise CapacityError(
                 f"{self.repository} takes {format_size(self.total)}, and the disk of {self.cache} "
-                f"has {format_size(free_bytes)} free; free {format_size(lacking)} more, or put the "
-                "cache elsewhere (HF_HUB_CACHE)"
+                f"has {format_size(free_bytes)} free",
+                remedy=f"free {format_size(lacking)} more, or put the cache elsewhere "
+                "(HF_HUB_CACHE)",
             )
 
     def _linked(self, file: str) -> Path:
@@ -297,8 +299,8 @@ class _Fetching:
         if found.hexdigest() != digest:
             part.unlink()
             raise CheckpointError(
-                f"{printable(file, 200)} of {self.repository} arrived damaged and was removed; "
-                "fetch it again"
+                f"{printable(file, 200)} of {self.repository} arrived damaged and was removed",
+                remedy="fetch it again",
             )
 
     def _tell(self, more: int = 0) -> None:
@@ -351,30 +353,34 @@ def _told(hub: Any, wanted: NotCached) -> Iterator[None]:
         raise
     except errors.GatedRepoError as error:
         raise CheckpointError(
-            f"{name} is only for those who have accepted its terms; do so at "
-            f"{place}/{name.repository}, then {log_in}"
+            f"{name} is only for those who have accepted its terms",
+            remedy=f"do so at {place}/{name.repository}, then {log_in}",
         ) from error
     except errors.RevisionNotFoundError as error:
         raise CheckpointError(
-            f"{name.repository} has no branch, tag or commit {name.revision} at {place}; check it, "
-            "or leave it out"
+            f"{name.repository} has no branch, tag or commit {name.revision} at {place}",
+            remedy="check it, or leave it out",
         ) from error
     except errors.HfHubHTTPError as error:
         code = error.response.status_code
         if code in _NOT_FOR_YOU:
             raise CheckpointError(
-                f"{place} has no model {name.repository} for you, and {wanted.lacking}"
-                f"{wanted.near}: check its name; if it is private, {log_in}"
+                f"{place} has no model {name.repository} for you, and "
+                f"{wanted.lacking}{wanted.near}",
+                remedy=f"check its name; if it is private, {log_in}",
             ) from error
-        raise NetworkError(f"{place} answers {code} for {name}; try again later") from error
+        raise NetworkError(
+            f"{place} answers {code} for {name}", remedy="try again later"
+        ) from error
     except Exception as error:  # the network's errors are those of the hub's own client
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise CapacityError(
-                f"the disk filled up while {name} was fetched: free some; the same command goes on"
+                f"the disk filled up while {name} was fetched",
+                remedy="free some: the same command goes on",
             ) from error
         if isinstance(error, OSError) and error.filename is not None:
             raise
         raise NetworkError(
-            f"{name} could not be fetched from {place} ({printable(str(error), 200)}): check the "
-            "network; the same command goes on from what came so far"
+            f"{name} could not be fetched from {place} ({printable(str(error), 200)})",
+            remedy="check the network: the same command goes on from what came so far",
         ) from error

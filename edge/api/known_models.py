@@ -54,7 +54,7 @@ def models_here(folders: Sequence[Path], *, hub_cache: Path) -> Iterator[tuple[s
         given = folder.expanduser()
         if not given.exists():
             raise CheckpointError(
-                f"{given} is not there; give a model, or a folder with models in it"
+                f"{given} is not there", remedy="give a model, or a folder with models in it"
             )
         found = _models_in(given)
         if given.is_dir() and given not in found:

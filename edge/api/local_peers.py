@@ -123,7 +123,10 @@ def _command_lines(
     for each, named in zip(options, _one_each(backend, peers, "backend"), strict=True):
         chosen = "auto" if named is None else named
         if chosen not in BACKEND_CHOICES:
-            raise RequestError(f"backend {chosen!r} is not one of {', '.join(BACKEND_CHOICES)}")
+            known = ", ".join(BACKEND_CHOICES)
+            raise RequestError(
+                f"backend {chosen!r} is not one of {known}", remedy=f"one of {known}"
+            )
         each += ["--backend", chosen]
         if chosen == "triton" and gpus > 1:  # by turns
             each += ["--gpu", str(sum("--gpu" in other for other in options) % gpus)]
@@ -137,7 +140,8 @@ def _one_each(value: T | Sequence[T] | None, peers: int, name: str) -> Sequence[
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != peers:
             raise RequestError(
-                f"{len(value)} values of {name} for {peers} peers; give one, or one for each"
+                f"{len(value)} values of {name} for {peers} peers",
+                remedy="give one, or one for each",
             )
         return list(value)
     return [value] * peers
@@ -184,5 +188,6 @@ def _await_ready(process: subprocess.Popen[bytes]) -> str:
         if process.returncode is None:
             how = "says nothing of use"
         raise NetworkError(
-            f"a local peer did not start: it {how}; its own message, on standard error, says why"
+            f"a local peer did not start: it {how}",
+            remedy="its own message, on standard error, says why",
         ) from None

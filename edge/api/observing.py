@@ -76,30 +76,31 @@ def observation_of(
     spec = checkpoint.spec
     if spec.has_experts:
         raise RequestError(
-            f"{checkpoint.path} has experts, and what each of them is given is not summed up yet; "
-            "load it with dtype int4 or int8, which need no text"
+            f"{checkpoint.path} has experts, and what each of them is given is not summed up yet",
+            remedy="load it with dtype int4 or int8, which need no text",
         )
     if spec.has_states:
         raise RequestError(
-            f"{checkpoint.path} has layers with states in place of keys and values, which are "
-            "not rounded by what they are given yet; load it with dtype int4 or int8, which need "
-            "no text"
+            f"{checkpoint.path} has layers with states in place of keys and values, which are not "
+            "rounded by what they are given yet",
+            remedy="load it with dtype int4 or int8, which need no text",
         )
     if spec.token_inputs or any(each.keys_of is not None for each in spec.attentions.values()):
         raise RequestError(
             f"{checkpoint.path} has layers with inputs of each token, or with keys of other "
-            "layers, which are not rounded by what they are given yet; load it with dtype int4 or "
-            "int8, which need no text"
+            "layers, which are not rounded by what they are given yet",
+            remedy="load it with dtype int4 or int8, which need no text",
         )
     if not checkpoint.has_tokenizer:
         raise CheckpointError(
-            f"{checkpoint.path} has no tokenizer, and a text is read to round by; put "
-            "tokenizer.json there"
+            f"{checkpoint.path} has no tokenizer, and a text is read to round by",
+            remedy="put tokenizer.json there",
         )
     if window_tokens >= spec.context_tokens:
         raise RequestError(
             f"windows of {window_tokens} tokens do not fit the model's context of "
-            f"{spec.context_tokens}; give window_tokens below that"
+            f"{spec.context_tokens}",
+            remedy="give window_tokens below that",
         )
     encode = checkpoint.tokenizer.encode
     if text is None:

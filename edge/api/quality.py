@@ -236,7 +236,8 @@ def _open_nameless(folder: Path, nbytes: int) -> IO[bytes]:
     if nbytes + _SPARE_DISK_BYTES > free:
         raise RequestError(
             f"the reference's logits take {format_size(nbytes)} in {folder}, and "
-            f"{format_size(free)} are free there; ask for fewer or shorter windows"
+            f"{format_size(free)} are free there",
+            remedy="ask for fewer or shorter windows",
         )
     # Without a buffer of its own, so that numpy reads from where it stands.
     return tempfile.TemporaryFile(dir=folder, buffering=0)
@@ -266,7 +267,8 @@ def _prepare(
         if options.limits(checkpoint.spec).context_tokens < wanted.window_tokens:
             raise RequestError(
                 f"windows of {wanted.window_tokens} tokens do not fit a context of "
-                f"{options.context_tokens}; ask for shorter ones"
+                f"{options.context_tokens}",
+                remedy="ask for shorter ones",
             )
         windows = _windows(checkpoint, text, wanted)
         measured = _side(checkpoint, options)
@@ -300,8 +302,8 @@ def _windows(
 ) -> tuple[tuple[int, ...], ...]:
     if not checkpoint.has_tokenizer:
         raise CheckpointError(
-            f"{checkpoint.path} has no tokenizer, and quality is measured on a text; put "
-            "tokenizer.json there"
+            f"{checkpoint.path} has no tokenizer, and quality is measured on a text",
+            remedy="put tokenizer.json there",
         )
     return windows_of(
         checkpoint.tokenizer.encode,
@@ -322,13 +324,13 @@ def _require_same_vocabulary(
     if other.spec.vocab_size != checkpoint.spec.vocab_size:
         raise RequestError(
             f"{other.name} has a vocabulary of {other.spec.vocab_size} tokens and "
-            f"{checkpoint.name} one of {checkpoint.spec.vocab_size}; compare with a checkpoint of "
-            "the same vocabulary"
+            f"{checkpoint.name} one of {checkpoint.spec.vocab_size}",
+            remedy="compare with a checkpoint of the same vocabulary",
         )
     if other.has_tokenizer and _windows(other, text, wanted) != windows:
         raise RequestError(
-            f"{other.name} and {checkpoint.name} make other tokens of the same text; compare with "
-            "a checkpoint of the same vocabulary"
+            f"{other.name} and {checkpoint.name} make other tokens of the same text",
+            remedy="compare with a checkpoint of the same vocabulary",
         )
 
 

@@ -34,10 +34,13 @@ def read_text(path: Path, *, tokens: int) -> str:
         # A file longer than that may be cut inside of a character.
         return codecs.getincrementaldecoder("utf-8-sig")().decode(content, len(content) < limit)
     except OSError as error:
-        raise RequestError(f"{path} cannot be read ({error.strerror}); give a text file") from error
+        raise RequestError(
+            f"{path} cannot be read ({error.strerror})", remedy="give a text file"
+        ) from error
     except UnicodeDecodeError as error:
         raise RequestError(
-            f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8, or give another file"
+            f"{path} is not UTF-8 text (byte {error.start})",
+            remedy="save it as UTF-8, or give another file",
         ) from error
 
 
@@ -56,7 +59,8 @@ def windows_of(
     if len(body) < windows * fresh:
         raise RequestError(
             f"the text has {len(body)} tokens, and {windows} windows of {window_tokens} take "
-            f"{windows * fresh}; give a longer text, or fewer or shorter windows"
+            f"{windows * fresh}",
+            remedy="give a longer text, or fewer or shorter windows",
         )
     return tuple(
         (*prefix, *body[begin : begin + fresh]) for begin in range(0, windows * fresh, fresh)

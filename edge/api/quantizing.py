@@ -163,8 +163,9 @@ def _check_bits(spec: ModelSpec, bits: float) -> None:
     least = 8 * least_bytes(spec) / num_weights(spec)
     if bits < least:
         raise RequestError(
-            f"{bits:g} bits a weight are fewer than this model can have, which is {least:.2f} with "
-            "2 bits everywhere, scales included; give more, or take a smaller model"
+            f"{bits:g} bits a weight are fewer than this model can have, which is {least:.2f} "
+            "with 2 bits everywhere, scales included",
+            remedy="give more, or take a smaller model",
         )
 
 

@@ -211,7 +211,7 @@ class Reloading:
         with await opening as checkpoint:
             if checkpoint.store.fingerprint != self.fingerprint:
                 raise CheckpointError(
-                    f"{self.path} was changed since the model was loaded; load it again"
+                    f"{self.path} was changed since the model was loaded", remedy="load it again"
                 )
             yield checkpoint
 

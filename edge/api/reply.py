@@ -92,8 +92,8 @@ class Reply:
         rate = self.statistics["tokens_per_s"]
         if rate is None:
             raise RequestError(
-                f"a reply of {len(self.token_ids)} tokens has no rate; ask for at least "
-                f"{FEWEST_TOKENS_OF_A_RATE}"
+                f"a reply of {len(self.token_ids)} tokens has no rate",
+                remedy=f"ask for at least {FEWEST_TOKENS_OF_A_RATE}",
             )
         return rate
 

@@ -135,7 +135,8 @@ def compare(
     if llama.vocab_size != model.vocab_size:
         raise RequestError(
             f"the GGUF file has a vocabulary of {llama.vocab_size} tokens and {model.name} one of "
-            f"{model.vocab_size}; give a file of the same model"
+            f"{model.vocab_size}",
+            remedy="give a file of the same model",
         )
     generator = np.random.default_rng(1)
 

@@ -102,8 +102,8 @@ class EmbeddingRows:
             raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
         if count != len(into):
             raise CheckpointError(
-                f"{self._path} ends within the {table.entry.name}; it is not the file that was "
-                "written: load the model again"
+                f"{self._path} ends within the {table.entry.name}",
+                remedy="it is not the file that was written: load the model again",
             )
         return table.row
 

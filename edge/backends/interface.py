@@ -335,8 +335,9 @@ def check_step(step: Step, limits: StepLimits, *, vocab_size: int) -> None:
     """Raises RequestError unless the step is within the limits and its ids are tokens."""
     if step.num_tokens > limits.chunk_tokens or step.batch > limits.requests:
         raise RequestError(
-            f"a step of {step.batch} requests with {step.num_tokens} tokens each; this shard "
-            f"takes up to {limits.requests} requests or {limits.chunk_tokens} tokens"
+            f"a step of {step.batch} requests with {step.num_tokens} tokens each",
+            remedy=f"this shard takes up to {limits.requests} requests or {limits.chunk_tokens} "
+            "tokens",
         )
     for entry in step.entries:
         if not 0 <= entry.position <= entry.end <= limits.context_tokens:

@@ -252,7 +252,9 @@ class CacheMoves:
         others = self._pool.num_requests - sum(request in self._pool for request in requests)
         is_alone = step.batch == 1 and not others and self._tier is not None
         if tokens > self._room_tokens and not is_alone:
-            raise RequestError(f"{tokens} tokens under way; memory is kept for {self._room_tokens}")
+            raise RequestError(
+                f"{tokens} tokens under way", remedy=f"memory is kept for {self._room_tokens}"
+            )
         start_s = time.perf_counter()
         for request in requests:
             slot = self._open(request)

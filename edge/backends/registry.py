@@ -26,7 +26,8 @@ def usual_backend() -> str:
 def open_backend(name: str, *, threads: int) -> Backend:
     """Raises RequestError for an unknown name or one that cannot run here."""
     if name not in BACKENDS:
-        raise RequestError(f"back end {name!r} is not one of {', '.join(BACKENDS)}")
+        known = ", ".join(BACKENDS)
+        raise RequestError(f"back end {name!r} is not one of {known}", remedy=f"one of {known}")
     backend = _opened(name, threads=threads)
     reason = backend.why_not()
     if reason is not None:

@@ -49,7 +49,8 @@ class Judge:
             raise RequestError(
                 f"back end {self.backend} computes wrongly on this device ({self.device_name}): "
                 f"{operator} errs by {error:.2g} of its largest value, and {allowed:.2g} is "
-                f"allowed; {self.remedy}"
+                "allowed",
+                remedy=self.remedy,
             )
 
 

@@ -49,8 +49,8 @@ class ShardArrays:
         found = np.fromfile(self.path, dtype, count, offset=offset)
         if found.size != count:
             raise CheckpointError(
-                f"{self.path} ends within {name}: it is not the file that was written; load the "
-                "model again"
+                f"{self.path} ends within {name}: it is not the file that was written",
+                remedy="load the model again",
             )
         return found
 

@@ -34,7 +34,8 @@ class WatchedFile:
                 if piece_digest(os.pread(self._file, piece.nbytes, offset)) != piece.digest:
                     raise CheckpointError(
                         f"{self._path} was written to while a model was computed from it: it has "
-                        f"other bytes at {offset:,}; load the model again, which mends it"
+                        f"other bytes at {offset:,}",
+                        remedy="load the model again, which mends it",
                     )
         self._version = version
 

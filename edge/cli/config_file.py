@@ -54,14 +54,14 @@ def read_config(path: Path, context: click.Context) -> dict[str, Any]:
     except OSError as error:
         raise RequestError(f"--config {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"--config {path}: {error}; write it in TOML") from error
+        raise RequestError(f"--config {path}: {error}", remedy="write it in TOML") from error
     options = {_name(option): option for option in _settable(context.command)}
     found = {}
     for name, value in said.items():
         if (option := options.get(name)) is None:
             near = difflib.get_close_matches(name, options, 1)
             instead = f"do you mean {near[0]}?" if near else f"there are {', '.join(options)}"
-            raise RequestError(f"--config {path}: there is no option {name!r:.80}; {instead}")
+            raise RequestError(f"--config {path}: there is no option {name!r:.80}", remedy=instead)
         _check(option, value, f"--config {path}: {name}")
         try:
             option.process_value(context, value)

@@ -14,6 +14,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -49,6 +50,10 @@ COMMANDS = {
     "demo": "List the bundled demos, or run one.",
     "completion": "Complete commands and options in a shell.",
 }
+
+
+_SEMICOLON = re.compile(r"""(?:(?>(?<!\w)'[^']*'(?!\w)|"[^"]*"|;(?! )|[^;]))*?; """)
+"""The beginning of a sentence up to its first semicolon that is in no quotes."""
 
 
 class _LazyGroup(click.Group):
@@ -144,7 +149,8 @@ def _tell_json(code: str, message: str, remedy: str) -> None:
 def _of_usage(error: click.ClickException) -> tuple[str, str, str]:
     """The same three of what was typed wrong: `wrong_usage`, for every such mistake."""
     message = error.format_message()
-    remedy = message.partition("; ")[2]
+    semicolon = _SEMICOLON.match(message)
+    remedy = message[semicolon.end() :] if semicolon else ""
     if not remedy:
         context = getattr(error, "ctx", None)
         command = "edge" if context is None else context.command_path

@@ -185,6 +185,9 @@ def read_plan(plan_file: Path | None, parallel: Parallel) -> Parallel | Plan:
             value["plan"] if isinstance(value, dict) and "plan" in value else value
         )
     except (OSError, ValueError) as error:
-        raise RequestError(f"{plan_file} cannot be read as JSON: {error}") from error
+        raise RequestError(
+            f"{plan_file} cannot be read as JSON: {error}",
+            remedy="edge plan MODEL --json writes one",
+        ) from error
     except PartitionPlanError as error:
         raise PlanError(f"{plan_file}: {error}", error.problems) from error

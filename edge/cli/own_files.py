@@ -21,8 +21,8 @@ def write_own(place: Path, text: str, *, mark: str, writer: str) -> bool:
         found = mark.encode()
     if mark.encode() not in found:
         raise RequestError(
-            f"{place} is there already, and not written by {writer}; move it away, or take over "
-            "what you want of what is printed instead"
+            f"{place} is there already, and not written by {writer}",
+            remedy="move it away, or take over what you want of what is printed instead",
         )
     if found == text.encode():
         return False

@@ -196,13 +196,14 @@ def _quoted(text: str) -> str:
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise RequestError(f"{text!r:.80} cannot stand in a unit; choose another path")
+        raise RequestError(f"{text!r:.80} cannot stand in a unit", remedy="choose another path")
     return text
 
 
 def _unusable(place: Path, error: OSError) -> RequestError:
     if isinstance(error, PermissionError) and place.is_relative_to(_SYSTEM_FOLDER):
         return RequestError(
-            f"cannot write {place}: {error.strerror}; call it by sudo, or install it for yourself"
+            f"cannot write {place}: {error.strerror}",
+            remedy="call it by sudo, or install it for yourself",
         )
-    return RequestError(f"cannot write {place}: {error.strerror}; have it printed instead")
+    return RequestError(f"cannot write {place}: {error.strerror}", remedy="have it printed instead")

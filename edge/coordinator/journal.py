@@ -287,7 +287,8 @@ def read_journal(path: Path) -> Kept:
         raise
     except (OSError, ValueError, ProtocolError) as error:
         raise RequestError(
-            f"the reply in {path} cannot be gone on with: {error}; remove the file, or ask again"
+            f"the reply in {path} cannot be gone on with: {error}",
+            remedy="remove the file, or ask again",
         ) from error
 
 
@@ -432,7 +433,7 @@ class Journal:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RequestError(
-                    f"{_holder(path)} has this reply under way; wait for it, or end it"
+                    f"{_holder(path)} has this reply under way", remedy="wait for it, or end it"
                 ) from None
             kept = read_journal(path)
             journal = cls(path, descriptor, kept, on_fail)

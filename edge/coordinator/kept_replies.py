@@ -82,8 +82,8 @@ class KeptReplies:
         except OSError as error:
             raise RequestError(f"the reply {id} cannot be opened: {error.strerror}") from error
         raise RequestError(
-            f"no reply {shown(id)} is kept here: one that was finished is not; `edge replies show` "
-            "lists those that are"
+            f"no reply {shown(id)} is kept here: one that was finished is not",
+            remedy="`edge replies show` lists those that are",
         )
 
     def entries(self) -> list[Entry]:

@@ -224,7 +224,11 @@ class LastingModel:
             return
         except Exception as defect:
             _log.exception("loading the model on what is left failed")
-            self._end(EdgeError(f"the model could not be loaded anew ({defect!r}); load it again"))
+            self._end(
+                EdgeError(
+                    f"the model could not be loaded anew ({defect!r})", remedy="load it again"
+                )
+            )
             return
         self._loaded = loaded
         waiting, self._waiting = self._waiting, {}

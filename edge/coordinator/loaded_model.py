@@ -413,7 +413,9 @@ class LoadedModel:
             self.fail(error)
         except Exception as error:  # a defect here: nobody is left waiting for a reply
             _log.exception("deciding on the next step failed")
-            self.fail(EdgeError(f"the coordinator failed ({error!r}); load the model again"))
+            self.fail(
+                EdgeError(f"the coordinator failed ({error!r})", remedy="load the model again")
+            )
 
     async def _send(self, orders: Orders) -> None:
         peers, session = self._connections, self.session

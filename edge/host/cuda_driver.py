@@ -41,7 +41,7 @@ def use_only(gpu: int, environment: MutableMapping[str, str]) -> None:
     names = [name.strip() for name in named.split(",") if name.strip()]
     if gpu >= len(names):
         raise RequestError(
-            f"there is no GPU {gpu} here: {_VISIBLE} names {len(names)}, counted from 0; "
-            "take another --gpu, or start without that variable"
+            f"there is no GPU {gpu} here: {_VISIBLE} names {len(names)}, counted from 0",
+            remedy="take another --gpu, or start without that variable",
         )
     environment[_VISIBLE] = names[gpu]

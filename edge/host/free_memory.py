@@ -32,10 +32,12 @@ def parse_size(text: str | int) -> int:
     else:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
         if match is None or match[2].lower() not in _UNITS:
-            raise RequestError(f"{text!r} is not a size; write 4GiB, 500MB or a number of bytes")
+            raise RequestError(
+                f"{text!r} is not a size", remedy="write 4GiB, 500MB or a number of bytes"
+            )
         size = float(match[1]) * _UNITS[match[2].lower()]
     if not 1 <= size < 1 << 60:
-        raise RequestError(f"a size of {text} makes no sense; write 4GiB, 500MB or bytes")
+        raise RequestError(f"a size of {text} makes no sense", remedy="write 4GiB, 500MB or bytes")
     return int(size)
 
 
@@ -43,7 +45,9 @@ def parse_folder_and_size(text: str) -> tuple[Path, int]:
     """(folder, bytes) from "/fast/kv:20GiB". Raises RequestError otherwise."""
     folder, colon, size = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if not colon or not folder:
-        raise RequestError(f"{text!r} is not a folder and a size; write /some/folder:20GiB")
+        raise RequestError(
+            f"{text!r} is not a folder and a size", remedy="write /some/folder:20GiB"
+        )
     return Path(folder).expanduser(), parse_size(size)
 
 

@@ -72,7 +72,8 @@ async def invite(
                 return await door.outcome
         except TimeoutError:
             raise NetworkError(
-                f"no device has come within {CODE_LASTS_S / 60:g} minutes; the code is void now"
+                f"no device has come within {CODE_LASTS_S / 60:g} minutes",
+                remedy="the code is void now: show a new one",
             ) from None
 
 
@@ -196,8 +197,8 @@ async def find_and_join(
         raise NetworkError("the other device does not answer; show a new code there") from None
     except transport.TransportError as error:
         raise NetworkError(
-            f"the other device ended the pairing ({error}); if the words were the same, show a new "
-            "code there"
+            f"the other device ended the pairing ({error})",
+            remedy="if the words were the same, show a new code there",
         ) from error
 
 
@@ -247,9 +248,10 @@ class _Asked:
                 waiting.append(addresses)
                 break
         raise NetworkError(
-            f"no device that says it shows this code takes this one in ({failure}); if "
-            "the words were the same, somebody else may be answering for them: show a new code, "
-            "and add --peer with the address that is shown there, or use another network"
+            f"no device that says it shows this code takes this one in ({failure})",
+            remedy="if the words were the same, somebody else may be answering for them: show a "
+            "new code, and add --peer with the address that is shown there, or use another "
+            "network",
         )
 
 
@@ -274,8 +276,9 @@ async def _announced(discovery: Discovery) -> list[PeerRecord]:
     if found:
         return list(found.values())
     raise NetworkError(
-        f"no device shows this code within {_FIND_LIMIT_S:g} s; compare the words, and where "
-        "zeroconf does not reach, add --peer with the address that the other device shows"
+        f"no device shows this code within {_FIND_LIMIT_S:g} s",
+        remedy="compare the words, and where zeroconf does not reach, add --peer with the "
+        "address that the other device shows",
     )
 
 

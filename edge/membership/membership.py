@@ -249,8 +249,8 @@ class Membership:
         """
         if certificate.issuer != self.cluster.subject:
             raise RequestError(
-                f"the cluster got a new key while {name} joined, which has the one of before; pair "
-                "it again"
+                f"the cluster got a new key while {name} joined, which has the one of before",
+                remedy="pair it again",
             )
         taken_in = {**self.taken_in, id: certificate}
         known = replace(self.knowing(id, name), taken_in=taken_in)
@@ -307,7 +307,9 @@ class Membership:
         if len(carried) > MOST_CARRIED:
             raise RequestError(
                 f"{len(carried)} devices are too many to be taken along, which {MOST_CARRIED} can "
-                "be; expel those that are gone, or add --leave and pair those again that you want"
+                "be",
+                remedy="expel those that are gone, or add --leave and pair those again that you "
+                "want",
             )
         authority = Authority.made(self.identity.id, self.generation + 1)
         new = Membership.enrolled(authority, os.urandom(TAG_KEY_BYTES), name, self.identity)

@@ -91,11 +91,14 @@ def read_code(text: str) -> str:
     """A code as somebody has typed it. Raises RequestError."""
     words = text.lower().replace("-", " ").split()
     if len(words) != CODE_WORDS:
-        raise RequestError(f"a code has {CODE_WORDS} words, not {len(words)}")
+        raise RequestError(
+            f"a code has {CODE_WORDS} words, not {len(words)}",
+            remedy="type all that the other device shows, in their order",
+        )
     for word in words:
         if word not in WORDS:
             raise RequestError(
-                f"{word!r:.40} is no word of a code; compare it with the other device"
+                f"{word!r:.40} is no word of a code", remedy="compare it with the other device"
             )
     return " ".join(words)
 

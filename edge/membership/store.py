@@ -161,7 +161,9 @@ class MembershipStore:
                 stack.callback(os.close, lock)
                 yield number, _next_epoch(lock)
                 return
-        raise RequestError(f"{MOST_PEERS} peers run on this device already; end one of them")
+        raise RequestError(
+            f"{MOST_PEERS} peers run on this device already", remedy="end one of them"
+        )
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -201,8 +203,8 @@ class MembershipStore:
         content = _encoded(_told(membership))
         if len(content) > _MOST_MEMBERSHIP_BYTES:
             raise RequestError(
-                f"{self.folder / _MEMBERSHIP} would be of too many devices to be read again; begin "
-                "anew, and pair those that you want: `edge cluster rotate --leave`"
+                f"{self.folder / _MEMBERSHIP} would be of too many devices to be read again",
+                remedy="begin anew, and pair those that you want: `edge cluster rotate --leave`",
             )
         path, pem = self.folder / _IDENTITY, key_pem(membership.identity.key)
         if not path.exists() or _private(path) != pem:
@@ -215,8 +217,8 @@ class MembershipStore:
         if not _PARTS <= set(values) <= _PARTS | _LATER_PARTS:
             whose = "an older" if set(values) < _PARTS else "another"
             raise RequestError(
-                f"{path} is of {whose} version of Edge, or damaged; begin anew: "
-                f"mv {self.folder} {self.folder}.old, then edge pair"
+                f"{path} is of {whose} version of Edge, or damaged",
+                remedy=f"begin anew: mv {self.folder} {self.folder}.old, then edge pair",
             )
         others, key = _names(values.pop("others"), str(path)), values.pop("key")
         taken_in, past = (values.pop(name, b"") for name in ("taken_in", "past"))
@@ -290,7 +292,7 @@ def read_token(path: Path) -> bytes:
 def write_token(path: Path, membership: Membership) -> None:
     """Raises RequestError, also where something is already there."""
     if path.exists():
-        raise RequestError(f"{path} is there already; remove it, or name another file")
+        raise RequestError(f"{path} is there already", remedy="remove it, or name another file")
     _write(path, token(membership))
 
 
@@ -372,7 +374,8 @@ def _private(path: Path, most_bytes: int = _MOST_FILE_BYTES) -> bytes:
             found = os.fstat(file.fileno())
             if found.st_uid not in (os.getuid(), 0) or stat.S_IMODE(found.st_mode) & 0o077:
                 raise RequestError(
-                    f"{path} can be read or changed by others; make it yours alone: chmod 600"
+                    f"{path} can be read or changed by others",
+                    remedy="make it yours alone: chmod 600",
                 )
             content = file.read(most_bytes + 1)
     except OSError as error:
@@ -398,7 +401,8 @@ def _write(path: Path, content: bytes) -> None:
 
 def _unusable(path: Path, error: OSError) -> RequestError:
     return RequestError(
-        f"cannot use {path}: {error.strerror}; {CONFIG_VARIABLE} names another folder for keys"
+        f"cannot use {path}: {error.strerror}",
+        remedy=f"{CONFIG_VARIABLE} names another folder for keys",
     )
 
 

@@ -111,13 +111,15 @@ class KvRoom:
         if free_bytes is not None and memory_bytes > free_bytes:
             raise CapacityError(
                 f"keys and values of {format_size(memory_bytes)} are asked for and "
-                f"{format_size(free_bytes)} are free for them; give the peer more --kv-memory, or "
-                "load the model with fewer context_tokens"
+                f"{format_size(free_bytes)} are free for them",
+                remedy="give the peer more --kv-memory, or load the model with fewer "
+                "context_tokens",
             )
         if disk_bytes > self.free_disk_bytes:
             raise CapacityError(
                 f"{format_size(disk_bytes)} on disk are asked for keys and values and "
-                f"{format_size(self.free_disk_bytes)} are free; load the model again"
+                f"{format_size(self.free_disk_bytes)} are free",
+                remedy="load the model again",
             )
         passing = 0
         if host_bytes is not None:
@@ -126,8 +128,9 @@ class KvRoom:
                 raise CapacityError(
                     f"the longest request needs {format_size(passing)} of the host's memory for "
                     f"keys and values on their way to the GPU, and {format_size(host_bytes)} are "
-                    "free; give the peer more --host-memory, or load the model with fewer "
-                    "context_tokens"
+                    "free",
+                    remedy="give the peer more --host-memory, or load the model with fewer "
+                    "context_tokens",
                 )
         tier: KVTier | None = None
         host: KVTier | None = None
@@ -174,11 +177,13 @@ def _locked(folder: Path) -> FileIO:
     except BlockingIOError:
         lock.close()
         raise RequestError(
-            f"another peer keeps keys and values in {folder}; give each a folder of its own"
+            f"another peer keeps keys and values in {folder}",
+            remedy="give each a folder of its own",
         ) from None
     except OSError as error:
         lock.close()
         raise RequestError(
-            f"{folder} cannot be locked: {error.strerror}; choose one on a disk of this machine"
+            f"{folder} cannot be locked: {error.strerror}",
+            remedy="choose one on a disk of this machine",
         ) from error
     return lock

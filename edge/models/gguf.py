@@ -88,8 +88,8 @@ def describe_gguf(
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
-            f"{source}: architecture {shown(name)} is not one that Edge runs from GGUF; it runs "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{source}: architecture {shown(name)} is not one that Edge runs from GGUF",
+            remedy=f"it runs {', '.join(ARCHITECTURES)}",
         )
     architecture = ARCHITECTURES[name]
     needed = {**_REQUIRED, **architecture.needed}
@@ -100,14 +100,16 @@ def describe_gguf(
     keys = {each: f"{name}.{key}" for each, key in wanted.items()}
     for each in [name for name in needed if name in keys]:
         if keys[each] not in metadata and each not in architecture.may_lack:
-            raise CheckpointError(f"{source}: {keys[each]} is missing; download the file again")
+            raise CheckpointError(
+                f"{source}: {keys[each]} is missing", remedy="download the file again"
+            )
     for key, plain in {**_PLAIN, **architecture.plain}.items():
         if key in wanted.values():
             continue
         if (value := _of(metadata, f"{name}.{key}", plain[0], source)) not in plain:
             raise CheckpointError(
-                f"{source}: {name}.{key} is {shown(value)}, and such models are not computed here; "
-                f"use one of a plain {name}"
+                f"{source}: {name}.{key} is {shown(value)}, and such models are not computed here",
+                remedy=f"use one of a plain {name}",
             )
     values = {
         each: _value(metadata[key], key, source) for each, key in keys.items() if key in metadata
@@ -187,8 +189,8 @@ def _value(value: object, key: str, source: str) -> object:
     if isinstance(value, np.ndarray):
         if not value.size or (value != value[0]).any():
             raise CheckpointError(
-                f"{source}: {key} differs from layer to layer, which is not computed here; use a "
-                "model whose layers are alike"
+                f"{source}: {key} differs from layer to layer, which is not computed here",
+                remedy="use a model whose layers are alike",
             )
         value = value[0].item()
     if isinstance(value, float):
@@ -209,7 +211,8 @@ def _of_layers(metadata: Mapping[str, Any], key: str, num_layers: object, source
         or len(found) != num_layers
     ):
         raise CheckpointError(
-            f"{source}: {key} must have a whole number for each layer; download the file again"
+            f"{source}: {key} must have a whole number for each layer",
+            remedy="download the file again",
         )
     return [int(each) for each in found]
 
@@ -231,8 +234,8 @@ def _turned(metadata: Mapping[str, Any], name: str, head_size: int, source: str)
         is_whole_head = type(found) is int and found == head_size  # a float may be equal, too
         if not is_whole_head and not is_computed:
             raise CheckpointError(
-                f"{source}: {name}.{key} is {shown(found)} where a head has {head_size}; "
-                f"{what} is not computed here, use another model"
+                f"{source}: {name}.{key} is {shown(found)} where a head has {head_size}",
+                remedy=f"{what} is not computed here, use another model",
             )
     assert isinstance(turned, int)
     return turned
@@ -267,7 +270,8 @@ def _rope(
     if factors is not None:
         raise CheckpointError(
             f"{source}: rotary frequencies are scaled both by {name}.rope.scaling.type and by "
-            f"{_ROPE_FREQUENCIES}, which is not computed here; use another model"
+            f"{_ROPE_FREQUENCIES}, which is not computed here",
+            remedy="use another model",
         )
     found = {"rope_type": kind, "factor": factor}
     if kind == "yarn":

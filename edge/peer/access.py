@@ -31,8 +31,9 @@ def parse_allowed(text: str) -> tuple[str, ...]:
     found = read_ids(ids)
     if what.strip() != "use" or found is None:
         raise RequestError(
-            f"{text!r:.80} does not say who may use this peer; write use=ID or use=ID,ID, with "
-            f"the ids that `edge cluster show` lists, or their first {LEAST_DIGITS} digits or more"
+            f"{text!r:.80} does not say who may use this peer",
+            remedy="write use=ID or use=ID,ID, with the ids that `edge cluster show` lists, or "
+            f"their first {LEAST_DIGITS} digits or more",
         )
     return found
 
@@ -43,8 +44,8 @@ def parse_user_limits(text: str) -> UserLimits:
     values = {name: value for name, _, value in given}
     if len(values) < len(given) or not values.keys() <= {"memory", "cache", "sessions"}:
         raise RequestError(
-            f"{text!r:.80} is no limit for each user; write for example "
-            "memory=4GiB,cache=20GiB,sessions=2"
+            f"{text!r:.80} is no limit for each user",
+            remedy="write for example memory=4GiB,cache=20GiB,sessions=2",
         )
     sessions = values.get("sessions")
     if sessions is not None and not (sessions.isascii() and sessions.isdigit() and int(sessions)):
@@ -67,10 +68,10 @@ def check_may_use(member: Member | None, peer: str, allowed: Collection[str]) ->
     who = f"device {member.name} ({fingerprint(member.id)})"
     if USE not in member.roles:
         raise RequestError(
-            f"{who} may compute for others of its cluster, not have them compute; pair it again "
-            "with --role use"
+            f"{who} may compute for others of its cluster, not have them compute",
+            remedy="pair it again with --role use",
         )
     if allowed and not any(member.id.startswith(each) for each in allowed):
         raise RequestError(
-            f"{who} may not use this peer; it was started for others, with --allow use=…"
+            f"{who} may not use this peer", remedy="it was started for others, with --allow use=…"
         )

@@ -47,7 +47,8 @@ async def dial(
     if credentials is not None and not _may_be_member(place.device, credentials):
         raise NetworkError(
             f"cannot link to {place.name}: no device of this cluster is said to be there, or one "
-            "that was expelled; pair it with `edge pair`"
+            "that was expelled",
+            remedy="pair it with `edge pair`",
         )
     loop = asyncio.get_running_loop()
     last = None if place.device is None else reached.get(place.device)
@@ -73,9 +74,9 @@ async def dial(
             return link
         await asyncio.sleep(ends_at - loop.time())
     raise NetworkError(
-        f"cannot link to {place.name}: it could not be reached; the devices must reach each "
-        "other, not only the coordinator: check their firewalls, and the peer's log (edge peer "
-        "--log-level info)"
+        f"cannot link to {place.name}: it could not be reached",
+        remedy="the devices must reach each other, not only the coordinator: check their "
+        "firewalls, and the peer's log (edge peer --log-level info)",
     )
 
 

@@ -188,8 +188,9 @@ class HostedShard:
             missing = sorted(self.shard.links.neighbours - set(self._arrived))
             names = ", ".join(places[seat].name for seat in missing)
             raise NetworkError(
-                f"no link to {names} within {CONNECT_TIMEOUT_S:.0f} s; the devices must reach "
-                "each other, not only the coordinator: check their firewalls"
+                f"no link to {names} within {CONNECT_TIMEOUT_S:.0f} s",
+                remedy="the devices must reach each other, not only the coordinator: check their "
+                "firewalls",
             ) from None
         finally:
             self._connecting = None

@@ -27,12 +27,13 @@ class Quota:
         """Raises CapacityError, and takes nothing, where that is more than may be held."""
         if self._held[owner] + count > self._of_one:
             raise CapacityError(
-                f"one device may have {self._of_one} {self._what} at once; close some first"
+                f"one device may have {self._of_one} {self._what} at once",
+                remedy="close some first",
             )
         if self.held + count > self._of_all:
             raise CapacityError(
-                f"this peer has at most {self._of_all} {self._what} at once, of all devices; "
-                "wait until others close theirs"
+                f"this peer has at most {self._of_all} {self._what} at once, of all devices",
+                remedy="wait until others close theirs",
             )
         self._held[owner] += count
 

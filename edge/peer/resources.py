@@ -93,7 +93,8 @@ class PeerResources:
         if settings.memory_bytes is not None and kv_bytes > settings.memory_bytes:
             raise RequestError(
                 f"--kv-memory {format_size(kv_bytes)} is a part of the memory, which is "
-                f"{format_size(settings.memory_bytes)}; give less, or more --memory"
+                f"{format_size(settings.memory_bytes)}",
+                remedy="give less, or more --memory",
             )
         self.settings = settings
         self.credentials = credentials
@@ -307,7 +308,8 @@ class PeerResources:
         if is_shard and limits.sessions is not None and shards >= limits.sessions:
             raise CapacityError(
                 f"device {user.name} has {shards} shards loaded on this peer, which is the most "
-                "for each (--each-user); close a model first"
+                "for each (--each-user)",
+                remedy="close a model first",
             )
         if limits.memory_bytes is not None:
             free_bytes = limits.memory_bytes - sum(each.total for each in held.values())
@@ -315,8 +317,8 @@ class PeerResources:
                 raise CapacityError(
                     f"{'this shard' if is_shard else 'this measurement'} needs "
                     f"{format_size(use.total)}, and device {user.name} may have "
-                    f"{format_size(max(0, free_bytes))} more of this peer (--each-user); close a "
-                    "model first, or share this one with more peers"
+                    f"{format_size(max(0, free_bytes))} more of this peer (--each-user)",
+                    remedy="close a model first, or share this one with more peers",
                 )
 
     def _held_by(self, user: Member, ledger: Ledger) -> dict[str, Use]:
@@ -373,8 +375,8 @@ class PeerResources:
             whose = "this machine has" if given_bytes is None else "it was started with"
             raise RequestError(
                 f"a budget of {format_size(asked_bytes)} is more than the "
-                f"{format_size(most_bytes)} that {whose}; ask for less, or start the peer there "
-                "with more --memory"
+                f"{format_size(most_bytes)} that {whose}",
+                remedy="ask for less, or start the peer there with more --memory",
             )
         await uninterrupted(self._promise(asked_bytes, None if user is None else user.id))
 

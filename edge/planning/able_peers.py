@@ -36,5 +36,7 @@ def some_able_peers(
         known = {name for peer in able for name in (peer.id, peer.name)}
         for peer in peers:
             if {peer.id, peer.name} & set(plan.devices) - known:
-                raise RequestError(f"the plan by hand gives layers to {peer.name}; {sentences[0]}")
+                raise RequestError(
+                    f"the plan by hand gives layers to {peer.name}", remedy=f"{sentences[0]}"
+                )
     return able, sentences

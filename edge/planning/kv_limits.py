@@ -77,9 +77,9 @@ def kv_limits(
     if limits.context_tokens > longest:
         raise CapacityError(
             f"a context of {limits.context_tokens} tokens does not fit: the peers have memory for "
-            f"keys and values of {cached} tokens and disk for {disk}, so {longest} is the longest; "
-            "load the model with fewer context_tokens, or give the peers more --kv-memory or "
-            "--kv-disk"
+            f"keys and values of {cached} tokens and disk for {disk}, so {longest} is the longest",
+            remedy="load the model with fewer context_tokens, or give the peers more --kv-memory "
+            "or --kv-disk",
         )
     return replace(limits, cached_tokens=cached, disk_tokens=disk)
 

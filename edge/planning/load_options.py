@@ -65,8 +65,9 @@ def parse_devices(text: str) -> tuple[str, ...]:
     found = read_ids(text)
     if found is None:
         raise RequestError(
-            f"{text!r:.80} names no devices; write ID or ID,ID, with the ids that `edge cluster "
-            f"show` lists, or their first {LEAST_DIGITS} digits or more"
+            f"{text!r:.80} names no devices",
+            remedy="write ID or ID,ID, with the ids that `edge cluster show` lists, or their "
+            f"first {LEAST_DIGITS} digits or more",
         )
     return found
 
@@ -75,7 +76,9 @@ def _check_devices(ids: object) -> None:
     if not isinstance(ids, tuple | list) or not all(isinstance(each, str) for each in ids):
         raise RequestError(f"prefixes_of must be ids of devices, not {ids!r:.80}")
     if len(ids) > MOST_TRUSTED:
-        raise RequestError(f"prefixes_of has {len(ids)} devices; {MOST_TRUSTED} is the most")
+        raise RequestError(
+            f"prefixes_of has {len(ids)} devices", remedy=f"{MOST_TRUSTED} is the most"
+        )
     for each in ids:
         parse_devices(each)
 
@@ -356,8 +359,8 @@ class LoadOptions:
         if workload.context_tokens > limits.context_tokens:
             raise RequestError(
                 f"a workload of {workload.prompt_tokens} + {workload.output_tokens} tokens does "
-                f"not fit the context of {limits.context_tokens}; give it shorter, or more "
-                "context_tokens"
+                f"not fit the context of {limits.context_tokens}",
+                remedy="give it shorter, or more context_tokens",
             )
         return replace(workload, reserved_tokens=limits.cached_tokens, states=limits.states)
 

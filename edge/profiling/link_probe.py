@@ -116,7 +116,8 @@ async def _within(limit_s: float, link: Link, command: Callable[[], None], found
     except TransportError as error:
         if not found.glanced:
             raise NetworkError(
-                f"{link.peer} did not answer over its link ({error}); check the network there"
+                f"{link.peer} did not answer over its link ({error})",
+                remedy="check the network there",
             ) from error
     finally:
         timer.cancel()

@@ -45,7 +45,8 @@ def written_weights(
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
             raise CapacityError(
-                f"the disk of {folder} has no room for the weights of a measurement; free some"
+                f"the disk of {folder} has no room for the weights of a measurement",
+                remedy="free some",
             ) from error
         yield ShardWeights(path=path, manifest=manifest)
 

@@ -317,8 +317,8 @@ def _chunk_rows(spec: ModelSpec, budget_bytes: int) -> int:
 def _too_large(need_bytes: int, budget_bytes: int) -> CapacityError:
     return CapacityError(
         f"measuring this model takes {format_size(need_bytes)} at least, and only "
-        f"{format_size(max(0, budget_bytes))} of the free memory may be used for it; give the peer "
-        "more --memory"
+        f"{format_size(max(0, budget_bytes))} of the free memory may be used for it",
+        remedy="give the peer more --memory",
     )
 
 

@@ -115,7 +115,8 @@ class PeerClient:
             await channel.aclose()
             raise NetworkError(
                 f"device {printable(member.name)} ({address}) may use others of its cluster, not "
-                "compute for them; pair it again with --role lend"
+                "compute for them",
+                remedy="pair it again with --role lend",
             )
         return cls(
             channel,
@@ -161,7 +162,8 @@ class PeerClient:
         except TimeoutError as error:
             raise PeerError(
                 self.name,
-                f"it did not answer {call.kind!r} within {limit_s:g} s; restart Edge there",
+                f"it did not answer {call.kind!r} within {limit_s:g} s",
+                remedy="restart Edge there",
             ) from error
         finally:
             del self._waiting[call_id]
@@ -230,8 +232,8 @@ class PeerClient:
         future = self._waiting.get(call_id) if type(call_id) is int else None
         if future is None or (future.done() and not future.cancelled()):
             raise ProtocolError(
-                f"peer {self.name} answers a call that nobody made: {call_id!r:.80}; restart Edge "
-                "there, and if that does not help, update it on both devices"
+                f"peer {self.name} answers a call that nobody made: {call_id!r:.80}",
+                remedy="restart Edge there, and if that does not help, update it on both devices",
             )
         if not future.cancelled():
             future.set_result(frame)
@@ -257,7 +259,8 @@ class PeerClient:
         except ProtocolError as error:
             raise ProtocolError(
                 f"peer {self.name} answers {call.kind!r} in a form Edge does not know "
-                f"({printable(error)}); update Edge on both devices"
+                f"({printable(error)})",
+                remedy="update Edge on both devices",
             ) from error
 
     async def _show_life(self) -> None:

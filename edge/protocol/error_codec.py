@@ -81,5 +81,5 @@ def map_store_error(error: Exception) -> Exception:
     if isinstance(error, offload.StoreFullError):
         return CapacityError(str(error))
     if isinstance(error, offload.StoreCorruptError):
-        return CheckpointError(f"{error}; load the model again: what arrived well is kept")
+        return CheckpointError(f"{error}", remedy="load the model again: what arrived well is kept")
     return EdgeError(str(error)) if isinstance(error, offload.StoreError) else error

@@ -224,8 +224,8 @@ def expulsion(peer: PeerInfo) -> NetworkError | None:
     if peer.credentials.now().is_admitted(peer.device_id, None):
         return None
     return NetworkError(
-        f"device {peer.name} ({peer.device_id}) has been expelled from the cluster; to have it "
-        "back, remove its folder of keys there, and pair it: `edge pair`"
+        f"device {peer.name} ({peer.device_id}) has been expelled from the cluster",
+        remedy="to have it back, remove its folder of keys there, and pair it: `edge pair`",
     )
 
 
@@ -309,7 +309,8 @@ def places(devices: Mapping[Seat, PeerInfo]) -> dict[Seat, Place]:
             if not everywhere[seat]:
                 raise NetworkError(
                     f"peer {peer.name} listens on {', '.join(peer.addresses)} only, where other "
-                    "devices cannot reach it; start it with --listen 0.0.0.0:0"
+                    "devices cannot reach it",
+                    remedy="start it with --listen 0.0.0.0:0",
                 )
     return {
         seat: Place(

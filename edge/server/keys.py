@@ -71,9 +71,9 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         if words and not words[0].startswith("#"):
             keys.append(_key(words, f"{path}, line {number}"))
     if not keys:
-        raise RequestError(f"{path} has no keys; {_HOW_TO_MAKE_ONE}")
+        raise RequestError(f"{path} has no keys", remedy=_HOW_TO_MAKE_ONE)
     if len({key.text for key in keys}) != len(keys):
-        raise RequestError(f"{path} has a key twice; each stands for a client of its own")
+        raise RequestError(f"{path} has a key twice", remedy="each stands for a client of its own")
     return tuple(keys)
 
 
@@ -86,7 +86,7 @@ _HOW_TO_MAKE_ONE = (
 def _key(words: Sequence[str], where: str) -> Key:
     text, *limits = words
     if len(text) < _SHORTEST_KEY:
-        raise RequestError(f"{where} has a key that can be guessed; {_HOW_TO_MAKE_ONE}")
+        raise RequestError(f"{where} has a key that can be guessed", remedy=_HOW_TO_MAKE_ONE)
     most_answers: int | None = None
     most_priority: Priority = "high"
     for limit in limits:
@@ -98,7 +98,8 @@ def _key(words: Sequence[str], where: str) -> Key:
         else:
             # Not the word itself: it may be another key.
             raise RequestError(
-                f"{where} has something behind its key that is no limit; there are answers=N and "
-                f"priority={'|'.join(PRIORITIES)}, and further keys go on lines of their own"
+                f"{where} has something behind its key that is no limit",
+                remedy=f"there are answers=N and priority={'|'.join(PRIORITIES)}, and further "
+                "keys go on lines of their own",
             )
     return Key(text=text, most_answers=most_answers, most_priority=most_priority)

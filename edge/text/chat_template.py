@@ -83,7 +83,8 @@ class ChatTemplate:
             raise RequestError(f"the chat messages cannot be written as JSON: {error}") from error
         if len(request) > _MAX_TEXT_BYTES:
             raise RequestError(
-                f"the chat messages are longer than {_MAX_TEXT_BYTES >> 20} MiB as JSON; send less"
+                f"the chat messages are longer than {_MAX_TEXT_BYTES >> 20} MiB as JSON",
+                remedy="send less",
             )
         kind, text = self._process.ask(request)
         if kind == "rendered":
@@ -93,11 +94,11 @@ class ChatTemplate:
         remedy = "replace it with the one of the model's publisher"
         if kind == "invalid":
             raise CheckpointError(
-                f"{self._origin}: the chat template is not valid Jinja ({text}); {remedy}"
+                f"{self._origin}: the chat template is not valid Jinja ({text})", remedy=remedy
             )
         raise CheckpointError(
-            f"{self._origin}: the chat template cannot be used "
-            f"({text or 'its process ended'}); {remedy}"
+            f"{self._origin}: the chat template cannot be used ({text or 'its process ended'})",
+            remedy=remedy,
         )
 
     def close(self) -> None:

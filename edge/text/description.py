@@ -53,8 +53,8 @@ def describe_tokenizer(files: TokenizerFiles, end_ids: Iterable[int]) -> Tokeniz
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
     if not isinstance(model, Mapping) or not isinstance(vocabulary, Mapping | list):
         raise CheckpointError(
-            f"{files.file} holds no tokenizer that is known here (it has no vocabulary); download "
-            "it again"
+            f"{files.file} holds no tokenizer that is known here (it has no vocabulary)",
+            remedy="download it again",
         )
     if isinstance(vocabulary, list):  # of pieces and their scores, in the order of their ids
         pieces = (each[0] if isinstance(each, list) and each else None for each in vocabulary)
@@ -101,8 +101,8 @@ def _parsed(files: TokenizerFiles) -> dict[str, Any]:
         return _object(files.serialized)
     except ValueError as error:
         raise CheckpointError(
-            f"{files.file} is damaged: it is not JSON that is read here ({error}); download it "
-            "again"
+            f"{files.file} is damaged: it is not JSON that is read here ({error})",
+            remedy="download it again",
         ) from error
 
 

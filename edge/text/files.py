@@ -124,12 +124,13 @@ def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> str:
         return offload.read_file(path, most_bytes).decode()
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{path} is missing; give the folder of a Hugging Face checkpoint that holds "
-            f"{path.name}, or download that file into it"
+            f"{path} is missing",
+            remedy=f"give the folder of a Hugging Face checkpoint that holds {path.name}, or "
+            "download that file into it",
         ) from error
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}); check its permissions and the disk"
+            f"{path} cannot be read ({error.strerror})", remedy="check its permissions and the disk"
         ) from error
     except UnicodeDecodeError as error:
         raise _damaged(path, "it is not UTF-8 text") from error
@@ -154,7 +155,7 @@ def parse_json(text: str, path: Path) -> dict[str, object]:
 
 
 def _damaged(path: Path, cause: str) -> CheckpointError:
-    return CheckpointError(f"{path} is damaged: {cause}; download it again")
+    return CheckpointError(f"{path} is damaged: {cause}", remedy="download it again")
 
 
 def _text(settings: Mapping[str, object], name: str, path: Path) -> str:

@@ -116,7 +116,7 @@ def sampling_of(values: Mapping[str, object], source: str) -> SamplingParameters
         return SamplingParameters(**chosen)
     except ValueError as error:
         raise CheckpointError(
-            f"{source}: {error}; correct the file or download it again"
+            f"{source}: {error}", remedy="correct the file or download it again"
         ) from error
 
 
@@ -126,8 +126,8 @@ def _ids(value: object, file: Path) -> tuple[int, ...]:
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, bool) or not isinstance(item, int) or not -1 <= item < 2**31:
             raise CheckpointError(
-                f"{file}: eos_token_id must be whole numbers of at least 0, not {shown(value)}; "
-                "correct the file or download it again"
+                f"{file}: eos_token_id must be whole numbers of at least 0, not {shown(value)}",
+                remedy="correct the file or download it again",
             )
         if item >= 0:  # some publishers write -1 for "none"
             found[item] = None

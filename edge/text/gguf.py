@@ -397,5 +397,6 @@ def _id(metadata: Mapping[str, Any], key: str, default: int | None = None) -> in
 
 def _refused(path: Path, cause: str) -> CheckpointError:
     return CheckpointError(
-        f"{path}: {cause}; put the model's {TOKENIZER} beside the file, or fetch another one"
+        f"{path}: {cause}",
+        remedy=f"put the model's {TOKENIZER} beside the file, or fetch another one",
     )

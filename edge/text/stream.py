@@ -75,8 +75,8 @@ class StopMatcher:
     def __init__(self, stop: Sequence[str]) -> None:
         if isinstance(stop, str) or not all(isinstance(word, str) and word for word in stop):
             raise RequestError(
-                f"stop must be a list of strings that are not empty, not {stop!r}; "
-                "leave out the empty one, or give no stop strings at all"
+                f"stop must be a list of strings that are not empty, not {stop!r}",
+                remedy="leave out the empty one, or give no stop strings at all",
             )
         self._stop = tuple(stop)
         self._beginnings = frozenset(

@@ -165,7 +165,8 @@ class Tokenizer:
                 return asked
         raise RequestError(
             f"the chat template of {self._path.name} has no switch for thinking, and writes the "
-            "same with and without; leave it out"
+            "same with and without",
+            remedy="leave it out",
         )
 
     def encode_chat(
@@ -210,8 +211,8 @@ class Tokenizer:
             return self._templates["default"]
         known = f" (only {', '.join(sorted(self._templates))})" if self._templates else ""
         raise RequestError(
-            f"the checkpoint {self._path.name} has no default chat template{known}; "
-            "send a plain prompt, or use the model's instruction-tuned checkpoint"
+            f"the checkpoint {self._path.name} has no default chat template{known}",
+            remedy="send a plain prompt, or use the model's instruction-tuned checkpoint",
         )
 
 
@@ -227,7 +228,8 @@ def _build_serialized(files: TokenizerFiles) -> tokenizers.Tokenizer:
     except ValueError as error:
         raise CheckpointError(
             f"{files.file} is not a tokenizer that is used here, because a short text could take "
-            f"minutes or gigabytes: {error}; download it again from who published the model"
+            f"minutes or gigabytes: {error}",
+            remedy="download it again from who published the model",
         ) from error
     return backend
 
@@ -241,8 +243,8 @@ def _refused(file: Path) -> Iterator[None]:
         raise
     except BaseException as error:
         raise CheckpointError(
-            f"{file} is not a tokenizer this version can read "
-            f"({str(error)[:200]}); download it again, or update the `tokenizers` package"
+            f"{file} is not a tokenizer this version can read ({str(error)[:200]})",
+            remedy="download it again, or update the `tokenizers` package",
         ) from error
 
 

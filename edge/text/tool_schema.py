@@ -60,8 +60,8 @@ def function_schema(function: Callable[..., object]) -> dict[str, Any]:
     doc = inspect.getdoc(function) if inspect.isroutine(function) else None
     if not doc or not doc.strip():
         raise RequestError(
-            f"tool {name} has no docstring; say there what it does, and each of its arguments "
-            "under Args:"
+            f"tool {name} has no docstring",
+            remedy="say there what it does, and each of its arguments under Args:",
         )
     sections = _sections(doc.strip())
     described = _arguments(sections.get("Args", ""))
@@ -75,10 +75,11 @@ def function_schema(function: Callable[..., object]) -> dict[str, Any]:
         if not properties and each in ("self", "cls") and each not in hints:
             continue
         if each not in hints:
-            raise RequestError(f"tool {name} says no type of {each}; annotate it")
+            raise RequestError(f"tool {name} says no type of {each}", remedy="annotate it")
         if each not in described:
             raise RequestError(
-                f"the docstring of tool {name} does not say what {each} is; add it under Args:"
+                f"the docstring of tool {name} does not say what {each} is",
+                remedy="add it under Args:",
             )
         if parameter.default is inspect.Parameter.empty:
             required.append(each)
@@ -126,8 +127,9 @@ def _type_schema(hint: Any, what: str) -> dict[str, Any]:
     if origin is dict:
         return {"type": "object", "additionalProperties": _type_schema(arguments[1], what)}
     raise RequestError(
-        f"{what} is of a type that JSON has not ({hint}); use int, float, str, bool, list, dict, "
-        "Literal, an Enum or unions of these, or give the tool's JSON schema instead"
+        f"{what} is of a type that JSON has not ({hint})",
+        remedy="use int, float, str, bool, list, dict, Literal, an Enum or unions of these, or "
+        "give the tool's JSON schema instead",
     )
 
 

@@ -52,8 +52,8 @@ def rounded_matrix(
             )
         except ValueError as error:
             raise CheckpointError(
-                f"{name} cannot be rounded by {statistics.path}: {error}; remove that file, and "
-                "the model is observed anew"
+                f"{name} cannot be rounded by {statistics.path}: {error}",
+                remedy="remove that file, and the model is observed anew",
             ) from error
         parts.append(part)
     return stacked(parts)

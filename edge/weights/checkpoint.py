@@ -54,7 +54,8 @@ class Checkpoint:
             is_file = _is_gguf_file(given)
         except (TypeError, ValueError, RuntimeError) as error:
             raise RequestError(
-                f"{path!r} is not a path ({error}); give the folder of a Hugging Face checkpoint"
+                f"{path!r} is not a path ({error})",
+                remedy="give the folder of a Hugging Face checkpoint",
             ) from error
         form = open_gguf_model(given.absolute()) if is_file else _open_folder(folder)
         try:
@@ -88,7 +89,9 @@ class Checkpoint:
     def tokenizer_files(self) -> TokenizerFiles:
         """What the tokenizer is made of. Raises CheckpointError when it is missing or damaged."""
         if self._form.read_tokenizer is None:
-            raise CheckpointError(f"{self.path} has no tokenizer; put tokenizer.json there")
+            raise CheckpointError(
+                f"{self.path} has no tokenizer", remedy="put tokenizer.json there"
+            )
         return self._form.read_tokenizer()
 
     @property
@@ -141,15 +144,16 @@ class Checkpoint:
             name = self.tensor_name(role)
             if name not in present:
                 raise CheckpointError(
-                    f"{self.path}: tensor {name} is missing; the download is incomplete, or the "
-                    f"files are not of family {self.spec.family}"
+                    f"{self.path}: tensor {name} is missing",
+                    remedy="the download is incomplete, or the files are not of family "
+                    f"{self.spec.family}",
                 )
             found = self.store.shape(name)
             if found != shape:
                 raise CheckpointError(
-                    f"{self.path}: tensor {name} has shape {list(found)}; "
-                    f"{self._form.described_in} makes it {list(shape)}: they belong to different "
-                    "checkpoints, download all of one again"
+                    f"{self.path}: tensor {name} has shape {list(found)}",
+                    remedy=f"{self._form.described_in} makes it {list(shape)}: they belong to "
+                    "different checkpoints, download all of one again",
                 )
             try:
                 dtype = self.store.dtype(name)
@@ -157,8 +161,8 @@ class Checkpoint:
                 raise CheckpointError(str(error)) from error
             if dtype.name not in ("float32", "float16", "bfloat16"):
                 raise CheckpointError(
-                    f"{self.path}: tensor {name} is {dtype.name}; float32, float16 and bfloat16 "
-                    "are supported"
+                    f"{self.path}: tensor {name} is {dtype.name}",
+                    remedy="float32, float16 and bfloat16 are supported",
                 )
 
 
@@ -166,7 +170,9 @@ def _adapted(form: CheckpointForm, lora: str | Path) -> CheckpointForm:
     try:
         folder = Path(lora).expanduser().resolve()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RequestError(f"{lora!r:.200} is not a path ({error}); give a folder") from error
+        raise RequestError(
+            f"{lora!r:.200} is not a path ({error})", remedy="give a folder"
+        ) from error
     try:
         return with_adapter(form, folder)
     except StoreError as error:
@@ -196,8 +202,9 @@ def _check_is_folder(folder: Path) -> None:
     if not folder.is_dir():
         what = "neither a folder nor a GGUF file" if folder.exists() else "not there"
         raise CheckpointError(
-            f"{folder} is {what}; give the folder of a Hugging Face checkpoint "
-            "(config.json, *.safetensors, tokenizer.json), or a GGUF file"
+            f"{folder} is {what}",
+            remedy="give the folder of a Hugging Face checkpoint (config.json, *.safetensors, "
+            "tokenizer.json), or a GGUF file",
         )
 
 

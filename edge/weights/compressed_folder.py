@@ -190,7 +190,8 @@ class CompressedFolder:
         if needed + _SPARE_DISK_BYTES > free:
             raise CapacityError(
                 f"{self._folder.target} takes {format_size(needed)} more, and {format_size(free)} "
-                "are free there; free some room, or name a folder on another disk"
+                "are free there",
+                remedy="free some room, or name a folder on another disk",
             )
 
     def _writer(self, group: Group) -> SafetensorsWriter:

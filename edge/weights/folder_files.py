@@ -58,7 +58,7 @@ def _content(path: Path) -> bytes:
         return read_file(path, _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error}); check its permissions, or download it again"
+            f"{path} cannot be read ({error})", remedy="check its permissions, or download it again"
         ) from error
 
 

@@ -101,8 +101,9 @@ def _check_states(store: PackedStore, family: Family, source: str) -> None:
         return
     raise CheckpointError(
         f"{source}: a model with states in place of keys and values (linear attention, short "
-        f"convolutions) that is quantised like this ({fused[0] if fused else store.method}) is not "
-        "computed; take the model's folder of floats, which Edge rounds itself, or a GGUF file"
+        f"convolutions) that is quantised like this ({fused[0] if fused else store.method}) is "
+        "not computed",
+        remedy="take the model's folder of floats, which Edge rounds itself, or a GGUF file",
     )
 
 

@@ -22,28 +22,29 @@ def check_folder(folder: Path) -> None:
     if adapter.is_file():
         base = read_json(adapter).get("base_model_name_or_path")
         raise CheckpointError(
-            f"{folder} is a LoRA adapter of {shown(base)}, not a model; give the folder of that "
-            "model, and this one with --lora"
+            f"{folder} is a LoRA adapter of {shown(base)}, not a model",
+            remedy="give the folder of that model, and this one with --lora",
         )
     files = sorted(path for path in folder.iterdir() if path.is_file())
     tensors = [path.name for path in files if path.suffix == ".safetensors"]
     if original := [name for name in tensors if name.startswith("consolidated")]:
         raise CheckpointError(
-            f"{folder} holds {original[0]}, whose tensors have their makers' own names; give the "
-            "folder of the same model in the Hugging Face form, with config.json and "
-            "model*.safetensors"
+            f"{folder} holds {original[0]}, whose tensors have their makers' own names",
+            remedy="give the folder of the same model in the Hugging Face form, with config.json "
+            "and model*.safetensors",
         )
     if ggufs := [path.name for path in files if path.suffix.lower() == ".gguf"]:
         raise CheckpointError(
-            f"{folder} is no whole Hugging Face checkpoint, but holds {ggufs[0]}; give the path of "
-            "that file to use it"
+            f"{folder} is no whole Hugging Face checkpoint, but holds {ggufs[0]}",
+            remedy="give the path of that file to use it",
         )
     if not has_config or any((folder / name).is_file() for name in _WEIGHTS):
         return
     if tensors:
         raise CheckpointError(
-            f"{folder} holds {tensors[0]} and neither {_WEIGHTS[0]} nor {_WEIGHTS[1]}; if that one "
-            f"file is the whole model, name it {_WEIGHTS[0]}; else download the rest"
+            f"{folder} holds {tensors[0]} and neither {_WEIGHTS[0]} nor {_WEIGHTS[1]}",
+            remedy=f"if that one file is the whole model, name it {_WEIGHTS[0]}; else download "
+            "the rest",
         )
     pickles = [
         path.name
@@ -53,7 +54,7 @@ def check_folder(folder: Path) -> None:
     if pickles:
         raise CheckpointError(
             f"{folder} has neither {_WEIGHTS[0]} nor {_WEIGHTS[1]}: its {pickles[0]} is a pickle, "
-            "which is never read, because it can run any program; convert it to safetensors where "
-            "you trust it (transformers: from_pretrained, then save_pretrained), or fetch a "
-            "safetensors version"
+            "which is never read, because it can run any program",
+            remedy="convert it to safetensors where you trust it (transformers: from_pretrained, "
+            "then save_pretrained), or fetch a safetensors version",
         )

@@ -176,10 +176,13 @@ def check_format(name: str, block_size: int | None, accuracy: str) -> None:
     """Raises RequestError for an unknown name, block size or accuracy."""
     known = (AUTO, *ENCODINGS)
     if name not in known:
-        raise RequestError(f"dtype {name!r} is not one of {', '.join(known)}")
+        names = ", ".join(known)
+        raise RequestError(f"dtype {name!r} is not one of {names}", remedy=f"one of {names}")
     is_known = type(block_size) is int and block_size in BLOCK_SIZES
     if block_size is not None and not is_known:
-        raise RequestError(f"block size {block_size} is not one of {BLOCK_SIZES}")
+        raise RequestError(
+            f"block size {block_size} is not one of {BLOCK_SIZES}", remedy=f"one of {BLOCK_SIZES}"
+        )
     _accuracy(accuracy)
 
 
@@ -223,7 +226,8 @@ def _accuracy(name: object) -> Accuracy:
     for known in ACCURACIES:
         if name == known:
             return known
-    raise RequestError(f"accuracy {name!r:.80} is not one of {', '.join(ACCURACIES)}")
+    names = ", ".join(ACCURACIES)
+    raise RequestError(f"accuracy {name!r:.80} is not one of {names}", remedy=f"one of {names}")
 
 
 def kv_dtype(name: str) -> KvDtype:
@@ -231,7 +235,8 @@ def kv_dtype(name: str) -> KvDtype:
     for known in KV_DTYPES:
         if name == known:
             return known
-    raise RequestError(f"KV cache of {name!r}: not one of {', '.join(KV_DTYPES)}")
+    names = ", ".join(KV_DTYPES)
+    raise RequestError(f"KV cache of {name!r}: not one of {names}", remedy=f"one of {names}")
 
 
 def kv_bits(dtype: KvDtype) -> int | None:

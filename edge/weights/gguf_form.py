@@ -65,8 +65,8 @@ def gguf_in(folder: Path) -> Path | None:
     found = sorted({first_part(path) for path in folder.glob("*.gguf") if path.is_file()})
     if len(found) > 1:
         raise CheckpointError(
-            f"{folder} holds {len(found)} GGUF models ({found[0].name}, {found[1].name}, …); give "
-            "the path of the file that is meant"
+            f"{folder} holds {len(found)} GGUF models ({found[0].name}, {found[1].name}, …)",
+            remedy="give the path of the file that is meant",
         )
     if not found:
         return None
@@ -108,7 +108,8 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
     if unknown := unknown_tensors(tensors, known, spec.num_layers):
         raise CheckpointError(
             f"{source}: tensor {unknown[0]} has no place in a model of family {spec.family}, so "
-            "what it is for would not be computed; use another model"
+            "what it is for would not be computed",
+            remedy="use another model",
         )
     turned = model.interleaved(spec.num_layers, spec.attention.head_size)
     store = GgufStore(
@@ -176,8 +177,8 @@ def _parts(
         if ".experts." in role and each not in tensors and each not in of_experts:
             _blk, number, matrix, _expert, suffix = each.split(".")
             raise CheckpointError(
-                f"{source}: tensor blk.{number}.{matrix}_exps.{suffix} is missing; the download is "
-                f"incomplete, or the file is not of family {spec.family}"
+                f"{source}: tensor blk.{number}.{matrix}_exps.{suffix} is missing",
+                remedy=f"the download is incomplete, or the file is not of family {spec.family}",
             )
     for each, shape in shapes.items():
         axis = len(shape) - 2  # a single row is a vector in files, a convolution a matrix
@@ -230,8 +231,9 @@ def _rope_factors(files: Sequence[GgufFile]) -> dict[str, NDArray[np.float32]]:
                 continue
             if len(tensor.shape) != 1 or tensor.shape[0] > _MOST_ROPE_FACTORS:
                 raise CheckpointError(
-                    f"{file.path}: tensor {name} has shape {list(tensor.shape)}, which is "
-                    "not one number for each frequency; download the file again"
+                    f"{file.path}: tensor {name} has shape {list(tensor.shape)}, which is not one "
+                    "number for each frequency",
+                    remedy="download the file again",
                 )
             found[name] = file.read(name, range(1), range(tensor.shape[0]))[0]
     return found

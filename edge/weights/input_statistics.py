@@ -42,7 +42,7 @@ class InputStatistics(Closing):
         found = {name: (each.dtype, each.shape) for name, each in self._file.tensors.items()}
         if found != _tensors(runs):
             self._file.close()
-            raise CheckpointError(f"{path} holds what another model was given; remove it")
+            raise CheckpointError(f"{path} holds what another model was given", remedy="remove it")
 
     def grams(self, role: str) -> list[NDArray[np.float32]]:
         """Of the inputs of a matrix, for one run of columns after the other."""

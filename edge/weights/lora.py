@@ -67,11 +67,13 @@ def with_adapter(form: CheckpointForm, folder: Path) -> CheckpointForm:
     if form.spec.has_states:
         raise CheckpointError(
             f"{form.path}: adapters of models with states in place of keys and values are not "
-            "computed; load it without one, or merge the adapter into a folder of floats"
+            "computed",
+            remedy="load it without one, or merge the adapter into a folder of floats",
         )
     if not source.is_file():
         raise CheckpointError(
-            f"{folder} is no LoRA adapter: it has no {CONFIG}; give the folder that peft wrote"
+            f"{folder} is no LoRA adapter: it has no {CONFIG}",
+            remedy="give the folder that peft wrote",
         )
     config = read_json(source)
     _check_kind(config, source)
@@ -156,20 +158,20 @@ def _check_kind(config: Mapping[str, Any], source: Path) -> None:
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
         raise CheckpointError(
-            f"{source}: peft_type is {shown(kind)}, and LORA is supported; merge the adapter into "
-            "its model (merge_and_unload of peft)"
+            f"{source}: peft_type is {shown(kind)}, and LORA is supported",
+            remedy="merge the adapter into its model (merge_and_unload of peft)",
         )
     began = config.get("init_lora_weights")
     if isinstance(began, str) and began.lower().startswith(_CHANGED_BASES):
         raise CheckpointError(
-            f"{source}: init_lora_weights is {shown(began)}, which changes the model's own "
-            "weights; merge the adapter into its model (merge_and_unload of peft)"
+            f"{source}: init_lora_weights is {shown(began)}, which changes the model's own weights",
+            remedy="merge the adapter into its model (merge_and_unload of peft)",
         )
     for name, what in _OTHER_MATHS.items():
         if config.get(name):
             raise CheckpointError(
-                f"{source}: {name} is set ({what}), which is not supported; merge the adapter into "
-                "its model (merge_and_unload of peft)"
+                f"{source}: {name} is set ({what}), which is not supported",
+                remedy="merge the adapter into its model (merge_and_unload of peft)",
             )
 
 
@@ -193,12 +195,14 @@ def _read(
         if name == own or not store_name or (end is not None and not is_matrix):
             raise CheckpointError(
                 f"{file.path}: tensor {name} has no place in {form.path}, a model of family "
-                f"{form.spec.family}; give the model that the adapter was made for, or merge it "
-                "there (merge_and_unload of peft)"
+                f"{form.spec.family}",
+                remedy="give the model that the adapter was made for, or merge it there "
+                "(merge_and_unload of peft)",
             )
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{file.path}: tensor {name} is {tensor.dtype}; F32, F16 and BF16 are supported"
+                f"{file.path}: tensor {name} is {tensor.dtype}",
+                remedy="F32, F16 and BF16 are supported",
             )
         if end is not None:
             halves.setdefault(target, {})[end] = name
@@ -209,12 +213,12 @@ def _read(
     embedding = form.tensor_name("embedding")
     if form.spec.tied_embeddings and embedding in replaced and not config.get(_TYING):
         raise CheckpointError(
-            f"{file.path} has an embedding of its own, and {form.path} uses one table as its head, "
-            "too: which of them is meant is not said; merge the adapter into its model "
-            "(merge_and_unload of peft)"
+            f"{file.path} has an embedding of its own, and {form.path} uses one table as its "
+            "head, too: which of them is meant is not said",
+            remedy="merge the adapter into its model (merge_and_unload of peft)",
         )
     if not halves and not replaced:
-        raise CheckpointError(f"{file.path} holds nothing; download the adapter again")
+        raise CheckpointError(f"{file.path} holds nothing", remedy="download the adapter again")
     changes = {
         places[target][0]: _change(form, file, target, names, places[target][1], config)
         for target, names in halves.items()
@@ -233,7 +237,8 @@ def _change(
     if names.keys() != {_A, _B}:
         raise CheckpointError(
             f"{file.path}: {target} has {next(iter(names.values()))} alone, and a change is a "
-            "product of two; download the adapter again"
+            "product of two",
+            remedy="download the adapter again",
         )
     a, b = names[_A], names[_B]
     found_a, found_b = file.tensors[a].shape, file.tensors[b].shape
@@ -255,16 +260,16 @@ def _alpha(config: Mapping[str, Any], module: str, source: str) -> float:
     for key, value in patterns.items():
         if not re.fullmatch(r"[\w.]+", key):  # peft takes expressions, whose cost has no limit
             raise CheckpointError(
-                f"{source}: alpha_pattern has {shown(key)}, and names of modules are supported; "
-                "merge the adapter into its model (merge_and_unload of peft)"
+                f"{source}: alpha_pattern has {shown(key)}, and names of modules are supported",
+                remedy="merge the adapter into its model (merge_and_unload of peft)",
             )
         if f".{module}".endswith(f".{key}"):
             alpha = value
             break
     if type(alpha) not in (int, float) or not -_MOST_ALPHA <= alpha <= _MOST_ALPHA:
         raise CheckpointError(
-            f"{source}: lora_alpha is {shown(alpha)}, not a number of such a use; download the "
-            "adapter again"
+            f"{source}: lora_alpha is {shown(alpha)}, not a number of such a use",
+            remedy="download the adapter again",
         )
     return float(alpha)
 
@@ -278,5 +283,6 @@ def _wrong_shape(
 ) -> CheckpointError:
     return CheckpointError(
         f"{file.path}: tensor {name} has shape {list(found)}, and {form.path} takes "
-        f"{list(expected)}; give the model that the adapter was made for"
+        f"{list(expected)}",
+        remedy="give the model that the adapter was made for",
     )

@@ -69,7 +69,8 @@ def find_model(model: str | Path, *, hub_cache: Path) -> Path | NotCached:
         is_there = path.exists()
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise RequestError(
-            f"{shown(model)} is not a path ({error}); give the folder of a Hugging Face checkpoint"
+            f"{shown(model)} is not a path ({error})",
+            remedy="give the folder of a Hugging Face checkpoint",
         ) from error
     if is_there:
         return _cached_or_itself(path)
@@ -111,8 +112,9 @@ def chosen_gguf(names: Collection[str], choice: str | None) -> str | None:
     few = _few(meant or models)
     raise CheckpointError(
         f"{len(meant) or 'none'} of its GGUF models {'are' if meant else 'is'} called "
-        f"{choice or _DEFAULT_CHOICE}; write org/name:CHOICE with what ends one of these names, "
-        f"or with the whole name: {few}"
+        f"{choice or _DEFAULT_CHOICE}",
+        remedy="write org/name:CHOICE with what ends one of these names, or with the whole name: "
+        f"{few}",
     )
 
 
@@ -171,7 +173,7 @@ def _cached_or_itself(path: Path) -> Path:
         return _in_repository(path, "main", None)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{path}: {error}; to fetch what is missing, give {repository} instead"
+            f"{path}: {error}", remedy=f"to fetch what is missing, give {repository} instead"
         ) from error
 
 
@@ -249,9 +251,9 @@ def _nothing_there(path: Path, text: str, hub_cache: Path) -> CheckpointError:
     near = _near(text, [*beside, *cached_repositories(hub_cache)])
     hub = f", or hf://{text} to look there" if _NAME.fullmatch(text) else ""
     return CheckpointError(
-        f"{path.absolute()} is not there{near}; give the folder of a Hugging Face checkpoint "
-        "(config.json, *.safetensors, tokenizer.json), a GGUF file, or the name of a model on "
-        f"Hugging Face as org/name{hub}"
+        f"{path.absolute()} is not there{near}",
+        remedy="give the folder of a Hugging Face checkpoint (config.json, *.safetensors, "
+        f"tokenizer.json), a GGUF file, or the name of a model on Hugging Face as org/name{hub}",
     )
 
 

@@ -165,6 +165,7 @@ def _method(values: Mapping[str, Any], tensors: Tensors) -> tuple[Mapping[str, A
     reason = f" ({_NOT_READ[known]})" if known in _NOT_READ else ""
     raise CheckpointError(
         f"{tensors.source}: this checkpoint is already quantised (quantization_config), by "
-        f"{shown(method)}, which is not read{reason}; {', '.join(LAYOUTS)} are: use such a folder, "
-        "or the original float checkpoint, which Edge quantises itself"
+        f"{shown(method)}, which is not read{reason}",
+        remedy=f"{', '.join(LAYOUTS)} are: use such a folder, or the original float checkpoint, "
+        "which Edge quantises itself",
     )

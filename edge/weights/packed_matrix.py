@@ -359,7 +359,8 @@ class Tensors:
         "or its configuration was changed: download all of it again",
     ) -> CheckpointError:
         return CheckpointError(
-            f"{self.source}: tensor {name} in {self.store.where(name)} {problem}; {remedy}"
+            f"{self.source}: tensor {name} in {self.store.where(name)} {problem}",
+            remedy=remedy,
         )
 
     def is_shuffled(self, order: str, group: int, groups: int) -> bool:
@@ -395,6 +396,7 @@ def group_numbers(
     if len(found) and not 0 <= int(found.min()) <= int(found.max()) < groups:
         raise CheckpointError(
             f"tensor {name} in {store.where(name)} names groups that there are not, beyond the "
-            f"{groups} of its matrix; download the folder again"
+            f"{groups} of its matrix",
+            remedy="download the folder again",
         )
     return found

@@ -20,7 +20,7 @@ _RECORD = ".made_of.json"
 def check_free(target: Path) -> None:
     """Raises RequestError where a new folder is to be, and something is there already."""
     if os.path.lexists(target.expanduser()):
-        raise RequestError(f"{target} is there already; remove it, or name another folder")
+        raise RequestError(f"{target} is there already", remedy="remove it, or name another folder")
 
 
 class PartialFolder(Closing):
@@ -81,8 +81,8 @@ class PartialFolder(Closing):
         found = {each.name for each in self.path.iterdir()} - {WRITER_LOCK}
         if found and _RECORD not in found and found != {f"{_RECORD}.partial"}:
             raise RequestError(
-                f"{self.path}, where the new folder is to be written first, holds other files; "
-                "remove it, or name another folder"
+                f"{self.path}, where the new folder is to be written first, holds other files",
+                remedy="remove it, or name another folder",
             )
 
     def _remove_if_empty(self) -> None:
@@ -96,5 +96,6 @@ class PartialFolder(Closing):
 
     def _refuse_to_wait(self) -> None:
         raise RequestError(
-            f"{self.path} is being written by another process; wait for it, or name another folder"
+            f"{self.path} is being written by another process",
+            remedy="wait for it, or name another folder",
         )

@@ -85,4 +85,4 @@ def _modules(file: Path) -> list[tuple[str, PurePosixPath]]:
 
 
 def _damaged(file: Path, cause: str) -> CheckpointError:
-    return CheckpointError(f"{file} is damaged: {cause}; download it again")
+    return CheckpointError(f"{file} is damaged: {cause}", remedy="download it again")

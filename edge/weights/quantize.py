@@ -149,8 +149,8 @@ def _quantize_rows(
         )
     except ValueError as error:
         raise CheckpointError(
-            f"tensor {name} in {store.where(name)} cannot be quantised: {error}; the checkpoint is "
-            "damaged, fetch it again"
+            f"tensor {name} in {store.where(name)} cannot be quantised: {error}",
+            remedy="the checkpoint is damaged, fetch it again",
         ) from error
     check_weights(store, name, largest_of(part.scales) * part.zero_code)
     writer.write_rows(codes_name(name), rows.start, part.codes)

@@ -32,8 +32,8 @@ def check_tensors(
         types, right = wanted[name]
         if dtype not in types or shape != right:
             raise ProtocolError(
-                f"{name} is {dtype} {list(shape)}; its layout makes it {' or '.join(types)} "
-                f"{list(right)}"
+                f"{name} is {dtype} {list(shape)}",
+                remedy=f"its layout makes it {' or '.join(types)} {list(right)}",
             )
 
 

@@ -195,7 +195,7 @@ def test_a_model_with_terms_lists_its_files_and_refuses_them(tmp_path: Path) -> 
     ("refusal", "message"),
     [
         ((401, ""), "has no model org/tiny for you, and nothing of it is in the cache"),
-        ((404, "RepoNotFound"), "(near: org/tiny2): check its name"),
+        ((404, "RepoNotFound"), "(near: org/tiny2); check its name"),
         ((403, "GatedRepo"), "only for those who have accepted its terms; do so at http://127"),
         ((401, "GatedRepo"), "set HF_TOKEN"),
         ((500, ""), "answers 500 for org/tiny; try again later"),

@@ -407,7 +407,7 @@ def test_an_address_that_refuses() -> None:
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("nonsense", "is not an address: write host:port"),
+        ("nonsense", "is not an address; write host:port"),
         ("127.0.0.1:99999", "ports end at 65535"),
         (":5000", "names no host to connect to"),
         ("no-such-host.invalid:5", "check the name or write its number"),

@@ -148,8 +148,7 @@ def test_a_mistake_is_told_in_a_sentence(
         if "give the folder of" in outcome.err:
             assert told["code"] == "bad_checkpoint"
             assert told["remedy"].startswith("give the folder of a Hugging Face checkpoint")
-        if code == USAGE:
-            assert told["remedy"], "at least where one finds it"
+        assert told["remedy"], "at least where one finds it"
     if code == ERROR:
         assert said.format(**words) in outcome.sentence()
         return

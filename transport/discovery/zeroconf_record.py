@@ -112,7 +112,7 @@ def interface_addresses(interfaces: Iterable[str] | None) -> tuple[str, ...]:
         addresses = present.get(interface) or [one for one in everything if one == interface]
         if not addresses:
             raise AddressError(
-                f"this device has no interface '{interface}' with an IPv4 address: it has "
+                f"this device has no interface '{interface}' with an IPv4 address; it has "
                 f"{', '.join(sorted(name for name in present if present[name])) or 'none'}"
             )
         chosen.extend(addresses)

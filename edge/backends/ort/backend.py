@@ -186,8 +186,8 @@ def _prepare_process(threads: int) -> None:
             _process_threads = threads
         elif _process_threads != threads:
             raise RequestError(
-                f"this process already computes with {_process_threads} threads; "
-                f"start another process to use {threads}"
+                f"this process already computes with {_process_threads} threads",
+                remedy=f"start another process to use {threads}",
             )
 
 

@@ -221,7 +221,8 @@ def _own_memory(blob: Blob, mappings: Sequence[Mapping]) -> memoryview:
     ]
     if len(found) != 1:
         raise RequestError(
-            f"this onnxruntime ({ort.__version__}) does not map its packed weights, so they cannot "
-            "be streamed; give the peer more --memory, or share the model with more peers"
+            f"this onnxruntime ({ort.__version__}) does not map its packed weights, so they "
+            "cannot be streamed",
+            remedy="give the peer more --memory, or share the model with more peers",
         )
     return own_memory(found[0], blob.nbytes)

@@ -465,7 +465,8 @@ class OrtProgram(HostKvStorage):
         needed = batch * rows * len(self._layout.vocab)
         if needed > self._most_logits:
             raise RequestError(
-                f"a step that wants {step.batch} x {step.logit_rows} rows of logits; ask for fewer"
+                f"a step that wants {step.batch} x {step.logit_rows} rows of logits",
+                remedy="ask for fewer",
             )
         if needed > self._logits.size:
             self._logits = np.zeros(needed, np.float32)

@@ -382,8 +382,8 @@ class StreamedLayers:
                 if not np.array_equal(one, other, equal_nan=True):
                     raise RequestError(
                         f"the kernels of onnxruntime {ort.__version__} keep weights where they "
-                        "cannot be exchanged on this device, so they cannot be streamed; give "
-                        "the peer more --memory, or share the model with more peers"
+                        "cannot be exchanged on this device, so they cannot be streamed",
+                        remedy="give the peer more --memory, or share the model with more peers",
                     )
         self._pages.hand_on(memory, None)
         release_freed_memory()
@@ -410,7 +410,8 @@ def _extent(layer: _Layer, packed: CachedShard, memory: Sequence[memoryview]) ->
     sizes = [-(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE for tensor in mine]
     if sizes != [len(part) for part in memory]:
         raise CheckpointError(
-            f"the packed weights of layer {layer.number} do not fit its graph; load the model again"
+            f"the packed weights of layer {layer.number} do not fit its graph",
+            remedy="load the model again",
         )
     return [
         Span(

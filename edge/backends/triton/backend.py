@@ -115,8 +115,8 @@ class TritonBackend:
         """Raises RequestError where the kernels compute wrongly, and for parts without one."""
         if missing := [each for each in spec.needs if each in self.lacks]:
             raise RequestError(
-                f"a GPU peer has no kernel for {', '.join(missing)}, which this model has; start "
-                "the peer with --backend ort, so that this device's CPU computes it"
+                f"a GPU peer has no kernel for {', '.join(missing)}, which this model has",
+                remedy="start the peer with --backend ort, so that this device's CPU computes it",
             )
         import torch
 
@@ -138,7 +138,8 @@ class TritonBackend:
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"the GPU ({device.name}) has {format_size(device.free_bytes())} free, too little "
-                "for this shard; end what else uses it, or share the model with more peers"
+                "for this shard",
+                remedy="end what else uses it, or share the model with more peers",
             ) from error
 
     def _opened(self) -> Device:

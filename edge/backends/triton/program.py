@@ -246,8 +246,8 @@ class TritonProgram:
             streamed.settle(layers)
         except torch.OutOfMemoryError as error:
             raise RequestError(
-                f"the GPU ({self._device.name}) has too little free for more layers; end what else "
-                "uses it, and try again"
+                f"the GPU ({self._device.name}) has too little free for more layers",
+                remedy="end what else uses it, and try again",
             ) from error
 
     def _take(self, streamed: StreamedLayers) -> None:

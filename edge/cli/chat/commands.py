@@ -89,8 +89,9 @@ def run_command(talk: Talk, line: str) -> bool:
         return True
     if command not in COMMANDS:
         raise RequestError(
-            f"/{printable(name, 40)} is no command; {_near(command)}/help lists them all, and a "
-            "question that begins so is written with two slashes"
+            f"/{printable(name, 40)} is no command",
+            remedy=f"{_near(command)}/help lists them all, and a question that begins so is "
+            "written with two slashes",
         )
     return COMMANDS[command].run(talk, rest) is not False
 
@@ -151,7 +152,9 @@ def _set(talk: Talk, rest: str) -> None:
         _show(talk, "")
         return
     if not value.strip():
-        raise RequestError(f"give a value, too: /set {name} VALUE; /show lists what is set")
+        raise RequestError(
+            f"give a value, too: /set {name} VALUE", remedy="/show lists what is set"
+        )
     changed = talk.settings.changed(name, value.strip())
     talk.check(changed)
     talk.settings = changed

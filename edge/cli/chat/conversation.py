@@ -52,7 +52,9 @@ class Conversation:
         """Raises RequestError where the file cannot be written, or is something else."""
         path = path.resolve()
         if path.exists() and not _holds_one(path):
-            raise RequestError(f"{path} is there already and is no conversation; name another file")
+            raise RequestError(
+                f"{path} is there already and is no conversation", remedy="name another file"
+            )
         value = {"format": _FORMAT, "model": model, "system": self.system, "turns": self.turns}
         try:
             content = json.dumps(value, indent=2, ensure_ascii=False).encode()
@@ -70,7 +72,7 @@ class Conversation:
         except ValueError as error:
             raise RequestError(f"{path} is no conversation: {error}") from error
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
-            raise RequestError(f"{path} is no conversation; /save writes one")
+            raise RequestError(f"{path} is no conversation", remedy="/save writes one")
         check_text(json.dumps(value, ensure_ascii=False))
         system, turns = value.get("system"), value.get("turns")
         if (
@@ -78,7 +80,9 @@ class Conversation:
             or not isinstance(turns, list)
             or not _are_turns(turns)
         ):
-            raise RequestError(f"{path} is damaged: its turns are {shown(turns)}; save it again")
+            raise RequestError(
+                f"{path} is damaged: its turns are {shown(turns)}", remedy="save it again"
+            )
         return cls(
             system=system,
             turns=[{"role": each["role"], "content": each["content"]} for each in turns],

@@ -149,7 +149,7 @@ def parse_age(text: str) -> float:
     """Seconds in "12h", "30d", "4w". Raises RequestError."""
     found = re.fullmatch(r"(\d{1,6})\s*([mhdw])", text.strip().lower(), re.ASCII)
     if found is None:
-        raise RequestError(f"{text!r:.40} is no age; write 12h, 30d or 4w")
+        raise RequestError(f"{text!r:.40} is no age", remedy="write 12h, 30d or 4w")
     return int(found[1]) * _SECONDS[found[2]]
 
 

@@ -222,8 +222,9 @@ def token(file: Path) -> None:
 def _check_no_token() -> None:
     if path := os.environ.get(TOKEN_VARIABLE):
         raise RequestError(
-            f"{TOKEN_VARIABLE} names {path}, whose cluster would be used all the same; unset it, "
-            "make a new cluster on one device, and write a new token there: `edge cluster token`"
+            f"{TOKEN_VARIABLE} names {path}, whose cluster would be used all the same",
+            remedy="unset it, make a new cluster on one device, and write a new token there: "
+            "`edge cluster token`",
         )
 
 
@@ -232,7 +233,8 @@ def _renewed(membership: Membership, *, leave: bool) -> Membership:
     if membership.others and not leave:
         raise RequestError(
             f"this device is in a cluster with {', '.join(membership.others.values())}, which "
-            "would have to be paired again; add --leave if you mean that"
+            "would have to be paired again",
+            remedy="add --leave if you mean that",
         )
     return Membership.founded(socket.gethostname(), membership.identity)
 
@@ -248,5 +250,7 @@ def _meant(membership: Membership, device: str) -> str:
     }
     if len(found) != 1:
         which = "no device" if not found else "several devices"
-        raise RequestError(f"{device!r} names {which}; `edge cluster show --json` has their ids")
+        raise RequestError(
+            f"{device!r} names {which}", remedy="`edge cluster show --json` has their ids"
+        )
     return found.pop()

@@ -58,8 +58,8 @@ def command(shell: str, install: bool) -> None:
         is_new = write_own(place, "".join(lines), mark=_MARK, writer=_WRITER)
     except OSError as error:
         raise RequestError(
-            f"cannot write {place}: {error.strerror or error}; have it printed instead, without "
-            "--install"
+            f"cannot write {place}: {error.strerror or error}",
+            remedy="have it printed instead, without --install",
         ) from error
     click.echo(f"Wrote {place}" if is_new else f"{place} is as it should be")
     click.echo(_NEXT[shell].format(place=place))

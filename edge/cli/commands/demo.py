@@ -28,4 +28,4 @@ def command(name: str | None) -> None:
             demo.run()
             return
     known = ", ".join(demo.name for demo in catalogue.DEMOS)
-    raise RequestError(f"there is no demo {name!r}; there are {known}")
+    raise RequestError(f"there is no demo {name!r}", remedy=f"there are {known}")

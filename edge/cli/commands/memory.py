@@ -38,8 +38,8 @@ def command(peer: str, size: str, wanted: ClusterOptions, as_json: bool) -> None
         named = [each for each in found.peers if is_address or each.name == peer]
         if len(named) != 1:
             raise RequestError(
-                f"no peer is called {peer!r}; there are "
-                f"{', '.join(each.name for each in found.peers)}"
+                f"no peer is called {peer!r}",
+                remedy=f"there are {', '.join(each.name for each in found.peers)}",
             )
         changed = found.set_memory(named[0], size)
     click.echo(json.dumps(changed.to_json(), indent=2) if as_json else _words(changed))

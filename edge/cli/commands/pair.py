@@ -140,8 +140,8 @@ def _join(
     present = store.membership()
     if present is not None and present.others and not leave:
         raise RequestError(
-            f"this device is in a cluster with {', '.join(present.others.values())}; add --leave "
-            "to leave that"
+            f"this device is in a cluster with {', '.join(present.others.values())}",
+            remedy="add --leave to leave that",
         )
     membership, other = asyncio.run(
         find_and_join(words, store.identity(), name, address=address, interfaces=interfaces or None)

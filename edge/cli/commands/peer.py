@@ -145,8 +145,8 @@ def command(
     backend = usual_backend() if settings.backend == "auto" else settings.backend
     if settings.host_memory_bytes and backend != "triton":
         raise RequestError(
-            f"back end {backend} computes in the host's memory, which is --memory; leave out "
-            "--host-memory"
+            f"back end {backend} computes in the host's memory, which is --memory",
+            remedy="leave out --host-memory",
         )
     settings = replace(settings, backend=backend)
     if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
@@ -232,12 +232,14 @@ def _only(gpu: int, backend: str) -> str:
     """See no other GPU from now on; the back end then. Raises RequestError."""
     if backend not in ("auto", "triton"):
         raise RequestError(
-            f"--gpu names a GPU, and back end {backend} uses none; leave out one of the two"
+            f"--gpu names a GPU, and back end {backend} uses none",
+            remedy="leave out one of the two",
         )
     use_only(gpu, os.environ)
     if not num_cuda_devices():
         raise RequestError(
-            f"CUDA finds no GPU {gpu} here; nvidia-smi lists those that there are, counted from 0"
+            f"CUDA finds no GPU {gpu} here",
+            remedy="nvidia-smi lists those that there are, counted from 0",
         )
     return "triton"
 

@@ -151,8 +151,8 @@ def command(
             elif generation.thinking is not None:
                 why = "--raw uses none" if raw else f"{loaded.name} has none"
                 raise RequestError(
-                    f"--thinking is told to a chat template, and {why}; leave out "
-                    f"{'one of the two' if raw else 'it'}"
+                    f"--thinking is told to a chat template, and {why}",
+                    remedy=f"leave out {'one of the two' if raw else 'it'}",
                 )
             elif generation.max_new_tokens is None:
                 generation = replace(generation, max_new_tokens=_RAW_TOKENS)  # it may know no end

@@ -177,8 +177,8 @@ def command(
     is_own = is_loopback(host)
     if not is_own and not keys:
         raise RequestError(
-            f"on {host} whoever reaches this machine could use the model; give --api-key-file, or "
-            "listen on 127.0.0.1"
+            f"on {host} whoever reaches this machine could use the model",
+            remedy="give --api-key-file, or listen on 127.0.0.1",
         )
     if place is not None:
         for line in _installed(context.meta[__name__], place):
@@ -263,8 +263,8 @@ def with_plans(
         if name not in known or not file or name in files:
             named = ", ".join(map(repr, known)) or "none: give NAME=MODEL"
             raise RequestError(
-                f"--plan-of {each!r:.200}: it must be NAME=FILE, once for a model; models that "
-                f"were given names here: {named}"
+                f"--plan-of {each!r:.200}: it must be NAME=FILE, once for a model",
+                remedy=f"models that were given names here: {named}",
             )
         files[name] = Path(file)
     return [
@@ -311,8 +311,8 @@ def check_for_several(options: LoadOptions) -> None:
     for option, (is_given, instead) in of_one.items():
         if is_given:
             raise RequestError(
-                f"{option} is of one model, and all models of a server have the same options; "
-                f"leave it out, or {instead}"
+                f"{option} is of one model, and all models of a server have the same options",
+                remedy=f"leave it out, or {instead}",
             )
 
 
@@ -332,8 +332,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=512)
     except OSError as error:
         raise RequestError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port, or "
-            "--host"
+            f"cannot listen on {host} port {port}: {error.strerror}",
+            remedy="choose another --port, or --host",
         ) from error
 
 

@@ -67,7 +67,7 @@ def command(
       edge top --once --json        for scripts
     """
     if urlsplit(url).scheme not in {"http", "https"}:
-        raise RequestError(f"{url!r:.200} is no address of a server; one is {_USUAL_URL}")
+        raise RequestError(f"{url!r:.200} is no address of a server", remedy=f"one is {_USUAL_URL}")
     asked = "" if model is None else f"?{urlencode({'model': model})}"
     looks = _looks(f"{url.rstrip('/')}/api/cluster{asked}", _key(api_key_file), every_s, once=once)
     console = Console()
@@ -123,8 +123,8 @@ def _look(address: str, key: str | None) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise NetworkError(
-            f"no server of edge at {address} ({reason}); start one with edge serve, or name its "
-            "address"
+            f"no server of edge at {address} ({reason})",
+            remedy="start one with edge serve, or name its address",
         ) from error
     if not isinstance(told, dict):
         raise NetworkError(f"{address} does not answer as edge serve does")

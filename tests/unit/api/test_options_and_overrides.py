@@ -57,6 +57,8 @@ def test_an_answer_that_can_never_be(values: dict[str, Any], message: str) -> No
     with pytest.raises(edge.RequestError) as raised:
         GenerationOptions(**values)
     assert message in str(raised.value)
+    assert raised.value.remedy
+    assert raised.value.remedy in str(raised.value)
 
 
 USUAL = SamplingParameters(temperature=0.6, top_p=0.9, repetition_penalty=1.1)

@@ -86,8 +86,10 @@ def test_a_workload_that_does_not_fit_the_context() -> None:
     ids=str,
 )
 def test_options_that_can_never_be(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=message) as raised:
         LoadOptions(**options)
+    assert raised.value.remedy
+    assert raised.value.remedy in str(raised.value)
 
 
 def test_the_names_of_formats_are_those_of_the_table() -> None:
