@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 _KEY = "option"
 
 Options = TypeVar("Options")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +53,58 @@ def option_facts(described: Field[Any]) -> OptionFacts | None:
     return facts
 
 
+def check_names(owner: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raises TypeError, naming what is near it, for a keyword that is not known."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            said = f"; do you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+            raise TypeError(f"{owner} has no {name!r:.80}{said}")
+
+
+def names_near_keywords(made: type[Made]) -> type[Made]:
+    """A class whose constructor and public methods name the keyword that is near a wrong one.
+
+    Methods that take any keyword check them themselves.
+    """
+    for name, found in list(vars(made).items()):
+        call = found.__func__ if isinstance(found, classmethod) else found
+        is_called = name == "__init__" or not name.startswith("_")
+        if not (is_called and inspect.isfunction(call)):
+            continue
+        kinds = inspect.signature(call).parameters.values()
+        known = [each.name for each in kinds if each.kind is each.KEYWORD_ONLY]
+        known += [each.name for each in kinds if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+        if any(each.kind is each.VAR_KEYWORD for each in kinds):
+            continue
+        owner = made.__name__ if name == "__init__" else f"{made.__name__}.{name}"
+        checked = _checked(call, owner, known)
+        setattr(made, name, classmethod(checked) if call is not found else checked)
+    return made
+
+
+def _checked(call: Callable[..., Any], owner: str, known: Sequence[str]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(call):
+
+        @functools.wraps(call)
+        async def awaited(*given: Any, **named: Any) -> Any:
+            check_names(owner, named, known)
+            return await call(*given, **named)
+
+        return awaited
+
+    @functools.wraps(call)
+    def called(*given: Any, **named: Any) -> Any:
+        check_names(owner, named, known)
+        return call(*given, **named)
+
+    return called
+
+
 def with_overrides(options: Options, overrides: Mapping[str, Any]) -> Options:
     """The options with some fields given by name. Raises TypeError naming what is near a wrong one,
     and what the fields' own checks raise."""
     names = [each.name for each in fields(options)]  # type: ignore[arg-type]
-    for name in overrides:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            said = f"; do you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
-            raise TypeError(f"{type(options).__name__} has no {name!r:.80}{said}")
+    check_names(type(options).__name__, overrides, names)
     changed: Options = replace(options, **overrides)  # type: ignore[type-var]
     return changed

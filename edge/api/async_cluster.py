@@ -22,7 +22,7 @@ from edge.api.candidates import Candidates, Find, Used, Watch
 from edge.api.hub_download import model_path
 from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply, kept_replies
-from edge.api.local_peers import LocalPeers, LocalSettings, Size
+from edge.api.local_peers import LocalPeers, LocalSettings, Size, check_settings
 from edge.api.own_credentials import own_credentials
 from edge.api.progress_bars import progress_bars
 from edge.api.quality import Quality, QualityOptions, measure_quality
@@ -46,7 +46,7 @@ from edge.host.free_memory import parse_size
 from edge.membership.membership import Membership
 from edge.membership.presence import Presences
 from edge.membership.store import MembershipStore, config_root
-from edge.option_fields import with_overrides
+from edge.option_fields import names_near_keywords, with_overrides
 from edge.planning.cluster_profile import set_up_like
 from edge.planning.forecast import Forecast
 from edge.planning.load_options import LoadOptions, LoadOverrides
@@ -76,6 +76,7 @@ Peer = str | PeerInfo
 _log = logging.getLogger(__name__)
 
 
+@names_near_keywords
 class AsyncCluster:
     """Peers to run models on, for one event loop: the one on which it is opened.
 
@@ -180,6 +181,7 @@ class AsyncCluster:
         settings: memory, model_memory, threads, backend, kv_memory, kv_disk; `LocalSettings` says
         what they mean.
         """
+        check_settings("AsyncCluster.local", settings)
         daemons = LocalPeers()
         try:
             return await cls._of_daemons(daemons, peers, settings, insecure=insecure)

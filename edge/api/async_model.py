@@ -32,7 +32,7 @@ from edge.coordinator.work import Work
 from edge.errors import PromptLengthError, RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.spec import ModelSpec
-from edge.option_fields import with_overrides
+from edge.option_fields import names_near_keywords, with_overrides
 from edge.partition import Estimate, Plan
 from edge.planning.drift import Drift, find_drift
 from edge.planning.forecast import Forecast
@@ -100,6 +100,7 @@ class HeldModel:
     """What goes on beside its replies."""
 
 
+@names_near_keywords
 class DescribedModel:
     """What a model tells at once, with or without an event loop."""
 
@@ -392,6 +393,7 @@ class DescribedModel:
         return tokens
 
 
+@names_near_keywords
 class AsyncModel(DescribedModel):
     """A model on its peers. Made by `AsyncCluster.load`; an asynchronous context manager.
 

@@ -9,12 +9,13 @@ from typing import Any, Unpack
 
 from edge.api.async_cluster import AsyncCluster, Peer
 from edge.api.kept_reply import KeptReply
-from edge.api.local_peers import LocalPeers, LocalSettings, Size
+from edge.api.local_peers import LocalPeers, LocalSettings, Size, check_settings
 from edge.api.model import Model
 from edge.api.quality import Quality
 from edge.api.quantizing import Quantized
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import EdgeError, RequestError
+from edge.option_fields import names_near_keywords
 from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.proposal import Proposal
 from edge.planning.propose import Measure
@@ -23,6 +24,7 @@ from edge.protocol.kept_files import KeptFiles
 from edge.protocol.peer_info import PeerInfo
 
 
+@names_near_keywords
 class Cluster:
     """Peers to run models on. A context manager; closing it ends its models and local daemons.
 
@@ -84,6 +86,7 @@ class Cluster:
         settings: memory, model_memory, threads, backend, kv_memory, kv_disk; `LocalSettings` says
         what they mean.
         """
+        check_settings("Cluster.local", settings)
         daemons = LocalPeers()
         try:
             return cls._open(

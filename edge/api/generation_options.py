@@ -13,7 +13,7 @@ from edge.coordinator.shares import PRIORITIES, Priority
 from edge.errors import RequestError, shown
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import parse_json, read_file
-from edge.option_fields import option
+from edge.option_fields import names_near_keywords, option
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar, JsonSchema, schema_grammar
 
 
@@ -52,6 +52,7 @@ def _read_biases(text: str) -> Mapping[int, float]:
     return biases
 
 
+@names_near_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
     """How one answer is made. Raises RequestError for what no model can do."""

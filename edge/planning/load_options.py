@@ -14,7 +14,7 @@ from edge.membership.identity import LEAST_DIGITS, read_ids
 from edge.memory.step_memory import has_states
 from edge.models.attention import Attention
 from edge.models.spec import ModelSpec
-from edge.option_fields import option
+from edge.option_fields import names_near_keywords, option
 from edge.partition import Parallel, Plan, Workload
 from edge.protocol.messages import MOST_TRUSTED
 from edge.protocol.step import StepLimits
@@ -83,6 +83,7 @@ def _check_devices(ids: object) -> None:
         parse_devices(each)
 
 
+@names_near_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """How a model is loaded, and planned for. Raises RequestError for what can never be."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -33,6 +36,52 @@ def test_every_public_name_is_there() -> None:
         assert getattr(edge, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = edge.Nonsense  # type: ignore[attr-defined]
+
+
+MODEL: Any = object.__new__(edge.Model)
+ASYNC_MODEL: Any = object.__new__(edge.AsyncModel)
+CLUSTER: Any = object.__new__(edge.Cluster)
+ANY: Any = edge
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ANY.Cluster.local(peer=2), "Cluster.local has no 'peer'; do you mean peers?"),
+        (lambda: ANY.Cluster.local(2, thread=1), "do you mean threads?"),
+        (
+            lambda: ANY.Cluster.discover(timeout=1),
+            "discover has no 'timeout'; do you mean timeout_s?",
+        ),
+        (lambda: ANY.Cluster.connect("a:1", unsafe=True), "there are insecure, peers"),
+        (lambda: CLUSTER.quantize("x", "y", bit=1), "do you mean bits?"),
+        (
+            lambda: MODEL.embed("x", dimension=3),
+            "Model.embed has no 'dimension'; do you mean dimensions?",
+        ),
+        (lambda: MODEL.score(promt="x"), "do you mean prompt?"),
+        (lambda: MODEL.predict(prompt_token=1, output_tokens=2), "do you mean prompt_tokens?"),
+        (lambda: asyncio.run(ANY.AsyncCluster.local(peer=2)), "AsyncCluster.local has no 'peer'"),
+        (lambda: asyncio.run(ANY.AsyncCluster.discover(atleast=2)), "do you mean at_least?"),
+        (lambda: asyncio.run(ASYNC_MODEL.score(promt="x")), "AsyncModel.score has no 'promt'"),
+        (lambda: ANY.GenerationOptions(max_tokens=3), "do you mean max_new_tokens?"),
+        (
+            lambda: ANY.LoadOptions(context=3),
+            "LoadOptions has no 'context'; do you mean context_tokens?",
+        ),
+    ],
+)
+def test_a_wrong_keyword_is_told_the_near_one(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        call()
+    assert message in str(raised.value)
+
+
+def test_checked_calls_look_as_they_were_written() -> None:
+    assert "at_least" in inspect.signature(edge.Cluster.discover).parameters
+    assert inspect.iscoroutinefunction(edge.AsyncModel.score)
+    assert edge.Model.embed.__qualname__ == "Model.embed"
+    assert not hasattr(GenerationOptions(seed=3), "__dict__")
 
 
 @pytest.mark.parametrize(
