@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edge.errors import CheckpointError, RequestError
+from edge.text.template_turns import template_turns
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
 _CPU_S = 1.5
@@ -31,9 +32,6 @@ _MAX_TEXT_BYTES = 32 << 20
 _MAX_SOURCE_CHARACTERS = 1 << 20  # the longest published one has 20,000
 _LENGTH_BYTES = 8
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")
-
-# Reasoning comes under several names; templates read the first, gpt-oss the second.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
@@ -72,11 +70,12 @@ class ChatTemplate:
         if not messages:
             raise RequestError("a chat needs at least one message, and there is none")
         values: dict[str, object] = {"documents": None, **variables}
-        values["messages"] = [_message(message) for message in messages]
         values["tools"] = tools
         values["add_generation_prompt"] = add_generation_prompt
         try:
-            request = json.dumps({"source": self._source, "values": _plain(values)}).encode()
+            values = _plain_object(values)
+            values["messages"] = template_turns(self._source, [*map(_plain_object, messages)])
+            request = json.dumps({"source": self._source, "values": values}).encode()
         except RequestError:
             raise
         except (ValueError, RecursionError) as error:
@@ -201,21 +200,16 @@ def _cause(process: subprocess.Popen[bytes], error: Exception) -> str:
     return str(error) if isinstance(error, ValueError) else ""
 
 
-def _message(message: Mapping[str, object]) -> dict[str, object]:
-    """The message without absent values, its reasoning under the names that templates read."""
+def _plain_object(message: object) -> dict[str, object]:
+    """A copy in JSON's types: the sandbox cannot know what methods of other objects would do."""
     if not isinstance(message, Mapping):
         raise RequestError(
             f"a chat message must be an object with role and content, not {message!r}"
         )
-    present = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((present[name] for name in _REASONING if name in present), None)
-    if reasoning is not None:
-        present = {"thinking": reasoning, **present, "reasoning_content": reasoning}
-    return present
+    return {str(_plain(name)): _plain(item) for name, item in message.items()}
 
 
 def _plain(value: object) -> object:
-    """A copy in JSON's types: the sandbox cannot know what methods of other objects would do."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Mapping):
