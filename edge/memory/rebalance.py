@@ -12,12 +12,12 @@ from edge.memory.ledger import Ledger, Use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elastic:
-    """What one shard would take with each number of its layers read from disk."""
+    """What one shard would take with some numbers of its layers read from disk."""
 
-    uses: tuple[Use, ...]
-    """By that number, from 0 to all."""
+    uses: Mapping[int, Use]
+    """By such numbers, in ascending order."""
     planned: int
-    """As it was loaded: it never reads fewer."""
+    """The first of them, as it was loaded: it never reads fewer."""
 
 
 def fit(
@@ -28,7 +28,9 @@ def fit(
     As few as possible; the shard that holds most gives first. Raises RequestError, with the
     minimum and why, for a promise that cannot be kept even if all of them read every layer.
     """
-    least = {name: min(each.uses, key=lambda use: use.total) for name, each in shards.items()}
+    least = {
+        name: min(each.uses.values(), key=lambda use: use.total) for name, each in shards.items()
+    }
     minimum_bytes = max(ledger.floor.minimum_bytes, _taken(ledger, least))
     if budget_bytes < minimum_bytes:
         models = sum(use.total for use in least.values())
@@ -67,5 +69,5 @@ def _next(shard: Elastic, count: int) -> int | None:
     """The next number with which the shard takes less; None where there is none."""
     now = shard.uses[count].total
     return next(
-        (more for more in range(count + 1, len(shard.uses)) if shard.uses[more].total < now), None
+        (more for more, use in shard.uses.items() if more > count and use.total < now), None
     )

@@ -383,16 +383,22 @@ class PeerResources:
     async def _promise(self, asked_bytes: int, owner: str | None) -> None:
         async with self._promising.turn(owner), self.loading.turn(owner):
             await self._parked.clear()
-            before = self.ledger
             sessions = dict(self.sessions)
-            shards = {
-                name: elastic(
-                    hosted.assignment,
-                    hosted.manifest,
-                    host_bytes=None if self._host_bytes is None else hosted.host_bytes,
-                )
-                for name, hosted in sessions.items()
-            }
+            has_host = self._host_bytes is not None
+            # Next to the loop: of many layers it takes seconds.
+            known = await run_blocking(
+                lambda: {
+                    name: elastic(
+                        hosted.assignment,
+                        hosted.manifest,
+                        host_bytes=hosted.host_bytes if has_host else None,
+                    )
+                    for name, hosted in sessions.items()
+                }
+            )
+            # None has come meanwhile, since that waits for its turn to load; some may have ended.
+            shards = {name: each for name, each in known.items() if name in self.sessions}
+            before = self.ledger
             wanted_bytes = self._budget_bytes(asked_bytes, before.floor)
             fitted, counts = fit(before, wanted_bytes, shards)
             self._change(fitted)

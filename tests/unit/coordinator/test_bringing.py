@@ -149,14 +149,20 @@ def test_what_a_changed_promise_is_not_yet_kept_by_is_not_parked(
             (hosted,), (whole,) = resources.sessions.values(), resources.ledger.uses.values()
             # The layers of the bundled model are too small to make a difference.
             less = replace(whole, weight_bytes=whole.weight_bytes // 2)
-            uses = Elastic(uses=(whole, less), planned=0)
-            monkeypatch.setattr("edge.peer.resources.elastic", lambda *_, **__: uses)
+
+            def counted(*_: object, **__: object) -> Elastic:
+                assert threading.current_thread() is not threading.main_thread(), "it may take long"
+                return Elastic(uses={0: whole, 1: less}, planned=0)
+
+            monkeypatch.setattr("edge.peer.resources.elastic", counted)
             other = Use(weight_bytes=LEAST_MODEL_BYTES)
             resources._ledger = resources.ledger.with_use("other", other)
             budget_bytes = resources.ledger.floor.total + other.total + less.total
             hosted.shard._thread.post(lambda: (may_go_on.wait(), None)[1])
             try:
                 changing = asyncio.create_task(resources.promise(budget_bytes))
+                while less not in resources.ledger.uses.values():  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
                 close = Close(session="s", parks=True)
                 closing = asyncio.create_task(brought.client.call(close))
                 while not hosted.shard._is_over:  # noqa: ASYNC110  nobody is told
