@@ -49,7 +49,7 @@ from edge.protocol.description import MAX_SESSIONS, PeerDescription
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import token_ids
-from edge.protocol.frame_codec import ANSWER, SMALL, Call, Event, Post, from_frame, to_frame
+from edge.protocol.frame_codec import ANSWER, SMALL, Body, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import (
     ALIVE,
     COORDINATOR_SILENT_AFTER_S,
@@ -261,7 +261,9 @@ class Connection:
                 await self._calls_read.put((frame, taken))
                 continue
             try:
-                await self._post(from_frame(cls, frame), taken)
+                has_large_header = taken.large > len(frame.payload)
+                post = await self._read_aside(cls, frame) if has_large_header else None
+                await self._post(post or from_frame(cls, frame), taken)
             except Exception as error:
                 # A sender of nonsense that does not read what it is told is not read any more.
                 await self._outgoing.send(to_frame(Failed.kind, self._failed(error)))
@@ -389,7 +391,10 @@ class Connection:
         limits = cls.limits
         if max(limits.header_bytes, limits.payload_bytes) <= LARGE_BYTES:
             return from_frame(cls, frame)
-        # It may take many times its size for a moment.
+        return await self._read_aside(cls, frame)
+
+    async def _read_aside(self, cls: type[Body], frame: Frame) -> Body:
+        """Next to the loop, one at a time: it may take many times its size for a moment."""
         async with self._peer.reading.turn(self._owner):
             return await run_blocking(lambda: from_frame(cls, frame))
 

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,11 +32,11 @@ from edge.peer.settings import PeerSettings
 from edge.peer.unbegun import MOST_UNBEGUN_BYTES
 from edge.protocol.client import PeerClient
 from edge.protocol.fields import token_bytes
-from edge.protocol.frame_codec import SMALL, to_frame
+from edge.protocol.frame_codec import SMALL, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE
 from edge.protocol.measurements import MemoryRate
-from edge.protocol.messages import Close, Connect, Describe, Finish, MatchPrefix
-from edge.protocol.step import StepLimits
+from edge.protocol.messages import Close, Connect, Describe, Finish, MatchPrefix, RunStep
+from edge.protocol.step import MAX_REQUESTS, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
 from edge.transport import MEMBER, Frame, Member, MemoryChannel, TransportError, WireRule
@@ -261,6 +262,47 @@ def test_what_waits_for_a_session_that_ends_is_refused(tmp_path: Path) -> None:
         await hosted.aclose()
         assert "not open" in (await told(channel)).header["message"]
         assert hosted.unbegun.held_bytes == 0
+
+    talk(tmp_path, coordinate)
+
+
+@pytest.mark.parametrize(("requests", "aside"), [(1, False), (MAX_REQUESTS, True)])
+def test_a_large_header_of_a_step_is_read_next_to_the_loop(
+    requests: int, aside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a MiB takes tens of milliseconds to check; a usual one less than going elsewhere."""
+    entries = [
+        StepEntry(request=f"r{number}", position=0, tokens=(1,), logit_rows=1)
+        for number in range(requests)
+    ]
+    step = to_frame(RunStep.kind, RunStep(session="s", step=Step(entries=tuple(entries))))
+    threads: list[bool] = []
+
+    def read(cls: type[Any], frame: Frame) -> Any:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return from_frame(cls, frame)
+
+    monkeypatch.setattr("edge.peer.connection.from_frame", read)
+
+    async def coordinate(
+        channel: MemoryChannel, resources: PeerResources, connection: Connection
+    ) -> None:
+        limits = replace(LIMITS, requests=MAX_REQUESTS, cached_tokens=MAX_REQUESTS)
+        assignment = solo_assignment(
+            plain_spec(num_layers=1), limits, WireRules(sums=(WireRule(),), hops=())
+        )
+        hosted = HostedShard(
+            assignment, Manifest(tensors=(), total_bytes=0), lambda _: None, resources.kv_room
+        )
+        connection._mine["s"] = hosted
+        try:
+            await channel.send(step)
+            await channel.send(to_frame(Describe.kind, Describe(), call=1))
+            await told(channel)
+            assert threads[0] is aside
+        finally:
+            connection._mine.clear()
+            await hosted.aclose()
 
     talk(tmp_path, coordinate)
 
