@@ -9,10 +9,8 @@ from edge.server.fields import Fields
 from edge.server.history import Message
 from edge.server.openai_fields import content_of, message_of
 from edge.server.refusals import Refusal
+from edge.server.response_tools import CUSTOM_INPUT, full_name
 from edge.server.tools import called
-
-CUSTOM_INPUT = "input"
-"""The only argument of a tool that takes a text, where it is called as others are."""
 
 _CALLS = {
     "function_call": "arguments",
@@ -75,7 +73,7 @@ def _messages(kind: str, item: Fields) -> list[Message]:
 
 def _name(kind: str, item: Fields) -> str:
     if "name" in item or kind in {"function_call", "custom_tool_call", "mcp_call"}:
-        return item.need_text("name")
+        return full_name(item.text("namespace"), item.need_text("name"))
     return kind.removesuffix("_call")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -14,8 +14,9 @@ from edge.server.efforts import effort_variables
 from edge.server.fields import Fields
 from edge.server.history import Message, turns
 from edge.server.openai_fields import options_of, schema_of
-from edge.server.openai_items import CUSTOM_INPUT, messages_of, not_stored
+from edge.server.openai_items import messages_of, not_stored
 from edge.server.refusals import Refusal
+from edge.server.response_tools import CUSTOM_INPUT, Origin, as_functions, origins
 from edge.server.tools import arguments_text, new_id, openai_tools
 from edge.text.answer_parts import ToolCall
 
@@ -50,7 +51,7 @@ def question_of(body: Fields) -> Question:
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("input", "must have a message of the user")
     longest = body.whole("max_output_tokens", least=1)
-    offer = openai_tools(_custom_as_functions(body), flat=True)
+    offer = openai_tools(as_functions(body), flat=True)
     return Question(
         messages=messages,
         options=options_of(body, most_new_tokens=longest, logprobs=None, json_schema=schema),
@@ -60,38 +61,6 @@ def question_of(body: Fields) -> Question:
         variables=effort_variables(body.object("reasoning"), "effort"),
         told_back=_told_back(body, form, offer.several),
     )
-
-
-def _custom_as_functions(body: Fields) -> Fields:
-    """Tools that take a text, as functions of one argument, and a choice of one likewise."""
-    tools = [
-        _as_function(tool) if tool.text("type") == "custom" else dict(tool.items())
-        for tool in body.objects("tools")
-    ]
-    found = {**dict(body.items()), "tools": tools}
-    choice = body.raw("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "custom":
-        found["tool_choice"] = {**choice, "type": "function"}
-    return Fields(found)
-
-
-def _as_function(tool: Fields) -> Json:
-    """Its grammar is told to the model, and not kept to."""
-    said = [tool.text("description") or ""]
-    form = tool.object("format")
-    if form is not None and "definition" in form:
-        syntax = form.text("syntax") or "grammar"
-        said.append(f"Its input is of this {syntax}:\n{form.need_text('definition')}")
-    return {
-        "type": "function",
-        "name": tool.need_text("name"),
-        "description": "\n\n".join(filter(None, said)),
-        "parameters": {
-            "type": "object",
-            "properties": {CUSTOM_INPUT: {"type": "string"}},
-            "required": [CUSTOM_INPUT],
-        },
-    }
 
 
 def _told_back(body: Fields, form: Fields | None, several: bool) -> Json:
@@ -208,31 +177,33 @@ class Translator:
     def _call(self, call: ToolCall) -> list[Json]:
         """An item of its own, at once whole."""
         events = self._close()
+        origin = self._origins.get(call.name, Origin(name=call.name))
         given = call.arguments.get(CUSTOM_INPUT)
-        if call.name in self._custom and isinstance(given, str):
+        if origin.takes_text and isinstance(given, str):
             kind, name, prefix, arguments = "custom_tool_call", "input", "ctc", given
             event = "response.custom_tool_call_input"
         else:
             kind, name, prefix, arguments = "function_call", "arguments", "fc", arguments_text(call)
             event = "response.function_call_arguments"
         item: Json = {"id": new_id(prefix), "type": kind, "status": "in_progress"}
-        item |= {"call_id": new_id("call"), "name": call.name, name: ""}
+        item |= {"call_id": new_id("call"), "name": origin.name, name: ""}
+        if origin.namespace is not None:
+            item["namespace"] = origin.namespace
         index = len(self._items)
         place = {"item_id": item["id"], "output_index": index}
         events.append(self._event("response.output_item.added", output_index=index, item=item))
         events.append(self._event(f"{event}.delta", **place, delta=arguments))
-        events.append(self._event(f"{event}.done", **place, name=call.name, **{name: arguments}))
+        events.append(self._event(f"{event}.done", **place, name=origin.name, **{name: arguments}))
         whole = {**item, "status": "completed", name: arguments}
         self._items.append(whole)
         events.append(self._event("response.output_item.done", output_index=index, item=whole))
         return events
 
     @property
-    def _custom(self) -> set[str]:
-        """Names of tools that take a text."""
+    def _origins(self) -> Mapping[str, Origin]:
         tools = self.question.told_back.get("tools", ())
         assert isinstance(tools, Sequence)
-        return {tool["name"] for tool in tools if tool.get("type") == "custom"}
+        return origins(tools)
 
     def _close(self) -> list[Json]:
         """The item that is under way, if there is one, is complete."""

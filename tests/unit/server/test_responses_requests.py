@@ -148,6 +148,37 @@ def test_a_tool_that_takes_a_text_is_called_with_one() -> None:
     assert patch["input"] == "*** Begin"
 
 
+def test_tools_of_a_namespace_are_offered_and_called() -> None:
+    """Codex has those of MCP servers so, and its own of other agents."""
+    cats = {
+        "type": "namespace",
+        "name": "mcp__cats",
+        "description": "x",
+        "tools": [FUNCTION, PATCH],
+    }
+    body: dict[str, Any] = {"input": "x", "tools": [FUNCTION, cats, {"type": "web_search"}]}
+    question = question_of(Fields(body))
+    functions: list[Any] = [tool["function"] for tool in question.tools]
+    names = ["look", "mcp__cats__look", "mcp__cats__apply_patch"]
+    assert [each["name"] for each in functions] == names
+    assert functions[1]["parameters"] == FUNCTION["parameters"]
+    choice = {"type": "function", "name": "look", "namespace": "mcp__cats"}
+    assert question_of(Fields({**body, "tool_choice": choice})).forced == question.tools[1:2]
+    given = {"input": "*** Begin"}
+    told = reply(body, *(ToolCall(name=name, arguments=given) for name in names))
+    assert [(each["type"], each["name"], each.get("namespace")) for each in told["output"]] == [
+        ("function_call", "look", None),
+        ("function_call", "look", "mcp__cats"),
+        ("custom_tool_call", "apply_patch", "mcp__cats"),
+    ]
+    before = [
+        message["tool_calls"][0]["function"]["name"]
+        for each in told["output"]
+        for message in messages(each)
+    ]
+    assert before == names
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -158,6 +189,9 @@ def test_a_tool_that_takes_a_text_is_called_with_one() -> None:
         ({"input": [USER, {"type": "compaction", "encrypted_content": "x"}]}, None),
         ({"metadata": 7}, None),
         ({"tools": [{"type": "custom"}]}, None),
+        ({"tools": [{"type": "namespace", "tools": []}]}, None),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [7]}]}, None),
+        ({"tool_choice": {"type": "custom"}}, None),
     ],
 )
 def test_what_would_have_to_be_remembered_or_read_is_refused(
