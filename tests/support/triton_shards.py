@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,10 +26,12 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import WeightFormat, kv_bits, weight_format
 from edge.weights.layout import ShardLayout, shard_layout
 from edge.weights.matrix_kind import WeightSource
-from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan, streaming
 from tests.support.transport_pairs import group, on_every_rank
 from tests.support.triton_face import device
+
+if TYPE_CHECKING:
+    from tests.support.checkpoints import TinyCheckpoint
 
 LIMITS = StepLimits(context_tokens=48, chunk_tokens=32, requests=3, cached_tokens=64)
 
