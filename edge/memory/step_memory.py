@@ -18,7 +18,7 @@ from edge.kernels.kv_cache.cache_size import (
     remainder_shape,
 )
 from edge.models.attention import Attention
-from edge.models.experts import Experts
+from edge.models.experts import Experts, expert_number
 from edge.models.spec import FeedForward, Mixer, ModelSpec
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
@@ -284,19 +284,38 @@ def most_results(part: Experts, rows: int) -> int:
     return uses + (min(uses, part.num_experts) if rows > 1 else 0)
 
 
-def load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
+def stacked_experts_fit(part: Experts, hidden_size: int, threads: int) -> bool:
+    """Whether a node of all experts takes no more than is kept for a step's rows.
+
+    Each thread of it has results of its own for all uses of experts, and what one expert is given
+    and makes, which all rows may go through; beside them are the inputs and the results.
+    """
+    of_uses = part.top_k * ((2 + threads) * hidden_size + part.num_experts)
+    of_expert = threads * (3 * hidden_size + 4 * part.columns)
+    return of_uses + of_expert <= part.row_values(0, hidden_size)
+
+
+def load_bytes(
+    layout: ShardLayout, weight_format: WeightFormat, *, stacks_experts: bool = True
+) -> int:
     """More than its weights that a shard takes while it is loaded as a whole.
 
     Weights are packed one by one, out of the file; but the pages of scales that were read stay
     until all are packed. Layers that may be read from disk are packed one by one, in the room that
-    is kept for their window.
+    is kept for their window. `stacks_experts`: the matrices of a layer's experts may be packed as
+    one.
     """
-    matrices = weight_format.recipe.all_stored(layout.matrices)
-    stored = [each.arrays for each in matrices]
-    stay = sum(array.nbytes for arrays in stored for array in arrays if array.stays)
-    return stay + max(
-        (sum(array.nbytes for array in arrays if not array.stays) for arrays in stored), default=0
-    )
+    largest: dict[str, int] = {}
+    stay = 0
+    for matrix in weight_format.recipe.all_stored(layout.matrices):
+        stay += sum(array.nbytes for array in matrix.arrays if array.stays)
+        name = matrix.name
+        if stacks_experts and expert_number(name) is not None:
+            layer, _is_one, own = name.partition(".experts.")
+            name = f"{layer}.{own.partition('.')[2]}"
+        nbytes = sum(array.nbytes for array in matrix.arrays if not array.stays)
+        largest[name] = largest.get(name, 0) + nbytes
+    return stay + max(largest.values(), default=0)
 
 
 def head_load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:

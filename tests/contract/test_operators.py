@@ -6,6 +6,7 @@ A face is run as the product runs it: emitted into an OnnxGraph, through a real 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -324,6 +325,108 @@ def test_experts(
         expert=lambda number, x: matmul_reference.matmul(x, weights[number]),
     )  # fmt: skip
     assert_same(face.run()[0], expected[None])
+
+
+def stacked_experts(
+    seed: int,
+    x: Array,
+    logits: Array,
+    routing: Routing,
+    *,
+    columns: int,
+    bits: int,
+    threads: int = 1,
+) -> tuple[Array, Array]:
+    """Of one node, and of the formula with the weights that its codes stand for."""
+    hidden, count = x.shape[-1], logits.shape[-1]
+    shapes = {"gate_up": (2 * columns, hidden), "down": (hidden, columns)}
+    matrices = {
+        name: [
+            matmul_nbits_reference.quantize(
+                normal(seed + number, *shape) / shape[1] ** 0.5, bits=bits, block_size=32
+            )
+            for number in range(count)
+        ]
+        for name, shape in shapes.items()
+    }
+    face = Face()
+
+    def weight(name: str, array: str) -> str:
+        each = [getattr(matrix, array) for matrix in matrices[name]]
+        if name == "gate_up":
+            each = [experts_onnx.in_turn(rows) for rows in each]
+        flat = np.stack([rows.reshape(len(rows), -1) for rows in each])
+        return face.graph.weight(f"{name}.{array}", flat)
+
+    stacked = experts_onnx.StackedWeights(
+        gate_up_codes=weight("gate_up", "codes"), gate_up_scales=weight("gate_up", "scales"),
+        down_codes=weight("down", "codes"), down_scales=weight("down", "scales"),
+        bits=bits, block_size=32,
+    )  # fmt: skip
+    y = experts_onnx.stacked_experts(
+        face.graph, face.input("x", x), face.input("logits", logits), hidden_size=hidden,
+        num_experts=count, routing=routing, stacked=stacked,
+    )  # fmt: skip
+    face.output(y, x.shape)
+    gate_up, down = (
+        list(map(matmul_nbits_reference.dequantize, each)) for each in matrices.values()
+    )
+
+    def expert(number: int, rows: Array) -> Array:
+        active = gated_mlp_reference.gated(rows @ gate_up[number].T, activation="silu")
+        return np.asarray(active @ down[number].T)
+
+    expected = experts_reference.experts(x[0], logits[0], routing, expert=expert)[None]
+    return face.run(threads=threads)[0], expected
+
+
+@FEW
+@given(
+    seed=seeds,
+    rows=st.integers(1, 9),
+    blocks=st.tuples(st.integers(2, 4), st.integers(2, 4)),
+    count=st.integers(1, 12),
+    bits=st.sampled_from([4, 8]),
+    threads=st.integers(1, 2),
+    data=st.data(),
+)
+def test_experts_in_one_node(
+    seed: int,
+    rows: int,
+    blocks: tuple[int, int],
+    count: int,
+    bits: int,
+    threads: int,
+    data: st.DataObject,
+) -> None:
+    """As far off as a product whose inputs are rounded to 8 bits, and another one behind it."""
+    hidden, columns = (32 * each for each in blocks)
+    routing = Routing(
+        top_k=data.draw(st.integers(1, count)),
+        renormalized=data.draw(st.booleans()),
+        scoring=data.draw(st.sampled_from(SCORINGS)),
+    )
+    x, logits = normal(seed, 1, rows, hidden), normal(seed + 1, 1, rows, count)
+    found, expected = stacked_experts(
+        seed, x, logits, routing, columns=columns, bits=bits, threads=threads
+    )
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    assert error < 0.03
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_a_row_gets_of_experts_in_one_node_does_not_depend_on_the_others(threads: int) -> None:
+    """In steps of an even number of rows, whatever these choose."""
+    x, logits = normal(0, 1, 8, 96), normal(1, 1, 8, 6)
+    routing = Routing(top_k=3, renormalized=True)
+
+    def rows(some: Sequence[int]) -> Array:
+        given = np.ascontiguousarray(x[:, some]), np.ascontiguousarray(logits[:, some])
+        return stacked_experts(2, *given, routing, columns=64, bits=4, threads=threads)[0]
+
+    whole = rows(range(8))
+    for some in ((0, 1), (3, 6), (7, 2, 0, 4)):
+        assert np.array_equal(rows(some), whole[:, some])
 
 
 @FEW

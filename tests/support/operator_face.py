@@ -30,9 +30,9 @@ class Face:
         self.graph.output(value, name, np.float32, shape)
         self._outputs.append(name)
 
-    def run(self) -> list[Array]:
+    def run(self, *, threads: int = 1) -> list[Array]:
         options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
+        options.intra_op_num_threads = threads
         options.log_severity_level = 3
         session = ort.InferenceSession(
             self.graph.build(), options, providers=["CPUExecutionProvider"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.interface import ShardWeights
 from edge.backends.ort.arena import Arena, make_arena
+from edge.backends.ort.expert_stacks import Stacks, stacked_kinds, written_stacks
 from edge.backends.ort.lowering import lower
 from edge.backends.ort.program import OpenGraphs, OrtProgram
 from edge.backends.ort.runtime import ort
@@ -91,27 +93,40 @@ class OrtBackend:
     ) -> OrtProgram:
         _prepare_process(self._threads)
         arrays = ShardArrays(layout, weights, weight_format)
-        agreement = check_agreement(spec, arrays, _session_options)
-        place = _places(layout, arrays, weights)
+        kinds = stacked_kinds(arrays, hidden_size=spec.hidden_size, threads=self._threads)
+        agreement = check_agreement(spec, arrays, _session_options, stacked=kinds)
 
-        room = weights.load_room_bytes
+        def fits(*, stacks_experts: bool) -> bool:
+            room = weights.load_room_bytes
+            wanted = load_bytes(layout, weight_format, stacks_experts=stacks_experts)
+            return room is None or wanted <= room
+
         # As a whole it would take more to load than there is; layer by layer it does not.
-        is_tight = room is not None and load_bytes(layout, weight_format) > room
+        is_tight = not fits(stacks_experts=False)
+        if not fits(stacks_experts=True):
+            kinds = {}
 
         def open_graphs(bits: int | None, streamed_layers: int) -> OpenGraphs:
             is_loose = bool(streamed_layers) or (is_tight and weights.packed is not None)
+            with written_stacks(arrays, {} if is_loose else kinds, weights.packed) as stacks:
+                return open_lowered(bits, streamed_layers, stacks, is_loose=is_loose)
+
+        def open_lowered(
+            bits: int | None, streamed_layers: int, stacks: Stacks, *, is_loose: bool
+        ) -> OpenGraphs:
             segments = lower(
                 spec,
                 layout,
-                place,
+                _places(layout, arrays, weights, stacks.folder),
                 weight_format,
                 bits,
+                stacks=stacks.by_layer,
                 cut_layers=limits.exceeds_memory,
                 is_loose=is_loose,
                 cuts_experts=bool(streamed_layers),
                 observes=limits.observes,
             )
-            folder = str(weights.path.parent)
+            folder = str(stacks.folder)
             ask_for_huge_pages()
             streamed: StreamedLayers | None = None
             embedding: EmbeddingRows | None = None
@@ -128,7 +143,8 @@ class OrtBackend:
                     for index, each in enumerate(segments)
                 )
                 # What was packed is not read again.
-                let_go_of(tuple(mappings_of(weights.path)))
+                for path in (weights.path, *stacks.paths):
+                    let_go_of(tuple(mappings_of(path)))
                 release_freed_memory()
                 use_huge_pages()
                 leave_holes()
@@ -210,18 +226,20 @@ def _open_session(segment: GraphSegment, *, folder: str) -> ort.InferenceSession
 
 
 def _places(
-    layout: ShardLayout, arrays: ShardArrays, weights: ShardWeights
+    layout: ShardLayout, arrays: ShardArrays, weights: ShardWeights, folder: Path
 ) -> Callable[[str], ExternalTensor | NDArray[Any]]:
-    """Matrices by where they lie, as kernels pack them; vectors, which kernels read at each step,
-    by value: who reads a mapped file that was cut short is ended by the system."""
+    """Matrices by where they lie below the folder, as kernels pack them; vectors, which kernels
+    read at each step, by value: who reads a mapped file that was cut short is ended by the
+    system."""
     vectors = {vector.name for vector in layout.vectors}
+    location = str(weights.path.parent.resolve().relative_to(folder.resolve()) / weights.path.name)
 
     def place(name: str) -> ExternalTensor | NDArray[Any]:
         if name in vectors:
             return arrays.read(name)
         entry = arrays.entry(name)
         return ExternalTensor(
-            location=weights.path.name,
+            location=location,
             offset=entry.offset,
             nbytes=entry.nbytes,
             dtype=numpy_dtype(entry.dtype),

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge.backends.ort.expert_stacks import ExpertStack
 from edge.backends.ort.segments import SegmentBuilder
-from edge.kernels.experts.onnx import Routed, mix, order_rows, run_experts
+from edge.kernels.experts.onnx import (
+    Routed,
+    StackedWeights,
+    mix,
+    order_rows,
+    run_experts,
+    stacked_experts,
+)
 from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.onnx_graph import OnnxGraph
 from edge.models.experts import Experts, expert_name, shared_name
@@ -46,25 +54,30 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
         split = build.graph.constant(f"router_{part.num_experts}_1", sizes)
         logits, weight = build.graph.nodes("Split", logits, split, outputs=2, axis=-1)
     size, count = build.spec.hidden_size, part.num_experts
-    routed = order_rows(
-        build.graph,
-        logits,
-        num_experts=count,
-        routing=part.routing,
-        correction=build.vector(f"{prefix}router_correction"),
-        scales=build.vector(f"{prefix}expert_scales"),
-    )
-    if build.cuts_experts:
-        # Who has rows is known now, and their weights are brought in.
-        x, of_shared, routed = _cut_before_experts(build, part, x, of_shared, routed, weight)
-    biases = [_of_experts(build, part, f"{prefix}experts_{name}_bias") for name in _BIASES]
-    results = run_experts(
-        build.graph, x, routed, hidden_size=size, num_experts=count, expert=expert
-    )
-    if build.cuts_experts:
-        x, of_shared, results = _cut_behind_experts(build, part, x, of_shared, results)
-        weight = weight and build.input("expert_gate", np.float32, ["batch", "tokens", 1])
-    mixed = mix(build.graph, x, results, routed, hidden_size=size, top_k=part.top_k)
+    correction = build.vector(f"{prefix}router_correction")
+    scales = build.vector(f"{prefix}expert_scales")
+    stack = build.stacks.get(layer)
+    if stack is not None:
+        mixed = stacked_experts(
+            build.graph, x, logits, hidden_size=size, num_experts=count, routing=part.routing,
+            stacked=_stacked(build, prefix, stack), correction=correction, scales=scales,
+        )  # fmt: skip
+    else:
+        routed = order_rows(
+            build.graph, logits, num_experts=count, routing=part.routing,
+            correction=correction, scales=scales,
+        )  # fmt: skip
+        if build.cuts_experts:
+            # Who has rows is known now, and their weights are brought in.
+            x, of_shared, routed = _cut_before_experts(build, part, x, of_shared, routed, weight)
+        biases = [_of_experts(build, part, f"{prefix}experts_{name}_bias") for name in _BIASES]
+        results = run_experts(
+            build.graph, x, routed, hidden_size=size, num_experts=count, expert=expert
+        )
+        if build.cuts_experts:
+            x, of_shared, results = _cut_behind_experts(build, part, x, of_shared, results)
+            weight = weight and build.input("expert_gate", np.float32, ["batch", "tokens", 1])
+        mixed = mix(build.graph, x, results, routed, hidden_size=size, top_k=part.top_k)
     if shared is None:
         if part.is_apart:  # of which the shard has no columns
             nothing = build.graph.node("Sub", mixed, mixed)
@@ -80,6 +93,14 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
     if part.is_apart:
         return build.graph.node("Concat", given, mixed, axis=-1)
     return build.graph.node("Add", mixed, given)
+
+
+def _stacked(build: SegmentBuilder, prefix: str, stack: ExpertStack) -> StackedWeights:
+    names = {
+        name: build.graph.weight(f"{prefix}experts.{name}", tensor)
+        for name, tensor in stack.tensors.items()
+    }
+    return StackedWeights(**names, bits=stack.kind.bits, block_size=stack.kind.block_size)
 
 
 def _cut_before_experts(

@@ -7,12 +7,14 @@ graph; a split one has two graphs a layer, because each sum needs the result of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.ort.attention import lower_attention
+from edge.backends.ort.expert_stacks import ExpertStack
 from edge.backends.ort.experts import lower_experts
 from edge.backends.ort.gated_mlp import lower_gated_mlp
 from edge.backends.ort.linear_attention import lower_linear_attention
@@ -46,6 +48,7 @@ def lower(
     weight_format: WeightFormat,
     kv_bits: int | None = None,
     *,
+    stacks: Mapping[int, ExpertStack] = MappingProxyType({}),
     cut_layers: bool = False,
     is_loose: bool = False,
     cuts_experts: bool = False,
@@ -53,11 +56,12 @@ def lower(
 ) -> tuple[GraphSegment, ...]:
     """Graphs of the shard in execution order; `tensor` tells where a named tensor lies, or is it.
 
-    `kv_bits`: of a code in the KV cache; None for float32. `cut_layers`: no graph has more than one
-    layer, so that the KV cache of a layer is needed only while its graph runs. `is_loose`: every
-    layer in graphs of its own without weights, so that those may be brought in from disk.
-    `cuts_experts`: of such a layer experts are a graph of their own, so that those which have rows
-    may be brought in alone.
+    `kv_bits`: of a code in the KV cache; None for float32. `stacks`: where the weights of experts
+    are, of layers where one node computes all of them; none where layers are loose. `cut_layers`:
+    no graph has more than one layer, so that the KV cache of a layer is needed only while its graph
+    runs. `is_loose`: every layer in graphs of its own without weights, so that those may be brought
+    in from disk. `cuts_experts`: of such a layer experts are a graph of their own, so that those
+    which have rows may be brought in alone.
     `observes`: sums of what the products are given are inputs and outputs, too (`gram_names`).
 
     The first stage takes the tokens' rows of the embedding as `hidden`.
@@ -68,6 +72,7 @@ def lower(
         tensor,
         weight_format,
         kv_bits,
+        stacks=stacks,
         cut_layers=cut_layers,
         cuts_experts=cuts_experts,
         observes=observes,

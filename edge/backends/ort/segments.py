@@ -7,13 +7,14 @@ by the module of each kind of part.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.backends.ort.expert_stacks import ExpertStack
 from edge.backends.ort.products import Matrix, pad, product
 from edge.kernels.layer_norm.onnx import add_layer_norm, layer_norm
 from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
@@ -144,12 +145,14 @@ class SegmentBuilder:
         weight_format: WeightFormat,
         kv_bits: int | None,
         *,
+        stacks: Mapping[int, ExpertStack],
         cut_layers: bool,
         cuts_experts: bool,
         observes: bool,
     ) -> None:
         """See `lower`."""
         self.cuts_experts = cuts_experts
+        self.stacks = stacks
         self.spec = spec
         self.layout = layout
         self.kv_bits = kv_bits

@@ -7,8 +7,9 @@ than it may.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from edge.kernels.attention.onnx import (
     attention,
     rotates_itself,
 )
-from edge.kernels.experts.onnx import experts
+from edge.kernels.experts.onnx import StackedWeights, experts, in_turn, stacked_experts
+from edge.kernels.experts.reference import Routing
 from edge.kernels.experts.reference import experts as experts_reference
 from edge.kernels.gated_mlp.onnx import activated, gated
 from edge.kernels.gated_mlp.reference import activated as activated_reference
@@ -42,13 +44,14 @@ from edge.kernels.rms_norm.reference import add_rms_norm as norm_reference
 from edge.kernels.short_convolution.onnx import short_convolution
 from edge.kernels.short_convolution.reference import short_convolution as short_reference
 from edge.models.attention import Attention
-from edge.models.experts import Experts, expert_number
+from edge.models.experts import Experts, expert_name, expert_number
 from edge.models.gated_mlp import GatedMlp
 from edge.models.linear_attention import LinearAttention
 from edge.models.plain_mlp import PlainMlp
 from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import ModelSpec
 from edge.protocol.step import SHORTEST_STEP
+from edge.weights.block_matrices import Blocks
 from edge.weights.recipe import StoredMatrix
 
 LARGEST_ERROR = 1e-3
@@ -76,9 +79,16 @@ class Agreement:
 
 
 def check_agreement(
-    spec: ModelSpec, arrays: ShardArrays, options: Callable[[], ort.SessionOptions]
+    spec: ModelSpec,
+    arrays: ShardArrays,
+    options: Callable[[], ort.SessionOptions],
+    *,
+    stacked: Mapping[int, Blocks] = MappingProxyType({}),
 ) -> Agreement:
-    """Raises RequestError, with the operator and its error, where one is too far off."""
+    """Raises RequestError, with the operator and its error, where one is too far off.
+
+    stacked: of layers whose experts are one node, the kind of their matrices.
+    """
     check = _Check(spec, arrays)
     layout = arrays.layout
     matrices, norms = [], []
@@ -105,6 +115,8 @@ def check_agreement(
             check.gated(f"gated.{number}", layer.feed_forward)
         if isinstance(layer.feed_forward, Experts):
             check.experts(number, layer.feed_forward)
+            if number in stacked:
+                check.stacked_experts(number, layer.feed_forward, stacked[number])
             if layer.feed_forward.shared is not None:
                 columns = layer.feed_forward.shared.columns
                 check.gated(f"gated.{number}.shared", layer.feed_forward.with_columns(columns))
@@ -274,6 +286,55 @@ class _Check:
             for feeds in self._feeds
         ]  # fmt: skip
         self._output(value, f"experts (layer {layer})", wanted)
+
+    def stacked_experts(self, layer: int, part: Experts, kind: Blocks) -> None:
+        """Two of the layer's, with the first of their columns."""
+        graph, arrays, hidden = self._graph, self._arrays, self._spec.hidden_size
+        columns = 2 * kind.block_size
+        own = [
+            expert_name(f"layers.{layer}.", number) for number in range(min(2, part.num_experts))
+        ]
+        rows = [*range(columns), *range(part.columns, part.columns + columns)]
+
+        def read(matrix: str, suffix: str) -> list[NDArray[Any]]:
+            found = [arrays.read(f"{name}{matrix}.{suffix}") for name in own]
+            if matrix == "gate_up":
+                return [in_turn(each[rows]) for each in found]
+            return [each[:, :2].reshape(len(each), -1) for each in found]
+
+        def weight(matrix: str, suffix: str) -> str:
+            name = f"stacked.{layer}.{matrix}.{suffix}"
+            return graph.weight(name, np.stack(read(matrix, suffix)))
+
+        def expert(number: int, given: Array) -> Array:
+            gate_up, down = (
+                arrays.floats(stored, some)
+                for matrix, some in (("gate_up", rows), ("down", range(hidden)))
+                for stored in arrays.stored(f"{own[number]}{matrix}")
+            )
+            active = gated_reference(
+                matmul_reference(given, gate_up), activation=part.activation, clamp=None
+            )
+            return matmul_reference(active, down[:, :columns])
+
+        x = self._input(f"stacked.{layer}", hidden)
+        logits = self._input(f"stacked_router.{layer}", len(own))
+        routing = Routing(top_k=1, renormalized=False)
+        stacked = StackedWeights(
+            gate_up_codes=weight("gate_up", "codes"), gate_up_scales=weight("gate_up", "scales"),
+            down_codes=weight("down", "codes"), down_scales=weight("down", "scales"),
+            bits=kind.bits, block_size=kind.block_size,
+        )  # fmt: skip
+        value = stacked_experts(
+            graph, x, logits, hidden_size=hidden, num_experts=len(own), routing=routing,
+            stacked=stacked,
+        )  # fmt: skip
+        wanted = [
+            experts_reference(feeds[x][0], feeds[logits][0], routing, expert=expert)[None]
+            for feeds in self._feeds
+        ]
+        operator = f"stacked experts (layer {layer})"
+        self._output(value, operator, wanted, LARGEST_ERROR_OF_INTEGER_INPUTS)
 
     def attention(self, layer: int, part: Attention) -> None:
         """A token alone, and a chunk."""

@@ -14,13 +14,16 @@ from edge.memory.step_memory import (
     held_tokens,
     load_bytes,
     most_logits,
+    stacked_experts_fit,
 )
+from edge.models.experts import Experts
+from edge.models.spec import LayerSpec
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout
 from tests.support.formats import uniform_format
 from tests.support.plans import LAYOUTS, make_plan
-from tests.support.specs import plain_spec
+from tests.support.specs import plain_layer, plain_spec, spec_of
 
 SPEC = plain_spec(
     hidden_size=64, num_heads=6, head_size=16, ffn_columns=96, vocab_size=100, context_tokens=256
@@ -95,6 +98,23 @@ def test_loading_a_whole_takes_its_scales_and_the_largest_matrix() -> None:
         4 * sum(sizes) // 32 + max(sizes) // 2
     )
     assert load_bytes(layout, uniform_format("float32", 32, "fast")) == 4 * max(sizes)
+
+
+def test_experts_of_a_layer_may_be_packed_as_one() -> None:
+    part = Experts(num_experts=5, top_k=2, columns=64, activation="silu", renormalized=True)
+    mixer = plain_layer(num_heads=2, num_kv_heads=1, head_size=16).mixer
+    spec = spec_of([LayerSpec(mixer=mixer, feed_forward=part)], hidden_size=64, vocab_size=40)
+    layout = shard_layout(spec, make_plan(spec, "solo", model="m"), stage=0, rank=0)
+    form = uniform_format("int4", 32, "fast")
+    one, scales = 2 * 64 * 64 // 2, 4 * layout.num_weights // 32
+    assert load_bytes(layout, form, stacks_experts=False) == scales + one
+    assert load_bytes(layout, form) == scales + 5 * one
+
+
+def test_each_thread_of_a_node_of_all_experts_has_results_of_its_own() -> None:
+    part = Experts(num_experts=48, top_k=4, columns=768, activation="silu", renormalized=True)
+    assert stacked_experts_fit(part, 1536, threads=2)
+    assert not stacked_experts_fit(part, 1536, threads=8)
 
 
 def test_what_scales_are_chosen_by_is_counted_where_codes_take_less() -> None:

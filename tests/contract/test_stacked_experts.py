@@ -1,0 +1,34 @@
+"""Experts that are one node give what experts give that are a branch each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.backends.ort.expert_stacks import stacked_kinds, written_stacks
+from edge.backends.shard_arrays import ShardArrays
+from edge.offload import DerivedCache
+from edge.profiling.random_weights import written_weights
+from tests.support import stacked_experts
+from tests.support.formats import uniform_format
+from tests.support.processes import run_module
+from tests.support.small_disk import small_disk
+
+
+def test_whole_and_in_uneven_parts_and_where_there_is_no_room_to_pack_them(tmp_path: Path) -> None:
+    run_module("tests.support.stacked_experts", tmp_path)
+
+
+def test_a_disk_without_room_for_what_they_are_packed_from(tmp_path: Path) -> None:
+    _what, layout = next(stacked_experts.layouts())
+    form = uniform_format("int4")
+    with (
+        written_weights(layout, form, tmp_path) as weights,
+        small_disk(tmp_path / "disk", 128 << 10) as disk,
+    ):
+        arrays = ShardArrays(layout, weights, form)
+        kinds = stacked_kinds(arrays, hidden_size=stacked_experts.SPEC.hidden_size, threads=2)
+        assert len(kinds) == stacked_experts.STACKED_LAYERS
+        with written_stacks(arrays, kinds, DerivedCache(disk, 1 << 30)) as stacks:
+            assert not stacks.by_layer
+            assert stacks.folder == weights.path.parent
+        assert not list(disk.rglob("experts.*"))

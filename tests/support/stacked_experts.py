@@ -1,0 +1,126 @@
+"""Layers whose experts are one node, against the same shards with a branch for each expert.
+
+A script, as `halves` is: the process of the tests has sessions with pools of threads of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edge.backends.interface import ShardWeights
+from edge.backends.ort.backend import OrtBackend
+from edge.backends.registry import open_backend
+from edge.memory.model_sizes import model_facts
+from edge.memory.step_memory import load_bytes
+from edge.models.experts import Experts, SharedExpert
+from edge.models.spec import LayerSpec
+from edge.offload import DerivedCache
+from edge.partition import Plan, Stage, whole_shard
+from edge.profiling.random_weights import written_weights
+from edge.protocol.step import StepLimits
+from edge.transport import SoloCollective
+from edge.weights.formats import WeightFormat
+from edge.weights.layout import ShardLayout, shard_layout
+from tests.support.formats import uniform_format
+from tests.support.specs import plain_layer, spec_of
+from tests.support.triton_shards import chunk, decode
+from tests.support.unlike_layers import slices
+
+Results = tuple[int, list[NDArray[np.float32]]]
+"""How many layers have experts in one node, and what steps give."""
+
+_MIXER = plain_layer(num_heads=4, num_kv_heads=2, head_size=16).mixer
+_ROUTED = Experts(num_experts=7, top_k=4, columns=192, activation="silu", renormalized=True)
+SPEC = spec_of(
+    [
+        LayerSpec(mixer=_MIXER, feed_forward=_ROUTED),
+        LayerSpec(
+            mixer=_MIXER,
+            feed_forward=replace(
+                _ROUTED, scoring="sigmoid", has_correction=True, weight_scale=2.5,
+                shared=SharedExpert(columns=64, is_gated=True),
+            ),
+        ),
+        LayerSpec(mixer=_MIXER, feed_forward=replace(_ROUTED, bias=True)),
+        LayerSpec(mixer=_MIXER, feed_forward=replace(_ROUTED, activation="gelu")),
+    ],
+    hidden_size=64,
+    vocab_size=40,
+)  # fmt: skip
+STACKED_LAYERS = 2
+"""The others have a bias, or another activation."""
+LIMITS = StepLimits(context_tokens=48, chunk_tokens=32, requests=3, cached_tokens=96)
+_STEPS = (
+    chunk("a", [7 * index % SPEC.vocab_size for index in range(11)]),
+    chunk("a", [12], 11),
+    chunk("b", [1, 2], rows=0),
+    decode(("b", 3, 2), ("a", 13, 12)),
+)
+
+
+def layouts() -> Iterator[tuple[str, ShardLayout]]:
+    """A whole one, and parts with 3 and 1 of the experts' blocks, and without any."""
+    facts = model_facts(SPEC, uniform_format("int4"), name="m", embedding_itemsize=4)
+    vocab = range(SPEC.vocab_size)
+    whole = Stage(layers=range(SPEC.num_layers), shards=(whole_shard("a", facts, vocab=vocab),))
+
+    def part(device: str, heads: range, columns: range, vocab: range) -> Any:
+        parts = slices(*((heads, columns) for _kind in facts.kinds))
+        return whole_shard(device, facts, vocab=vocab).of_slices(device, parts, vocab=vocab)
+
+    parts = Stage(
+        layers=range(SPEC.num_layers),
+        shards=(
+            part("a", range(1), range(128), range(10)),
+            part("b", range(1, 4), range(128, 192), range(10, 40)),
+        ),
+    )
+    for name, stage in (("whole", whole), ("parts", parts)):
+        plan = Plan(model="m", version=0, stages=(stage,))
+        for rank in range(len(stage.shards)):
+            yield f"{name}, {rank}", shard_layout(SPEC, plan, stage=0, rank=rank)
+
+
+def main(folder: Path) -> None:
+    opened = open_backend("ort", threads=2)
+    assert isinstance(opened, OrtBackend)
+    for name in ("int4", "int8"):
+        form = uniform_format(name)
+        for what, layout in layouts():
+            packed = DerivedCache(folder / f"packed {name} {what}", 1 << 30)
+            most_bytes = load_bytes(layout, form)
+            with written_weights(layout, form, folder) as weights:
+
+                def load(weights: ShardWeights, layout: ShardLayout, form: WeightFormat) -> Results:
+                    program = opened.load(SPEC, layout, weights, form, limits=LIMITS)
+                    try:
+                        graphs = [onnx.load_from_string(s.model) for s in program._graphs.segments]
+                        nodes = [node.op_type for graph in graphs for node in graph.graph.node]
+                        outputs = [
+                            program.forward(step, None, SoloCollective()).copy() for step in _STEPS
+                        ]
+                    finally:
+                        program.close()
+                    return nodes.count("QMoE"), outputs
+
+                none, expected = load(weights, layout, form)
+                stacked, found = load(replace(weights, packed=packed), layout, form)
+                tight = replace(weights, packed=packed, load_room_bytes=most_bytes - 1)
+                assert (none, stacked) == (0, STACKED_LAYERS), what
+                assert load(tight, layout, form)[0] == 0, "what it is packed from has no room"
+            for one, other in zip(found, expected, strict=True):
+                # Inputs of products are rounded: where they lie between two codes, to another one.
+                assert np.abs(one - other).max(initial=0) < 0.01 * np.abs(other).max(initial=1)
+            assert not list(folder.rglob("experts.*")), "what they are packed from is gone"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
