@@ -30,10 +30,11 @@ from edge.demos.bench.options import append_option
 from edge.demos.bench.results import Metric
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.planning.load_options import LoadOptions
-from edge.weights.formats import ACCURACIES
+from edge.weights.formats import ACCURACIES, Dtype
 
 QUESTION = "whether Edge computes what llama.cpp does on one GGUF file"
 TYPES = ("F32", *llama_logits.TYPES)
+FLOATS = ("F32", "F16", "BF16")
 POSITIONS = 256
 WINDOWS = 4
 """Of so many positions each, from an empty context."""
@@ -98,8 +99,9 @@ def exact_logits(file: Path, windows: NDArray[np.int64]) -> Logits:
 
 
 def edge_logits(file: Path, windows: NDArray[np.int64], accuracy: Accuracy) -> Logits:
-    """The same of Edge, as it takes the file."""
-    options = LoadOptions(accuracy=accuracy)
+    """The same of Edge, with the numbers in the file as they are: it would round floats."""
+    dtype: Dtype = "float32" if file.stem in FLOATS else "auto"
+    options = LoadOptions(dtype=dtype, accuracy=accuracy)
     with (
         edge.Cluster.local(1, threads=2) as cluster,
         cluster.load(file, options, context_tokens=POSITIONS) as model,
