@@ -241,7 +241,11 @@ class AsyncCluster:
                 )
                 options, proposal = await _as_before(propose, asked, peers, resumes)
                 # Also after a loss: requests under way may be as long.
-                options = replace(options, context_tokens=proposal.context_tokens)
+                options = replace(
+                    options,
+                    context_tokens=proposal.context_tokens,
+                    saved_states=proposal.saved_states,
+                )
                 if options.stream == "auto" and proposal.streaming is not None:
                     _log.warning('%s; stream="off" refuses instead', proposal.streaming)
                 forecast = Forecast(proposal)

@@ -14,7 +14,7 @@ last one alone in another way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,15 +60,22 @@ class Beginnings:
     """The caches of requests that are over. The owner decides which ones go."""
 
     def __init__(
-        self, *, chunk_tokens: int, fewest_tokens: int = FEWEST_TOKENS, is_strict: bool = False
+        self,
+        *,
+        chunk_tokens: int,
+        fewest_tokens: int = FEWEST_TOKENS,
+        is_strict: bool = False,
+        last_saved: Callable[[str, int], int] | None = None,
     ) -> None:
-        """is_strict: no bit may depend on what is found."""
+        """is_strict: no bit may depend on what is found. last_saved: where layers have states, how
+        many of these first tokens of a request there is one of; None: it may be cut anywhere."""
         self.unit_tokens = chunk_tokens
         """What is of use of a prompt is a multiple of it: a chunk, or 2 where a chunk may be cut
         behind any two tokens."""
         self.fewest_tokens = fewest_tokens
         """Beginnings that are shorter are of no use."""
         self._is_strict = is_strict
+        self._last_saved = last_saved
         self._caches: dict[str, _Cache] = {}
 
     def __contains__(self, request: str) -> bool:
@@ -92,7 +99,7 @@ class Beginnings:
         best: Found | None = None
         for request, cache in self._caches.items():
             common = common_tokens(wanted, cache.tokens)
-            tokens = self.useful(common, len(prompt), cache.singly)
+            tokens = self.useful(common, len(prompt), cache.singly, of=request)
             if tokens > (best.tokens if best is not None else 0):
                 best = Found(
                     request=request,
@@ -108,14 +115,24 @@ class Beginnings:
         cache = self._caches[request]
         others = (self._caches[each] for each in among if each != request)
         shared = max((common_tokens(cache.tokens, each.tokens) for each in others), default=0)
-        return _cost(len(cache.tokens)) - _cost(shared)
+        return effort(len(cache.tokens)) - effort(shared)
 
-    def useful(self, common: int, prompt_tokens: int, singly: Spans = ()) -> int:
-        """How many of the tokens that a prompt has in common with a cache are not computed."""
-        found = self._found(min(common, prompt_tokens - SHORTEST_STEP), singly)
+    def useful(self, common: int, prompt_tokens: int, singly: Spans = (), *, of: str = "") -> int:
+        """How many of the tokens that a prompt has in common with a cache are not computed.
+
+        of: whose cache it is.
+        """
+        found = self.whole_units(min(common, prompt_tokens - SHORTEST_STEP), singly)
+        if self._last_saved is not None:
+            found = self._last_saved(of, found)
         return found if found >= self.fewest_tokens else 0
 
-    def _found(self, tokens: int, singly: Spans) -> int:
+    def common(self, prompt: NDArray[np.int64]) -> list[int]:
+        """Tokens that it and each cache begin with."""
+        return [common_tokens(prompt, cache.tokens) for cache in self._caches.values()]
+
+    def whole_units(self, tokens: int, singly: Spans) -> int:
+        """As many of a request's first tokens as are of use by how they were computed."""
         begin = 0
         for first, last in singly:
             if tokens <= first:
@@ -129,7 +146,8 @@ class Beginnings:
         return begin + (tokens - begin) // self.unit_tokens * self.unit_tokens
 
 
-def _cost(tokens: int) -> float:
+def effort(tokens: int) -> float:
+    """Of computing a beginning, as many tokens at the beginning of a prompt would take."""
     return tokens + tokens**2 / (2 * ATTENTION_TOKENS)
 
 

@@ -421,6 +421,12 @@ class LoadedModel:
         peers, session = self._connections, self.session
         if orders.yields:
             await peers.post_sampler(messages.YieldRun(session=session))
+        for save in orders.save:
+            await peers.post(
+                messages.SaveState(
+                    session=session, request=save.request, tokens=save.tokens, place=save.place
+                )
+            )
         for name in orders.finish:
             self._unannounced.pop(name, None)
             await peers.post(messages.Finish(session=session, request=name))

@@ -13,6 +13,7 @@ from edge.coordinator.kept_kv import held_layers
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import OnEnd
+from edge.coordinator.saved_states import SavedStates
 from edge.coordinator.scheduler import Scheduler
 from edge.errors import CapacityError, RequestError
 from edge.memory.model_sizes import model_facts
@@ -77,6 +78,8 @@ async def load_model(
 
 def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtype) -> Scheduler:
     chunk, is_whole = limits.chunk_tokens, has_states(spec, kv_dtype)
+    # States and remainders are of all tokens so far: a beginning is of use where they were saved.
+    saved = SavedStates(limits.saved_states) if is_whole and limits.saved_states else None
 
     def rows_at_once(width: int) -> int:
         return max(1, min(chunk, LOGIT_CHUNK_BYTES // (4 * width)))
@@ -102,13 +105,17 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
         ),
         stages=len(plan.stages),
         # What is found again is not computed, so nothing of it would be observed.
-        # And states, and remainders, are of all tokens of a request: no part of it begins another.
         beginnings=(
             None
-            if limits.observes or is_whole or chunk < SHORTEST_STEP
-            else Beginnings(chunk_tokens=chunk, is_strict=limits.batch_invariant)
+            if limits.observes or (is_whole and saved is None) or chunk < SHORTEST_STEP
+            else Beginnings(
+                chunk_tokens=chunk,
+                is_strict=limits.batch_invariant,
+                last_saved=None if saved is None else saved.last,
+            )
         ),
-        asks_peers=True,
+        saved=saved,
+        asks_peers=not is_whole,  # states are saved for as long as the session lasts
     )
 
 

@@ -27,6 +27,7 @@ from edge.coordinator.beginnings import (
 )
 from edge.coordinator.kv_residency import Member, Residency
 from edge.coordinator.pacing import Pacing, time_of_prompts
+from edge.coordinator.saved_states import Save, SavedStates
 from edge.coordinator.shares import ANSWER_WEIGHT, ANYBODY, Who
 from edge.coordinator.work import Work
 from edge.offload.kv.slot_order import SlotOrder
@@ -77,6 +78,8 @@ class Orders:
 
     yields: bool = False
     """A run is under way while others could be served: it ends after its current token."""
+    save: tuple[Save, ...] = ()
+    """States as they are once all that was handed out before is computed."""
     finish: tuple[str, ...] = ()
     """Requests that are over, those given up among them: every shard frees them."""
     keep: Mapping[str, Kept] = field(default_factory=dict)
@@ -120,6 +123,10 @@ class _Entry:
     """Of the prompt's tokens, those that were computed one at a time, or are to be."""
     is_repeated: bool = False
     """Another plan has computed it before, in those steps."""
+    saves: set[int] = field(default_factory=set)
+    """Behind so many of the prompt's tokens a state is to be saved."""
+    asked: int = 0
+    """Tokens of its beginning that peers were told to take from another."""
     state: Literal["coming", "matching", "going"] = "coming"
     """No step has a part of it before it goes: where it begins is not settled."""
     awaited: str = ""
@@ -178,12 +185,13 @@ class Scheduler:
         stages: int,
         asks_peers: bool = False,
         beginnings: Beginnings | None = None,
+        saved: SavedStates | None = None,
     ) -> None:
         """`stages` steps decode at once, of the requests that are in memory. logit_chunk_tokens
         and state_chunk_tokens: the most of a step whose logits, or hidden states, all travel.
 
         beginnings: what requests leave in memory; None: nothing. asks_peers: they may have more,
-        of earlier plans or on disk.
+        of earlier plans or on disk. saved: where layers have states, those that are saved.
         """
         self._rows_agree = self._batches_agree = False
         self._pacing = Pacing()
@@ -191,6 +199,10 @@ class Scheduler:
         """When the last answer was given, to a step that the next one waited for."""
         self._asks_peers = asks_peers
         self._beginnings = beginnings
+        self._saved = saved
+        self._saves: list[Save] = []
+        self._stateless: list[str] = []
+        """Kept, and of no use any longer."""
         self._chunk_tokens = chunk_tokens
         self._row_chunk_tokens: Mapping[Rows, int] = {
             "logits": logit_chunk_tokens,
@@ -285,10 +297,16 @@ class Scheduler:
         gone = self._active.pop(request, None)
         if gone is None:
             return
+        self._leave(gone, has_ended=False)
+
+    def _leave(self, gone: _Entry, *, has_ended: bool) -> None:
+        """has_ended: the peers have computed nothing behind its tokens, and will not."""
         self._shares.go(gone.who)
-        if not self._keep(gone):
+        if not self._keep(gone, has_ended=has_ended):
+            if self._saved is not None:
+                self._saved.drop(gone.request)
             self._residency.leave(gone.memory)
-            self._finished.append(request)
+            self._finished.append(gone.request)
 
     def decide(self) -> Orders:
         """What is to be done now. It counts as done: the next orders build on these."""
@@ -296,6 +314,7 @@ class Scheduler:
         while (settled := self._residency.settle()).stuck is not None:
             self._give_up(settled.stuck, self._disk_full)
         self._come.extend(settled.came)
+        keep = {name: self._as_saved(name, kept) for name, kept in self._kept.items()}
         match = self._look_for_beginnings()
         dropped: tuple[str, ...] = ()
         if self._beginnings is not None:  # else nothing is kept
@@ -303,23 +322,28 @@ class Scheduler:
             dropped = self._residency.crowded_out(self._beginnings.cost, spared)
             for name in dropped:
                 self._beginnings.drop(name)
+                if self._saved is not None:
+                    self._saved.drop(name)
         orders = Orders(
             yields=yields,
+            save=tuple(self._saves),
             finish=tuple(self._finished),
-            keep=dict(self._kept),
-            drop=dropped,
+            keep=keep,
+            drop=(*self._stateless, *dropped),
             give_up=dict(self._given_up),
             swap_out=settled.swap_out,
             reserve=settled.reserve,
             match=match,
             restore=self._restore(),
         )
-        self._follow(orders)
-        orders = replace(orders, step=self._next_step())
         self._finished.clear()
         self._kept.clear()
         self._given_up.clear()
-        return orders
+        self._saves.clear()
+        self._stateless.clear()
+        self._follow(orders)
+        # What it saves, and takes the places of, comes with the next orders, behind it.
+        return replace(orders, step=self._next_step())
 
     def _follow(self, orders: Orders) -> None:
         """What becomes of the slots before a step."""
@@ -342,7 +366,12 @@ class Scheduler:
             return 0  # cancelled meanwhile
         if not 0 <= tokens <= max(0, entry.prompt_tokens - SHORTEST_STEP):
             raise ValueError(f"{tokens} tokens known of a prompt of {entry.prompt_tokens}")
-        entry.computed = self._useful(tokens, entry.prompt_tokens, entry.singly)
+        if self._saved is not None:  # less of it is of no use
+            entry.computed = tokens if tokens == entry.asked else 0
+            if not entry.computed:
+                self._saved.drop(request)
+        else:
+            entry.computed = self._useful(tokens, entry.prompt_tokens, entry.singly)
         if not entry.is_repeated:
             entry.singly = cut(entry.singly, entry.computed)
         self._start(entry)
@@ -406,7 +435,7 @@ class Scheduler:
             entry.memory.length += 1
             entry.computed = len(entry.tokens) - 1
             if end is not None:
-                self.cancel(part.request)
+                self._leave(self._active.pop(part.request), has_ended=True)
             elif entry.memory.length == entry.memory.longest:
                 raise ValueError("a request goes on after its last token")
         if last:
@@ -444,6 +473,7 @@ class Scheduler:
 
     def _start(self, entry: _Entry) -> None:
         entry.state = "going"
+        self._plan_saves(entry)
         if entry.restores_prompt:
             entry.computed = entry.prompt_tokens
             return
@@ -465,7 +495,7 @@ class Scheduler:
             elif self._awaits_another(entry):
                 waiting.append(name)
             elif (match := self._match(entry)) is not None:
-                entry.state = "matching"
+                entry.state, entry.asked = "matching", match.tokens
                 if not entry.is_repeated:
                     entry.singly = match.singly
                 matches[name] = match
@@ -482,6 +512,8 @@ class Scheduler:
         tokens = 0 if found is None else found.tokens
         other = max(self._alike(entry), default=None, key=lambda each: each[0])
         if other is not None and other[0] > tokens:
+            if self._saved is not None:
+                self._saved.used(other[1].request, other[0])
             return Match(
                 prompt=prompt,
                 source=other[1].request,
@@ -490,9 +522,13 @@ class Scheduler:
             )
         if found is not None and self._beginnings is not None:
             moves = found.is_whole or not self._residency.can_keep(found.request)
+            if self._saved is not None:
+                self._saved.used(found.request, tokens)
             if moves:
                 self._residency.drop(found.request)
                 self._beginnings.drop(found.request)
+                if self._saved is not None:
+                    self._saved.move(found.request, entry.request, tokens)
             else:
                 self._residency.used(found.request)
             return Match(
@@ -527,7 +563,9 @@ class Scheduler:
                 continue
             if other.state == "going":
                 common = min(common_tokens(entry.prompt, other.prompt), other.computed)
-                tokens = self._beginnings.useful(common, len(entry.prompt), other.singly)
+                tokens = self._beginnings.useful(
+                    common, len(entry.prompt), other.singly, of=other.request
+                )
                 if tokens and entry.may_have(other.singly, tokens):
                     yield tokens, other
 
@@ -542,7 +580,11 @@ class Scheduler:
             if other.state == "coming" or not other.will_go_on:
                 continue
             common = common_tokens(entry.prompt, other.prompt)
-            useful = self._beginnings.useful(common, len(entry.prompt), other.singly)
+            if self._saved is not None:
+                common = self._parting(min(common, len(entry.prompt) - SHORTEST_STEP), other)
+                useful = common
+            else:
+                useful = self._beginnings.useful(common, len(entry.prompt), other.singly)
             if useful < self._chunk_tokens:
                 continue
             if other.computed < common:
@@ -550,7 +592,61 @@ class Scheduler:
                 return True
         return False
 
-    def _keep(self, entry: _Entry) -> bool:
+    def _parting(self, common: int, other: _Entry) -> int:
+        """Where a state of another request is to be saved that has so many tokens in common with
+        one to come, and is not that far yet; 0 if nowhere."""
+        assert self._beginnings is not None
+        assert self._saved is not None
+        point = self._beginnings.whole_units(common, other.singly)
+        if point <= other.computed:
+            return 0
+        near = max((each for each in other.saves if each <= point), default=0)
+        if point - near < self._saved.apart_tokens:
+            return near
+        other.saves.add(point)
+        return point
+
+    def _plan_saves(self, entry: _Entry) -> None:
+        """Where states of a prompt are saved, now that is known how much of it is found."""
+        if self._saved is None or self._beginnings is None or entry.rows is not None:
+            return
+        found, prompt_tokens = entry.computed, entry.prompt_tokens
+        others = [each for each in self._active.values() if each is not entry]
+        alike = [common_tokens(entry.prompt, other.prompt) for other in others]
+        alike += self._beginnings.common(entry.prompt)
+        parting = max((each for each in alike if each < prompt_tokens), default=0)
+        points = self._saved.on_the_way(found, prompt_tokens, self._chunk_tokens)
+        near = max((each for each in points if each <= parting), default=found)
+        if parting - near >= self._saved.apart_tokens:
+            points.append(parting)
+        entry.saves.update(
+            self._beginnings.whole_units(min(each, prompt_tokens - SHORTEST_STEP), entry.singly)
+            for each in points
+        )
+        least = found + self._beginnings.fewest_tokens
+        begun = [first for first, _ in entry.singly]
+        entry.saves = {
+            each
+            for each in entry.saves
+            # No token is left alone between two steps.
+            if each >= least and each + 1 not in begun
+        }
+
+    def _save(self, entry: _Entry) -> None:
+        """The state behind what is computed of it, if it is worth it."""
+        assert self._saved is not None
+        tokens = np.asarray(entry.tokens[: entry.computed], np.int64)
+        save, gone = self._saved.save(entry.request, tokens)
+        self._saves.append(save)
+        if gone is not None and self._beginnings is not None and gone in self._beginnings:
+            self._beginnings.drop(gone)
+            self._residency.drop(gone)
+            if self._kept.pop(gone, None) is not None:  # the peers have not been told
+                self._finished.append(gone)
+            else:
+                self._stateless.append(gone)
+
+    def _keep(self, entry: _Entry, *, has_ended: bool) -> bool:
         """Whether what a request that is over leaves behind may be of use."""
         if self._beginnings is None or entry.rows is not None or entry.state != "going":
             return False
@@ -558,12 +654,27 @@ class Scheduler:
         if entry.computed > entry.prompt_tokens:
             singly = joined(singly, (entry.prompt_tokens, entry.computed))
         tokens = self._beginnings.worth_keeping(entry.computed, singly)
+        saves_end = False
+        if self._saved is not None:
+            saves_end = self._saved.saves_ends and has_ended and tokens == entry.computed
+            tokens = tokens if saves_end else self._saved.last(entry.request, tokens)
         if not tokens or not self._residency.keep(entry.memory):
             return False
+        if saves_end:
+            self._save(entry)
         kept = entry.tokens[:tokens]
         self._beginnings.keep(entry.request, kept, cut(singly, tokens))
         self._kept[entry.request] = Kept(tokens=tokens, answer=tuple(kept[entry.prompt_tokens :]))
         return True
+
+    def _as_saved(self, request: str, kept: Kept) -> Kept:
+        """As much of it as a state is saved of, where layers have some: another one may have taken
+        the place of the last."""
+        if self._saved is None:
+            return kept
+        tokens = self._saved.last(request, kept.tokens)
+        answer_tokens = max(0, len(kept.answer) - (kept.tokens - tokens))
+        return Kept(tokens=tokens, answer=kept.answer[:answer_tokens])
 
     def _give_up(self, request: str, why: str) -> None:
         self.cancel(request)
@@ -636,11 +747,14 @@ class Scheduler:
                 size = min(span[1] - start, REPEATED_TOKENS, self._chunk_tokens)
             else:
                 end = entry.prompt_tokens if span is None else span[0]
+                end = min([end, *(each for each in entry.saves if each > start)])
                 size = next_chunk(end - start, self._most_in_chunk(entry))
             chunk = tuple(entry.tokens[start : start + size])
             entry.computed += len(chunk)
             self.work += Work(prompt_tokens=len(chunk))
             self._shares.give(entry.who, len(chunk))
+            if entry.computed in entry.saves:
+                self._save(entry)
             if len(chunk) < SHORTEST_STEP and not is_single:
                 entry.singly = joined(entry.singly, (start, entry.computed))
             if entry.computed < entry.prompt_tokens:

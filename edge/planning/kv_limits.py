@@ -22,15 +22,28 @@ def with_kv_memory(
     As if each peer that limits its KV memory held all layers; `kv_limits` tells what it can be.
     """
     token_bytes = sum(facts.kinds[kind].token_bytes for kind in facts.layers)
-    states = options.limits(spec).states
-    state_bytes = states * sum(
+    state_bytes = sum(
         facts.kinds[kind].num_kv_heads * facts.kinds[kind].state_bytes for kind in facts.layers
     )
     limited = [peer.kv_memory_bytes for peer in peers if peer.kv_memory_bytes is not None]
     if not limited:
         return options
-    tokens = max(1, (min(limited) - state_bytes) // token_bytes)
-    return replace(options, kv_tokens=min(tokens, options.limits(spec).cached_tokens))
+    for tried in with_fewer_states(options, spec):
+        limits = tried.limits(spec)
+        tokens = max(1, (min(limited) - limits.states * state_bytes) // token_bytes)
+        if tokens >= limits.context_tokens:
+            break
+    return replace(tried, kv_tokens=min(tokens, limits.cached_tokens))
+
+
+def with_fewer_states(options: LoadOptions, spec: ModelSpec) -> Iterator[LoadOptions]:
+    """What may be tried one after the other: memory for as many copies of states as are wished for,
+    for one, and for none."""
+    yield options
+    wished = options.limits(spec).saved_states
+    for fewer in (1, 0):
+        if fewer < wished:
+            yield replace(options, saved_states=fewer)
 
 
 def with_less_kv_memory(

@@ -50,7 +50,7 @@ MAX_REQUESTS_AT_ONCE = 64
 
 STATES_AT_ONCE = 4
 """Requests under way, where each has states however short it is: 50 MiB for Qwen3.5-9B. More where
-more are asked for."""
+more are asked for. As many states are saved besides, for prompts that begin alike."""
 
 CHUNK_TOKENS = 256
 """Prompt tokens per step: large enough to fill the matrix kernels, small enough to pipeline."""
@@ -178,7 +178,8 @@ class LoadOptions:
     two tokens are nearly as likely, another answer. With "int4" a CPU sees the first token and the
     96 newest without rounding, and a request takes what those lack besides. The logits of the
     bundled model change by 0.5 % of their norm with either, those of random models by up to 3 and
-    11 %. Prompts are read more slowly. With "int4" no prompt begins with what another one left."""
+    11 %. Prompts are read more slowly. With "int4" a prompt that begins like
+    another goes on from a saved state, in the same session alone."""
 
     share_prefixes: bool = option(
         False,
@@ -250,6 +251,10 @@ class LoadOptions:
     """Tokens to keep KV memory for where peers limit it; None: all of every request at once. Set
     while planning."""
 
+    saved_states: int | None = None
+    """Where layers have states: how many copies of them to keep memory for; None: as many as
+    requests have at once. Set while planning."""
+
     def __post_init__(self) -> None:
         if not isinstance(self.plan, Plan) and self.plan not in get_args(Parallel):
             raise RequestError(
@@ -320,7 +325,14 @@ class LoadOptions:
             cached_tokens=min(context * self.concurrency, self.kv_tokens or 1 << 52),
             observes=self.observes,
             batch_invariant=self.batch_invariant,
+            saved_states=self._saved_states(spec),
         )
+
+    def _saved_states(self, spec: ModelSpec) -> int:
+        if self.observes or not has_states(spec, self.kv_dtype):
+            return 0
+        most = max(self.concurrency, STATES_AT_ONCE)
+        return most if self.saved_states is None else min(most, self.saved_states)
 
     def longer_contexts(self, spec: ModelSpec) -> Iterator[int]:
         """Contexts that may take the place of the default one where memory is left, longest first.

@@ -53,6 +53,8 @@ class Proposal:
     chunk_tokens: int
     context_tokens: int
     """The longest request that it keeps memory for."""
+    saved_states: int = 0
+    """Copies of states of layers that it keeps memory for, for prompts that begin alike."""
     notes: tuple[str, ...] = ()
     """What its user should know of the measuring: devices that were unsteady, or not measured."""
     wire_rules: WireRules
@@ -155,6 +157,7 @@ def propose(
         workload=options.planned_workload(checkpoint.spec),
         chunk_tokens=limits.chunk_tokens,
         context_tokens=limits.context_tokens,
+        saved_states=limits.saved_states,
         notes=tuple(notes),
         wire_rules=choose_wire_rules(
             options.wire,

@@ -16,7 +16,7 @@ from edge.partition import ClusterSpec, Plan
 from edge.planning.able_peers import some_able_peers
 from edge.planning.choosing import facts_of
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
-from edge.planning.kv_limits import with_kv_memory, with_less_kv_memory
+from edge.planning.kv_limits import with_fewer_states, with_kv_memory, with_less_kv_memory
 from edge.planning.load_options import LoadOptions
 from edge.planning.longest_context import with_longest_context
 from edge.planning.nothing_fits import who_holds
@@ -66,22 +66,34 @@ async def measured_proposal(
 
     only_known = measure == "needed" and not _can_change(peers, options)
     known = await measured(only_known=only_known)
+
+    def proposed(options: LoadOptions) -> Proposal:
+        """With as many copies of states as there is room for."""
+        *more, fewest = with_fewer_states(options, checkpoint.spec)
+        for tried in more:
+            with contextlib.suppress(CapacityError):
+                return _proposed(checkpoint, known, tried, peers, changes, notes)
+        return _proposed(checkpoint, known, fewest, peers, changes, notes)
+
+    # What more copies take would be read from disk once more for each token.
+    most = min(1, options.limits(checkpoint.spec).saved_states)
+    streamed = replace(options, stream="on", saved_states=most)
     if options.stream == "on":
-        return _proposed(checkpoint, known, options, peers, changes, notes)
-    in_memory = replace(options, stream="off")
+        return proposed(streamed)
     try:
-        found = _proposed(checkpoint, known, in_memory, peers, changes, notes)
+        found = proposed(replace(options, stream="off"))
     except CapacityError:
         if isinstance(options.plan, Plan) or options.stream == "off":
             raise
     else:
-        return with_longest_context(found, checkpoint.spec, asked, peers)
+        wished = replace(asked, saved_states=found.saved_states)
+        return with_longest_context(found, checkpoint.spec, wished, peers)
     if (
         only_known and measure != "nothing"
     ):  # how fast the disk makes it, its user wants to know before it starts
         notes[:] = unused
         known = await measured(only_known=False)
-    return _proposed(checkpoint, known, replace(options, stream="on"), peers, changes, notes)
+    return proposed(streamed)
 
 
 def _proposed(

@@ -30,8 +30,8 @@ def test_requests_take_turns_and_a_chat_goes_on(
     longest = 40 + 7 * 4 + NEW_TOKENS + 20
     plan = make_plan(checkpoint.spec, "tensor_2", model=checkpoint.path.name)
     layouts = [shard_layout(checkpoint.spec, plan, stage=0, rank=rank) for rank in range(2)]
-    states = STATES_AT_ONCE * max(
-        state_bytes(layout, "float32") for layout in layouts
+    states = (
+        2 * STATES_AT_ONCE * max(state_bytes(layout, "float32") for layout in layouts)
     )  # of gemma4 none
     tokens = 2 * longest * max(cache_token_bytes(layout, "float32") for layout in layouts)
     with (

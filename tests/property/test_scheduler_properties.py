@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.coordinator.beginnings import Beginnings
 from edge.coordinator.kv_residency import Residency
+from edge.coordinator.saved_states import SavedStates
 from edge.coordinator.scheduler import Match, Orders, Scheduler
 from edge.coordinator.shares import PRIORITIES, Who
 from edge.protocol.step import FinishReason, Step
@@ -61,6 +63,10 @@ class Peers:
     matching: deque[tuple[str, Match]] = field(default_factory=deque)
     most_kept: int = 0
     is_strict: bool = False
+    places: int = 0
+    """For states, where layers have some."""
+    saved: dict[int, tuple[str, list[int]]] = field(default_factory=dict)
+    """Whose state lies there, and of which tokens."""
     kept: dict[str, list[int]] = field(default_factory=dict)
     """Of requests that are over: the tokens whose rows are in memory."""
     finished: set[str] = field(default_factory=set)
@@ -123,20 +129,23 @@ class Peers:
             self.reserved[name] = tokens
         self.scheduler.reserved(name, why_not=None if has_room else "full")
 
-    def match(self) -> None:
-        """Peers have a part of the first of the prompts that they were asked about."""
+    def match(self, *, has_room: bool = True) -> None:
+        """Peers have a part of the first of the prompts that they were asked about; or one of them
+        has no room for it, where that has a state."""
         name, match = self.matching.popleft()
         asked = self.asked[name]
         assert asked.computed == 0
         known = max(0, min(self.known, asked.prompt_tokens - 2), match.tokens)
+        if self.places and not has_room:
+            known = 0
         used = self.scheduler.matched(name, known)
-        assert match.tokens <= used <= known or asked.is_done
+        assert min(match.tokens, known) <= used <= known or asked.is_done
         if not asked.is_done:
             found = {each for span in match.singly for each in range(*span) if each < used}
             if not asked.is_repeated:
                 asked.singly = found
             elif match.source:
-                assert found == {each for each in asked.singly if each < match.tokens}
+                assert found == {each for each in asked.singly if each < used}
             assert not self.is_strict or not found
             asked.computed = used
             self.started.add(name)
@@ -164,6 +173,11 @@ class Peers:
                 assert not self.asked[name].is_done
                 self.gave_up += 1
                 self.asked[name].is_cancelled = True
+            for save in orders.save:
+                asked = self.asked[save.request]
+                assert asked.computed == save.tokens >= 1
+                assert save.place < self.places
+                self.saved[save.place] = save.request, asked.tokens[: save.tokens]
             for name in orders.finish:
                 assert self.asked[name].is_done
                 assert name not in self.finished, "each is told once"
@@ -177,8 +191,11 @@ class Peers:
                 assert list(left.answer) == asked.tokens[asked.prompt_tokens : left.tokens]
                 assert not self.is_strict or not asked.singly & set(range(left.tokens))
                 self.kept[name] = asked.tokens[: left.tokens]
+                assert not self.places or (name, self.kept[name]) in self.saved.values()
             for name in orders.drop:
                 del self.kept[name]
+            for name in (*orders.finish, *orders.drop):
+                self.saved = {p: each for p, each in self.saved.items() if each[0] != name}
             for name in orders.swap_out:
                 assert all(name not in [e.request for e in each.entries] for each in self.out)
                 self.leaving.append(name)
@@ -196,8 +213,15 @@ class Peers:
                     told = {each for span in match.singly for each in range(*span)}
                     singly = self.asked[match.source].singly
                     assert told == {each for each in singly if each < match.tokens}
+                    begun = list(match.prompt[: match.tokens])
+                    assert not self.places or (match.source, begun) in self.saved.values()
                 if match.moves and match.source:
                     del self.kept[match.source]
+                    self.saved = {
+                        place: (name if whose == match.source else whose, tokens)
+                        for place, (whose, tokens) in self.saved.items()
+                        if whose != match.source or len(tokens) <= match.tokens
+                    }
                 self.matching.append((name, match))
             concerned = {*orders.swap_out, *orders.reserve}
             assert not concerned & self.finished
@@ -277,39 +301,17 @@ class Peers:
             self.follow_orders()
 
 
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.integers(1, 30), st.integers(0, 8)),
-        st.tuples(st.just("cancel"), st.integers(0, 50), st.just(0)),
-        st.tuples(st.just("answer"), st.integers(1, 9), st.just(0)),
-        st.tuples(st.just("move"), st.just(0), st.just(0)),
-        st.tuples(st.just("reserve"), st.just(0), st.just(0)),
-        st.tuples(st.just("match"), st.just(0), st.just(0)),
-    ),
-    max_size=60,
+EVENT = st.one_of(
+    st.tuples(st.just("add"), st.integers(1, 30), st.integers(0, 8)),
+    st.tuples(st.just("cancel"), st.integers(0, 50), st.just(0)),
+    st.tuples(st.just("answer"), st.integers(1, 9), st.just(0)),
+    st.tuples(st.just("move"), st.just(0), st.just(0)),
+    st.tuples(st.just("reserve"), st.just(0), st.just(0)),
+    st.tuples(st.just("match"), st.integers(0, 3), st.just(0)),
 )
 
 
-@given(
-    events=EVENTS,
-    chunk=st.integers(1, 7),
-    logit_chunk=st.integers(1, 7),
-    capacity=st.integers(38, 120),
-    requests=st.integers(1, 4),
-    stages=st.integers(1, 4),
-    disk=st.one_of(st.just(0), st.integers(20, 300)),
-    turn=st.integers(1, 9),
-    small_memory=st.one_of(st.none(), st.integers(8, 37)),
-    full_after=st.one_of(st.none(), st.integers(0, 5)),
-    known=st.one_of(st.none(), st.integers(0, 20)),
-    page=st.sampled_from([1, 3, 16]),
-    most_kept=st.integers(0, 3),
-    rows_agree=st.booleans(),
-    fewest=st.integers(1, 9),
-    is_strict=st.booleans(),
-)
-@settings(max_examples=300)
-def test_everything_is_computed_once_and_in_order(
+def everything_is_computed_once_and_in_order(
     events: list[tuple[str, int, int]],
     chunk: int,
     logit_chunk: int,
@@ -326,8 +328,8 @@ def test_everything_is_computed_once_and_in_order(
     rows_agree: bool,
     fewest: int,
     is_strict: bool,
+    places: int = 0,
 ) -> None:
-    """With a disk, also where one request has more than memory, or the disk is full some time."""
     if disk >= 38 and small_memory is not None:
         capacity = small_memory
     residency = Residency(
@@ -339,6 +341,9 @@ def test_everything_is_computed_once_and_in_order(
         held=lambda tokens: -(-tokens // page) * page,
         most_kept=most_kept,
     )
+    if places:
+        known = None  # states are those of this session
+    saved = SavedStates(places, apart_tokens=fewest, part_tokens=9) if places else None
     scheduler = Scheduler(
         chunk_tokens=chunk,
         logit_chunk_tokens=logit_chunk,
@@ -346,16 +351,22 @@ def test_everything_is_computed_once_and_in_order(
         stages=stages,
         asks_peers=known is not None,
         beginnings=(
-            Beginnings(chunk_tokens=chunk, fewest_tokens=fewest, is_strict=is_strict)
+            Beginnings(
+                chunk_tokens=chunk,
+                fewest_tokens=fewest,
+                is_strict=is_strict,
+                last_saved=None if saved is None else saved.last,
+            )
             if chunk > 1
             else None
         ),
+        saved=saved,
     )
     if rows_agree:
         scheduler.rows_agree()
         scheduler.batches_agree()
     peers = Peers(scheduler, capacity, requests, stages, disk, known or 0)
-    peers.most_kept, peers.is_strict = most_kept, is_strict
+    peers.most_kept, peers.is_strict, peers.places = most_kept, is_strict, places
     moves = 0
 
     def has_room() -> bool:
@@ -376,7 +387,7 @@ def test_everything_is_computed_once_and_in_order(
                 peers.reserve(has_room=has_room())
         elif what == "match":
             if peers.matching:
-                peers.match()
+                peers.match(has_room=first > 0)
         elif peers.out:
             peers.answer(first)
         peers.follow_orders()
@@ -394,3 +405,63 @@ def test_everything_is_computed_once_and_in_order(
     assert full_after is not None or not peers.gave_up
     assert peers.finished == set(peers.asked), "every shard has freed them all"
     assert scheduler.decide() == Orders()
+
+
+@given(
+    events=st.lists(EVENT, max_size=60),
+    chunk=st.integers(1, 7),
+    logit_chunk=st.integers(1, 7),
+    capacity=st.integers(38, 120),
+    requests=st.integers(1, 4),
+    stages=st.integers(1, 4),
+    disk=st.one_of(st.just(0), st.integers(20, 300)),
+    turn=st.integers(1, 9),
+    small_memory=st.one_of(st.none(), st.integers(8, 37)),
+    full_after=st.one_of(st.none(), st.integers(0, 5)),
+    known=st.one_of(st.none(), st.integers(0, 20)),
+    page=st.sampled_from([1, 3, 16]),
+    most_kept=st.integers(0, 3),
+    rows_agree=st.booleans(),
+    fewest=st.integers(1, 9),
+    is_strict=st.booleans(),
+)
+@settings(max_examples=300)
+def test_everything_is_computed_once_and_in_order(**drawn: Any) -> None:
+    """With a disk, also where one request has more than memory, or the disk is full some time."""
+    everything_is_computed_once_and_in_order(**drawn)
+
+
+@given(
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(8, 20), st.integers(1, 6)),
+            st.tuples(st.just("answer"), st.just(9), st.just(0)),
+            st.tuples(st.just("answer"), st.just(9), st.just(0)),
+            EVENT,
+        ),
+        min_size=20,
+        max_size=60,
+    ),
+    chunk=st.sampled_from([2, 4, 6]),
+    requests=st.integers(1, 4),
+    stages=st.integers(1, 2),
+    disk=st.sampled_from([0, 300]),
+    most_kept=st.integers(1, 4),
+    rows_agree=st.booleans(),
+    is_strict=st.booleans(),
+    places=st.integers(1, 5),
+)
+@settings(max_examples=150)
+def test_whoever_begins_with_a_state_finds_it(**drawn: Any) -> None:
+    """It was saved behind just these tokens, and no other is in its place."""
+    everything_is_computed_once_and_in_order(
+        **drawn,
+        logit_chunk=4,
+        capacity=120,
+        turn=4,
+        small_memory=None,
+        full_after=None,
+        known=None,
+        page=1,
+        fewest=2,
+    )

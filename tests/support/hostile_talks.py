@@ -75,7 +75,12 @@ def shard() -> tuple[Assignment, Manifest, dict[str, bytes]]:
         weights_digest="w",
         kv_dtype="float32",
         limits=StepLimits(
-            context_tokens=16, chunk_tokens=8, requests=2, cached_tokens=32, disk_tokens=32
+            context_tokens=16,
+            chunk_tokens=8,
+            requests=2,
+            cached_tokens=32,
+            disk_tokens=32,
+            saved_states=1,
         ),
         wire_rules=WireRules(sums=(WireRule(),), hops=()),
     )

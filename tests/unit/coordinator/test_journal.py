@@ -49,11 +49,11 @@ def test_what_is_written_is_read(replies: KeptReplies) -> None:
 
 
 def test_every_option_of_a_load_is_kept_or_of_no_consequence() -> None:
-    """`workload` has given the context its length; `kv_tokens` is planned; what observes is no
-    reply."""
+    """`workload` has given the context its length; `kv_tokens` and `saved_states` are planned; what
+    observes is no reply."""
     kept = {each.name for each in fields(KeptLoad)}
     options = {each.name for each in fields(LoadOptions)}
-    assert options - kept == {"workload", "kv_tokens", "observes"}
+    assert options - kept == {"workload", "kv_tokens", "saved_states", "observes"}
 
 
 def test_a_cut_at_any_byte_leaves_a_beginning(replies: KeptReplies) -> None:

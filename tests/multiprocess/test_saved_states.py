@@ -1,0 +1,99 @@
+"""Models whose layers have states: prompts that begin alike go on from saved ones, on any plan, and
+no bit is another for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import edge
+from edge.weights.formats import KvDtype
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.pairs import repeats_are_slow
+from tests.support.plans import make_plan
+from tests.support.replies import streams_at_once
+
+CONTEXT = 480
+OPTIONS = edge.GenerationOptions(
+    max_new_tokens=20, temperature=1.5, seed=7, ignore_eos=True, logprobs=3
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "kv_dtype"),
+    repeats_are_slow(
+        [
+            ("qwen3_5", "tensor_3", "float32"),
+            ("lfm2", "pipeline_2", "float32"),
+            ("llama", "solo", "int4"),
+            ("qwen3_next", "mixed_2x2", "float32"),
+            ("qwen3_5_moe", "solo", "float32"),
+        ]
+    ),
+)
+def test_prompts_that_begin_alike_go_on_from_saved_states(
+    tiny_checkpoint: Callable[..., TinyCheckpoint], family: str, layout: str, kv_dtype: KvDtype
+) -> None:
+    """A turn that repeats the prompt, one that repeats the answer as well, and prompts that part
+    from an old one in its middle: the first finds nothing and the next one does."""
+    checkpoint = tiny_checkpoint(family)
+    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
+    first, second, third = (tuple(checkpoint.prompt(count)) for count in (300, 41, 50))
+    with edge.Cluster.local(peers=len(plan.devices), threads=1) as cluster:
+
+        def load() -> edge.Model:
+            return cluster.load(
+                checkpoint.path,
+                dtype="float32",
+                plan=plan,
+                context_tokens=CONTEXT,
+                concurrency=2,
+                kv_dtype=kv_dtype,
+            )
+
+        def found(reply: edge.Reply) -> int:
+            return int(reply.statistics["found_tokens"])
+
+        # Codes of few bits depend on how many tokens a step has: whole chunks are found.
+        unit = 128 if kv_dtype == "int4" else 2
+        with load() as model:
+            assert found(model.generate(first, OPTIONS)) == 0
+            turn = first + second
+            again = model.generate(turn, OPTIONS)
+            assert found(again) == 296 // unit * unit
+            whole = turn + again.token_ids + third
+            assert found(model.generate(whole, OPTIONS)) == len(turn) + 20 - 1
+            parting = [first[:200] + each for each in (third, second)]
+            assert found(model.generate(parting[0], OPTIONS)) == 0
+            shared = model.generate(parting[1], OPTIONS)
+            assert found(shared) == 200 // unit * unit
+        for prompt, reply in ((turn, again), (parting[1], shared)):
+            with load() as model:
+                anew = model.generate(prompt, OPTIONS)
+            assert found(anew) == 0
+            assert anew.token_ids == reply.token_ids
+            assert (anew.logprobs, anew.top_logprobs) == (reply.logprobs, reply.top_logprobs)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5"])
+def test_requests_with_one_beginning_compute_it_once(
+    tiny_checkpoint: Callable[..., TinyCheckpoint], family: str
+) -> None:
+    """They come at the same time, and more of them than have states at once. Tokens are those of
+    transformers."""
+    checkpoint = tiny_checkpoint(family)
+    beginning = checkpoint.prompt(301)
+    prompts = [[*beginning, *[(number + 1) * 7 % 50 + 3] * (5 + number)] for number in range(6)]
+    with (
+        edge.Cluster.local(peers=1, threads=1) as cluster,
+        cluster.load(
+            checkpoint.path, dtype="float32", context_tokens=CONTEXT, concurrency=4
+        ) as model,
+    ):
+        streams = streams_at_once(model, prompts, [12] * len(prompts))
+        answers = [[token.token_id for token in stream] for stream in streams]
+        found = [stream.reply().statistics["found_tokens"] for stream in streams]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        checkpoint.check_greedy(prompt, answer, 12)
+    assert found == [0, *[300] * 5]
