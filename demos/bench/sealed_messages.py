@@ -5,7 +5,9 @@ python -m edge.demos.bench.sealed_messages
 The ways take turns: plain TCP, sealed records over TCP as between two hosts, and a Unix socket as
 on one host. Both ends are on this machine, each on a core of its own where there are two. The time
 is that of one end, for the median of many exchanges; `seal and open` is what one end does of it in
-AES-256-GCM, on one core with nothing else to do.
+AES-256-GCM, on one core with nothing else to do. `cold` is the same after weights have gone through
+the cache, as between two sums of a model: then code and keys come from memory, too, and what is
+opened finds the code there that has sealed. `nothing, cold` is what of that Python alone takes.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from multiprocessing.connection import Connection
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.demos.bench import results
 from edge.demos.bench.options import append_option
@@ -35,6 +38,9 @@ from edge.transport.records import (
 
 WAYS = ("TCP", "TCP, sealed", "Unix socket")
 ROUNDS = 9
+COLD_REPEATS = 100
+WEIGHTS_BYTES = 64 << 20
+"""Twice the last cache of most machines."""
 _SIZE = bytes(8)
 
 
@@ -77,8 +83,11 @@ def answer(links: dict[str, TcpLink], core: int, orders: Connection) -> None:
         exchanges_us(links[way], nbytes, repeats)
 
 
-def sealed_us(nbytes: int, repeats: int) -> float:
-    """To seal a message of so many bytes and to open one, records as a link has them."""
+def sealed_us(nbytes: int, repeats: int, weights: NDArray[np.uint8] | None = None) -> float:
+    """To seal a message of so many bytes and to open one, records as a link has them.
+
+    weights: what is read before each.
+    """
     known = os.urandom(2 * SECRET_BYTES)
     one, other = (
         SealedRecords(RecordSecrets.derived(known, b"", listens=each)) for each in (False, True)
@@ -89,6 +98,8 @@ def sealed_us(nbytes: int, repeats: int) -> float:
     for _ in range(repeats):
         took_s = 0.0
         limit = one.record_bytes(nbytes)
+        if weights is not None:
+            weights.max()
         for part, into in zip(parts(content, limit), parts(opened, limit), strict=True):
             start = time.perf_counter()
             sealed = one.seal(_SIZE, part)
@@ -101,6 +112,17 @@ def sealed_us(nbytes: int, repeats: int) -> float:
     return float(np.median(times))
 
 
+def nothing_us(repeats: int, weights: NDArray[np.uint8]) -> float:
+    """To ask for a view of a few bytes."""
+    few, times = np.zeros(8, np.uint8), []
+    for _ in range(repeats):
+        weights.max()
+        start = time.perf_counter()
+        as_bytes(few)
+        times.append(1e6 * (time.perf_counter() - start))
+    return float(np.median(times))
+
+
 def measure(sizes: tuple[int, ...], repeats: int) -> Figures:
     """The median of each round as values."""
     cores = sorted(os.sched_getaffinity(0))
@@ -110,7 +132,7 @@ def measure(sizes: tuple[int, ...], repeats: int) -> Figures:
     theirs = {way: pair[1] for way, pair in links.items()}
     process = context.Process(target=answer, args=(theirs, cores[-1], child))
     process.start()
-    found = Figures()
+    found, weights = Figures(), np.ones(WEIGHTS_BYTES, np.uint8)
     os.sched_setaffinity(0, {cores[0]})
     try:
         for _ in range(ROUNDS):
@@ -124,6 +146,9 @@ def measure(sizes: tuple[int, ...], repeats: int) -> Figures:
                 for way in WAYS[1:]:
                     found.add(f"{name}, {way} / TCP", "ratio", took[way] / took["TCP"])
                 found.add(f"{name}, seal and open", "µs", sealed_us(nbytes, count))
+                few = min(count, COLD_REPEATS)
+                found.add(f"{name}, seal and open, cold", "µs", sealed_us(nbytes, few, weights))
+            found.add("nothing, cold", "µs", nothing_us(min(repeats, COLD_REPEATS), weights))
     finally:
         os.sched_setaffinity(0, cores)
         orders.send(None)

@@ -102,4 +102,5 @@ def test_what_sealing_costs_is_measured_of_every_way() -> None:
     found = measure_sealing((1 << 10, 300 << 10), 3).metrics()
     names = {metric.name for metric in found}
     assert {f"{size} KiB, {way}" for size in (1, 300) for way in WAYS} < names
+    assert "1 KiB, seal and open, cold" in names
     assert all(value > 0 for metric in found for value in metric.values)
