@@ -187,6 +187,8 @@ class Translator:
     """One reply in Anthropic's words: blocks of thinking and of text, one after the other."""
 
     model: str
+    longest: int | None = None
+    """How many tokens were asked for; an answer that is cut before has filled the context."""
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     _blocks: list[Json] = field(default_factory=list)
 
@@ -214,7 +216,10 @@ class Translator:
             if isinstance(event, End):
                 if self._blocks:
                     yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
-                why = "max_tokens" if event.why == "length" else "end_turn"
+                why = "end_turn"
+                if event.why == "length":
+                    is_asked = self.longest is None or event.new_tokens >= self.longest
+                    why = "max_tokens" if is_asked else "model_context_window_exceeded"
                 if event.calls and event.why == "stop":
                     why = "tool_use"
                 elif event.stopped_by is not None:

@@ -263,7 +263,8 @@ class Server:
     async def _anthropic_message(self, request: Request) -> Response:
         name, body = await self._body(request)
         question = anthropic_messages.question_of(body)
-        translator = anthropic_messages.Translator(model=name)
+        longest = question.options.max_new_tokens
+        translator = anthropic_messages.Translator(model=name, longest=longest)
         happenings = self._ask(request, question, name)
         if not body.flag("stream"):
             return _Json(await _unless_gone(request, translator.whole(happenings)))

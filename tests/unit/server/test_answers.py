@@ -57,6 +57,21 @@ def test_thoughts_are_counted_and_what_ended_the_answer_is_told() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("longest", "why"), [(1, "max_tokens"), (9, "model_context_window_exceeded")]
+)
+def test_an_answer_that_fills_the_context_says_so(longest: int, why: str) -> None:
+    """Claude Code makes the conversation shorter then, and does not ask for longer answers."""
+
+    async def main() -> None:
+        model = ScriptedModel()
+        model.says.put_nowait(replace(word("Yes"), finish_reason="length"))
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": longest}
+        assert (await answered(model, "/v1/messages", body))["stop_reason"] == why
+
+    asyncio.run(main())
+
+
 def test_what_goes_between_two_texts_is_asked_as_the_model_was_made_for() -> None:
     """Both dialects that have a suffix; the prompt is in the tokens of Qwen Coder."""
     asked = {"prompt": "one ", "suffix": " three"}
