@@ -38,7 +38,7 @@ from edge.protocol.frame_codec import Call, to_frame
 from edge.protocol.kept_files import Keep
 from edge.protocol.lease import Lease
 from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile
-from edge.protocol.peer_info import describe_peer
+from edge.protocol.peer_info import PeerInfo, describe_peer
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
@@ -263,6 +263,10 @@ async def hostile_member(folder: Path) -> AsyncIterator[tuple[PeerDaemon, Creden
         yield daemon, credentials(lambda: cellar)
 
 
+def holds_something(peer: PeerInfo) -> bool:
+    return bool(peer.models) or peer.free_bytes != peer.memory_bytes - peer.floor_bytes
+
+
 def peak_bytes(process: int) -> int:
     """The most that a process has had in memory."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
@@ -303,7 +307,7 @@ async def main() -> None:
                     count = min(ROUND, given.count - first)
                     chance = random.Random(seed)
                     outcomes += await bother(daemon.address, frames, seldom, count, chance, shown)
-                    while (await describe_peer(daemon.address, shown)).models:
+                    while holds_something(await describe_peer(daemon.address, shown)):
                         pass
                 assert daemon.process.poll() is None
                 assert daemon.messages == ""
