@@ -22,6 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edge.errors import CheckpointError, EdgeError, RequestError
 from edge.text.answer_forms import AnswerForm, answer_form
+from edge.text.begun_answers import begun_answer, up_to_answer
 from edge.text.chat_template import ChatTemplate
 from edge.text.cleanup import clean_up_spaces
 from edge.text.detokenizer import Vocabulary
@@ -141,20 +142,24 @@ class Tokenizer:
     ) -> str:
         """The prompt for a conversation, by the checkpoint's chat template.
 
-        messages: objects with role and content. tools: JSON schemas of what the model may call.
+        messages: objects with role and content. One of the assistant at the end, without calls,
+        is gone on with: the prompt ends behind its content.
+        tools: JSON schemas of what the model may call.
         thinking: whether the model thinks before it answers; None: as the template has it.
         variables: further names for the template, such as {"documents": []}.
         Raises RequestError where there is no template, the template refuses the messages, or it has
         no switch for thinking.
         """
+        told, begun = begun_answer(messages) if add_generation_prompt else (messages, False)
 
         def rendered(switch: Mapping[str, object]) -> str:
-            return self._template(with_tools=tools is not None).render(
-                messages,
-                add_generation_prompt=add_generation_prompt,
+            text = self._template(with_tools=tools is not None).render(
+                told,
+                add_generation_prompt=add_generation_prompt and not begun,
                 tools=tools,
                 variables={**self._special_tokens, **switch, **(variables or {})},
             )
+            return up_to_answer(text) if begun else text
 
         if thinking is None:
             return rendered({})

@@ -131,6 +131,38 @@ def test_the_template_writes_all_special_tokens_of_a_chat(tmp_path: Path) -> Non
     assert ours.encode(ours.chat(MESSAGES)).count(begin) == 2
 
 
+BEGUN = """{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}\
+{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "prompt"),
+    [
+        (BEGUN, "It is", "<user>Hi</><assistant>It is"),
+        (BEGUN, "It is </> ", "<user>Hi</><assistant>It is </> "),
+        (BEGUN, "  Hi", "<user>Hi</><assistant>Hi"),
+        (BEGUN, " ", "<user>Hi</><assistant>"),
+        (BEGUN, None, "<user>Hi</><assistant>"),
+        (BEGUN.replace("m.content", "m.content[:2]"), "It is", None),
+    ],
+)
+def test_an_answer_that_was_begun_is_gone_on_with(
+    tmp_path: Path, template: str, content: str | None, prompt: str | None
+) -> None:
+    ours = opened(write_checkpoint(tmp_path, byte_level(), {"chat_template": template}))
+    asked = {"role": "user", "content": "Hi"}
+    messages: list[dict[str, Any]] = [asked, {"role": "assistant", "content": content}]
+    if prompt is None:
+        with pytest.raises(RequestError, match="cannot go on with an answer; let the last"):
+            ours.chat(messages)
+    else:
+        assert ours.chat(messages) == prompt
+        assert ours.encode_chat(messages) == ours._encode(prompt, add_special_tokens=False)
+    calls = [{"function": {"name": "f", "arguments": {}}}]
+    called = ours.chat([asked, {**messages[1], "content": "x", "tool_calls": calls}])
+    assert called.endswith("x</><assistant>"), "a call is whole"
+
+
 @pytest.mark.parametrize(
     ("template", "messages", "message"),
     [
