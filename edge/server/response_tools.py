@@ -34,7 +34,7 @@ def as_functions(body: Fields) -> Fields:
     found = dict(body.items())
     found["tools"] = [_as_function(namespace, tool) for namespace, tool in _each(body)]
     choice = body.raw("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") in {"custom", "function"}:
+    if isinstance(choice, dict) and choice.get("type") in ("custom", "function"):
         asked = Fields(choice, body.place("tool_choice"))
         name = full_name(asked.text("namespace"), asked.need_text("name"))
         found["tool_choice"] = {"type": "function", "name": name}
