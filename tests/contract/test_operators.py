@@ -387,6 +387,7 @@ def stacked_experts(
     blocks=st.tuples(st.integers(2, 4), st.integers(2, 4)),
     count=st.integers(1, 12),
     bits=st.sampled_from([4, 8]),
+    gain=st.sampled_from([1, 100]),
     threads=st.integers(1, 2),
     data=st.data(),
 )
@@ -396,17 +397,19 @@ def test_experts_in_one_node(
     blocks: tuple[int, int],
     count: int,
     bits: int,
+    gain: int,
     threads: int,
     data: st.DataObject,
 ) -> None:
-    """As far off as a product whose inputs are rounded to 8 bits, and another one behind it."""
+    """As far off as a product whose inputs are rounded to 8 bits, and another one behind it; also
+    with gates that other models' are clamped at."""
     hidden, columns = (32 * each for each in blocks)
     routing = Routing(
         top_k=data.draw(st.integers(1, count)),
         renormalized=data.draw(st.booleans()),
         scoring=data.draw(st.sampled_from(SCORINGS)),
     )
-    x, logits = normal(seed, 1, rows, hidden), normal(seed + 1, 1, rows, count)
+    x, logits = gain * normal(seed, 1, rows, hidden), normal(seed + 1, 1, rows, count)
     found, expected = stacked_experts(
         seed, x, logits, routing, columns=columns, bits=bits, threads=threads
     )

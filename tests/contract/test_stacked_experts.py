@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from edge.backends.ort.expert_stacks import stacked_kinds, written_stacks
 from edge.backends.shard_arrays import ShardArrays
 from edge.offload import DerivedCache
@@ -32,3 +34,19 @@ def test_a_disk_without_room_for_what_they_are_packed_from(tmp_path: Path) -> No
             assert not stacks.by_layer
             assert stacks.folder == weights.path.parent
         assert not list(disk.rglob("experts.*"))
+
+
+@pytest.mark.parametrize(
+    ("threads", "is_one_node"), [(1, True), (2, True), (3, False), (16, False)]
+)
+def test_threads_that_would_wait_for_each_other_or_have_no_room(
+    tmp_path: Path, threads: int, is_one_node: bool
+) -> None:
+    """Four experts of a token among three threads; results of sixteen."""
+    _what, layout = next(stacked_experts.layouts())
+    form = uniform_format("int4")
+    with written_weights(layout, form, tmp_path) as weights:
+        arrays = ShardArrays(layout, weights, form)
+        hidden_size = stacked_experts.SPEC.hidden_size
+        kinds = stacked_kinds(arrays, hidden_size=hidden_size, threads=threads)
+    assert bool(kinds) == is_one_node

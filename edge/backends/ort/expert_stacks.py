@@ -31,6 +31,9 @@ _LEAST_VERSION = (1, 31)
 
 _BITS = (4, 8)
 _PAGE_BYTES = 4096
+_MOST_UNEVEN = 4 / 3
+"""What is gained with experts of 1536 x 768 is 1.6, and with large ones hardly anything."""
+
 _SUFFIXES = ("codes", "scales")
 
 
@@ -63,11 +66,21 @@ def stacked_kinds(arrays: ShardArrays, *, hidden_size: int, threads: int) -> dic
     kinds: dict[int, Blocks] = {}
     for number in arrays.layout.layers:
         part = arrays.layout.layer(number).feed_forward
-        if isinstance(part, Experts) and stacked_experts_fit(part, hidden_size, threads):
-            kind = _one_kind(stored[number])
-            if kind is not None and _is_computed(part, kind, hidden_size):
-                kinds[number] = kind
+        if not isinstance(part, Experts) or not is_shared_out(part.top_k, threads=threads):
+            continue
+        kind = _one_kind(stored[number])
+        if kind is None or not _is_computed(part, kind, hidden_size):
+            continue
+        if stacked_experts_fit(part, hidden_size, threads):
+            kinds[number] = kind
     return kinds
+
+
+def is_shared_out(top_k: int, *, threads: int) -> bool:
+    """Whether threads that compute a token's experts alone end at about the same time. With more
+    threads than experts all of them are at each product, as they are in branches."""
+    rounds = -(-top_k // threads)
+    return top_k < threads or rounds * threads <= _MOST_UNEVEN * top_k
 
 
 @contextlib.contextmanager

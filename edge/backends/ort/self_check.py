@@ -60,6 +60,9 @@ LARGEST_ERROR_OF_INTEGER_INPUTS = 0.05
 
 _OUTPUTS = 16
 _EXPERT_SIZE = 16
+_LARGE_GATES = 10
+"""Larger than what the node clamps gates at for some models, and must not for others."""
+
 _CONTEXT = ROWS[-1] + 1
 
 Array = NDArray[np.float32]
@@ -317,7 +320,7 @@ class _Check:
             )
             return matmul_reference(active, down[:, :columns])
 
-        x = self._input(f"stacked.{layer}", hidden)
+        x = self._input(f"stacked.{layer}", hidden, gain=_LARGE_GATES)
         logits = self._input(f"stacked_router.{layer}", len(own))
         routing = Routing(top_k=1, renormalized=False)
         stacked = StackedWeights(
@@ -464,12 +467,12 @@ class _Check:
             wanted.append(output[None])
         self._attended.add(self._output(value, f"short convolution (layer {layer})", wanted))
 
-    def _input(self, name: str, width: int, *, padding: int = 0) -> str:
-        """Normal numbers [1, rows, padding + width], the padding zeros."""
+    def _input(self, name: str, width: int, *, padding: int = 0, gain: int = 1) -> str:
+        """Normal numbers, times `gain`, [1, rows, padding + width], the padding zeros."""
         name = self._graph.input(f"{name}.x", np.float32, [1, "tokens", padding + width])
         self._of_tokens.add(name)
         for rows, feeds in zip(ROWS, self._feeds, strict=True):
-            values = self._random.standard_normal((1, rows, width), dtype=np.float32)
+            values = gain * self._random.standard_normal((1, rows, width), dtype=np.float32)
             feeds[name] = np.pad(values, ((0, 0), (0, 0), (padding, 0)))
         return name
 
