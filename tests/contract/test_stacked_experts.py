@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.backends.ort.expert_stacks import stacked_kinds, written_stacks
+from edge.backends.ort.expert_stacks import is_shared_out, stacked_kinds, written_stacks
 from edge.backends.shard_arrays import ShardArrays
 from edge.offload import DerivedCache
 from edge.profiling.random_weights import written_weights
@@ -36,17 +36,20 @@ def test_a_disk_without_room_for_what_they_are_packed_from(tmp_path: Path) -> No
         assert not list(disk.rglob("experts.*"))
 
 
-@pytest.mark.parametrize(
-    ("threads", "is_one_node"), [(1, True), (2, True), (3, False), (16, False)]
-)
-def test_threads_that_would_wait_for_each_other_or_have_no_room(
-    tmp_path: Path, threads: int, is_one_node: bool
-) -> None:
-    """Four experts of a token among three threads; results of sixteen."""
+@pytest.mark.parametrize(("threads", "num_layers"), [(1, 2), (2, 2), (16, 0)])
+def test_threads_whose_results_have_no_room(tmp_path: Path, threads: int, num_layers: int) -> None:
     _what, layout = next(stacked_experts.layouts())
     form = uniform_format("int4")
     with written_weights(layout, form, tmp_path) as weights:
         arrays = ShardArrays(layout, weights, form)
         hidden_size = stacked_experts.SPEC.hidden_size
         kinds = stacked_kinds(arrays, hidden_size=hidden_size, threads=threads)
-    assert bool(kinds) == is_one_node
+    assert len(kinds) == num_layers
+
+
+@pytest.mark.parametrize(
+    ("top_k", "threads", "is_even"),
+    [(4, 2, True), (8, 3, True), (4, 3, False), (3, 2, True), (5, 4, False), (2, 16, True)],
+)
+def test_threads_that_would_wait_for_each_other(top_k: int, threads: int, is_even: bool) -> None:
+    assert is_shared_out(top_k, threads=threads) == is_even
