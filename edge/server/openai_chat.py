@@ -179,16 +179,7 @@ class Translator:
         if not self.with_logprobs or not tokens:
             return None
         if self.chat:
-            return {
-                "content": [
-                    {
-                        **_spelt(token.text, token.logprob),
-                        "top_logprobs": [_spelt(t.text, t.logprob) for t in token.top_logprobs],
-                    }
-                    for token in tokens
-                ],
-                "refusal": None,
-            }
+            return {"content": logprobs_of(tokens), "refusal": None}
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -203,6 +194,17 @@ class Translator:
             offsets.append(self._said.get(number, 0))
             self._said[number] = offsets[-1] + len(token.text)
         return offsets
+
+
+def logprobs_of(tokens: Sequence[Token]) -> list[Json]:
+    """Of each, with those of the likeliest in its place."""
+    return [
+        {
+            **_spelt(token.text, token.logprob),
+            "top_logprobs": [_spelt(t.text, t.logprob) for t in token.top_logprobs],
+        }
+        for token in tokens
+    ]
 
 
 def _why(end: End) -> str:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from edge.coordinator.generation import Token
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.efforts import effort_variables
 from edge.server.fields import Fields
 from edge.server.history import Message, turns
-from edge.server.openai_fields import options_of, schema_of
+from edge.server.openai_chat import logprobs_of
+from edge.server.openai_fields import MOST_LOGPROBS, options_of, schema_of
 from edge.server.openai_items import messages_of, not_stored
 from edge.server.refusals import Refusal
 from edge.server.response_tools import CUSTOM_INPUT, Origin, as_functions, origins
@@ -21,6 +23,10 @@ from edge.server.tools import arguments_text, new_id, openai_tools
 from edge.text.answer_parts import ToolCall
 
 Json = dict[str, Any]
+
+_LOGPROBS = "message.output_text.logprobs"
+"""What a client includes who wants them."""
+_MOST_INCLUDED = 32
 
 _KINDS = {
     "thought": ("rs", "reasoning", "reasoning_text"),
@@ -51,10 +57,12 @@ def question_of(body: Fields) -> Question:
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("input", "must have a message of the user")
     longest = body.whole("max_output_tokens", least=1)
+    likeliest = body.whole("top_logprobs", least=0, most=MOST_LOGPROBS) or 0
+    logprobs = likeliest if _LOGPROBS in body.texts("include", most=_MOST_INCLUDED) else None
     offer = openai_tools(as_functions(body), flat=True)
     return Question(
         messages=messages,
-        options=options_of(body, most_new_tokens=longest, logprobs=None, json_schema=schema),
+        options=options_of(body, most_new_tokens=longest, logprobs=logprobs, json_schema=schema),
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
@@ -71,6 +79,7 @@ def _told_back(body: Fields, form: Fields | None, several: bool) -> Json:
     repeated = ("prompt_cache_key", "safety_identifier", "user")
     return {
         "background": False,
+        "top_logprobs": body.raw("top_logprobs") or 0,
         "instructions": body.text("instructions"),
         "metadata": {} if metadata is None else dict(metadata.items()),
         "reasoning": {
@@ -102,6 +111,8 @@ class Translator:
     _items: list[Json] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=count)
     _prompt_tokens: int = 0
+    _untold: list[Token] = field(default_factory=list)
+    """Whose logprobs go with what is said next."""
 
     async def whole(self, happenings: AsyncIterator[Happening]) -> Json:
         """The whole reply."""
@@ -118,17 +129,22 @@ class Translator:
                 for each in self._begin():
                     yield each
             elif isinstance(event, End):
+                if self._items and self._items[-1]["type"] == "message":
+                    self._items[-1]["content"][0]["logprobs"] += self._logprobs()
                 for closing in self._close():
                     yield closing
                 status = "incomplete" if event.why == "length" else "completed"
                 response = self._response(status, event)
                 yield self._event(f"response.{status}", response=response)
             else:
+                if self.question.options.logprobs is not None:
+                    self._untold += event.tokens
                 for which, text in (("thought", event.thought), ("said", event.said)):
                     if text:
                         for each in self._more(which, text):
                             yield each
                 for call in event.calls:
+                    self._untold.clear()
                     for each in self._call(call):
                         yield each
 
@@ -169,10 +185,20 @@ class Translator:
             item["content"].append(_part(part_kind, ""))
             part = _part(part_kind, "")
             events.append(self._of_part("response.content_part.added", part=part))
-        self._items[-1]["content"][0]["text"] += text
-        extra: Json = {"logprobs": []} if part_kind == "output_text" else {}
+        part = self._items[-1]["content"][0]
+        part["text"] += text
+        logprobs = self._logprobs()  # of thoughts nobody is told any
+        extra: Json = {}
+        if part_kind == "output_text":
+            part["logprobs"] += logprobs
+            extra = {"logprobs": logprobs}
         events.append(self._of_part(f"response.{part_kind}.delta", delta=text, **extra))
         return events
+
+    def _logprobs(self) -> list[Json]:
+        found = logprobs_of(self._untold)
+        self._untold.clear()
+        return found
 
     def _call(self, call: ToolCall) -> list[Json]:
         """An item of its own, at once whole."""
@@ -212,7 +238,7 @@ class Translator:
         item = self._items[-1]
         (part,) = item["content"]
         item["status"] = "completed"
-        extra: Json = {"logprobs": []} if part["type"] == "output_text" else {}
+        extra: Json = {"logprobs": part["logprobs"]} if part["type"] == "output_text" else {}
         return [
             self._of_part(f"response.{part['type']}.done", text=part["text"], **extra),
             self._of_part("response.content_part.done", part=part),

@@ -156,6 +156,8 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
             {
                 "instructions": _TEXT,
                 "max_output_tokens": _whole(1),
+                "include": _list({**_TEXT, "minLength": 1}, most=32),
+                "top_logprobs": _whole(0, MOST_LOGPROBS),
                 "stream": _FLAG,
                 "text": _object({}, {"format": _FORMAT}),
                 "reasoning": _object({}, {"effort": _EFFORT}),

@@ -188,6 +188,8 @@ def test_openai_responses(client: openai.OpenAI, url: str) -> None:
         "metadata": {"run": "7"},
         "tools": [{"type": "web_search"}],
         "reasoning": {"effort": "low"},
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
         "store": True,
     }
     _, _, told = request(
@@ -196,6 +198,10 @@ def test_openai_responses(client: openai.OpenAI, url: str) -> None:
     checked = Response.model_validate(told, strict=True)
     assert (checked.instructions, checked.metadata) == ("Answer.", {"run": "7"})
     assert (len(checked.tools), told["store"]) == (1, False)
+    logprobs = told["output"][0]["content"][0]["logprobs"]
+    assert "".join(each["token"] for each in logprobs[:5]).startswith(ANSWER[:2])
+    assert [len(each["top_logprobs"]) for each in logprobs] == [2] * len(logprobs)
+    assert len(logprobs) == told["usage"]["output_tokens"]
     with client.responses.stream(model="default", input=QUESTION, temperature=0) as stream:
         events = list(stream)
         final = stream.get_final_response()

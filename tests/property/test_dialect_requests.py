@@ -79,6 +79,8 @@ BODIES: dict[str, tuple[Callable[[Fields], object], dict[str, Any]]] = {
             "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
             "reasoning": {"effort": "high"},
             "metadata": {"a": "b"},
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
             "service_tier": "flex",
             "user": "u",
         },

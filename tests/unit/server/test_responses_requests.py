@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edge.coordinator.generation import Token, TokenLogprob
 from edge.server.answers import Begin, End, Happening, Piece
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN
@@ -146,6 +147,40 @@ def test_a_tool_that_takes_a_text_is_called_with_one() -> None:
     patch, look = told["output"]
     assert (patch["type"], look["type"]) == ("custom_tool_call", "function_call")
     assert patch["input"] == "*** Begin"
+
+
+def test_logprobs_are_told_of_what_is_said_and_of_nothing_else() -> None:
+    likely = TokenLogprob(token_id=4, text="No", logprob=-2.0)
+    tokens = [
+        Token(token_id=i, text=text, finish_reason=None, chosen_s=0, logprob=-i, top_logprobs=top)
+        for i, (text, top) in enumerate([("Hm", ()), ("Yes", (likely,)), (".", ()), ("", ())])
+    ]
+
+    async def thinking() -> AsyncIterator[Happening]:
+        yield Begin(prompt_tokens=1)
+        yield Piece(answer=0, thought="Hm", tokens=(tokens[0],))
+        yield Piece(answer=0, said="Yes", tokens=(tokens[1],))
+        yield Piece(answer=0, said=".", tokens=(tokens[2],))
+        yield Piece(answer=0, tokens=(tokens[3],))
+        yield End(answer=0, why="stop", new_tokens=4)
+
+    async def told(body: dict[str, Any]) -> list[Any]:
+        question = question_of(Fields({"input": "x", **body}))
+        return [each async for each in Translator(model="m", question=question).events(thinking())]
+
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    events = asyncio.run(told(asked))
+    thought, said = events[-1]["response"]["output"]
+    assert "logprobs" not in thought["content"][0]
+    spelt = [(each["token"], each["logprob"]) for each in said["content"][0]["logprobs"]]
+    assert spelt == [("Yes", -1), (".", -2), ("", -3)]
+    assert said["content"][0]["logprobs"][0]["top_logprobs"][0]["token"] == "No"
+    deltas = [each for each in events if each["type"] == "response.output_text.delta"]
+    assert [[one["token"] for one in each["logprobs"]] for each in deltas] == [["Yes"], ["."]]
+    assert question_of(Fields({"input": "x", **asked})).options.logprobs == 1
+    events = asyncio.run(told({"top_logprobs": 1}))
+    assert events[-1]["response"]["output"][1]["content"][0]["logprobs"] == []
+    assert question_of(Fields({"input": "x", "top_logprobs": 1})).options.logprobs is None
 
 
 def test_tools_of_a_namespace_are_offered_and_called() -> None:
