@@ -6,7 +6,6 @@ Ctrl-C.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import gc
 import importlib
@@ -17,12 +16,14 @@ import os
 import re
 import signal
 import sys
+import termios
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
+from edge.cli.hangup import HungUp, give_up, has_hung_up
 from edge.errors import EdgeError
 from edge.host.huge_pages import restart_with_huge_pages
 from edge.version import __version__
@@ -130,11 +131,17 @@ def main(arguments: list[str] | None = None) -> Any:
         if wants_json:
             _tell_json(error.code, str(error), error.remedy)
         sys.exit(1)
+    except (HungUp, termios.error):
+        give_up(sys.stdout, sys.stderr)
+        raise HungUp from None
     except BrokenPipeError:
-        _give_up_output()  # whoever read it has gone
+        give_up(sys.stdout)  # whoever read it has gone
         sys.exit(1)
     except OSError as error:
-        _give_up_output()
+        if has_hung_up():
+            give_up(sys.stdout, sys.stderr)
+            raise HungUp from None
+        give_up(sys.stdout)
         where = f" ({error.filename})" if error.filename else ""
         click.echo(f"edge: {error.strerror or error}{where}; check the disk", err=True)
         sys.exit(1)
@@ -178,9 +185,3 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="replace")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # refused later, with a sentence
-
-
-def _give_up_output() -> None:
-    """Python must not complain once more, at exit, about what could not be written."""
-    with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())

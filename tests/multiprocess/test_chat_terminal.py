@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,27 @@ def test_ctrl_c_in_an_answer(daemon: Daemon, endless_talker: Path, tmp_path: Pat
         terminal.wait_for_prompt()
         terminal.send(CTRL_C)
         assert terminal.end() == 0, "twice leaves"
+    assert daemon.messages == ""
+
+
+@pytest.mark.parametrize("kind", ["xterm-256color", "dumb"])
+@pytest.mark.parametrize("answers", [False, True], ids=["at the prompt", "in an answer"])
+def test_a_terminal_that_goes_away(
+    daemon: Daemon, endless_talker: Path, tmp_path: Path, kind: str, answers: bool
+) -> None:
+    """It ends as by a hangup, also where it was to outlive its terminal, and nobody answers on."""
+    command = ("chat", endless_talker, "--peer", daemon.address, "--context", LONG_CONTEXT)
+    settings: Any = {"environment": {"TERM": kind}, "ignores_hangup": True}
+    with Terminal(*command, state=tmp_path, **settings) as terminal:
+        if kind == "dumb":
+            terminal.wait(terminal.reads_keys)
+        else:
+            terminal.wait_for_prompt()
+        if answers:
+            terminal.send(f"Hello{ENTER}")
+            begun = len(terminal.output)
+            terminal.wait(lambda: len(terminal.output) > begun + 500)
+        assert terminal.go_away() == 128 + signal.SIGHUP
     assert daemon.messages == ""
 
 

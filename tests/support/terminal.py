@@ -38,9 +38,10 @@ class Terminal:
         environment: Mapping[str, str] | None = None,
         columns: int = 100,
         lines: int = 30,
+        ignores_hangup: bool = False,
     ) -> None:
         """state: where histories are kept, and where it is started: files there have short names,
-        which no window breaks.
+        which no window breaks. ignores_hangup: as what `nohup` starts.
         """
         self._screen = pyte.HistoryScreen(columns, lines, history=10_000)
         self._screen.write_process_input = self.send
@@ -59,6 +60,7 @@ class Terminal:
             cwd=str(state),
             dimensions=(lines, columns),
             encoding="utf-8",
+            ignore_sighup=ignores_hangup,
         )
 
         self._found = termios.tcgetattr(self._process.child_fd)
@@ -104,6 +106,14 @@ class Terminal:
         end_s = time.monotonic() + PATIENCE_S
         while self._read():
             assert time.monotonic() < end_s, self.text
+        self._process.wait()
+        assert self._process.exitstatus is not None, self._process.signalstatus
+        return int(self._process.exitstatus)
+
+    def go_away(self) -> int:
+        """The window is closed; the exit code of the program, once it has ended by that."""
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), self._process.child_fd)
         self._process.wait()
         assert self._process.exitstatus is not None, self._process.signalstatus
         return int(self._process.exitstatus)

@@ -15,6 +15,7 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from edge.cli.chat.answer_text import cut_blocks
+from edge.cli.hangup import HungUp, has_hung_up
 from edge.errors import without_controls
 from edge.text.answer_parser import AnswerParser
 from edge.text.answer_parts import AnswerPart, Said, Thought
@@ -49,6 +50,8 @@ class AnswerView:
         began_s = time.monotonic()
         if began_s < self._next_s:
             return
+        if has_hung_up():  # rich would draw nothing more, and say nothing
+            raise HungUp
         self._settle()
         self._live.update(self._last_block(), refresh=True)
         # A long block takes long to draw: it may take a tenth of the time.

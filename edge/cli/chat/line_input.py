@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from edge.cli.chat.long_lines import LongLineInput
+from edge.cli.hangup import HungUp, has_hung_up
 from edge.host.state_paths import state_root
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Editor:
                 click.echo(_LEAVING, err=True)
                 continue
             except EOFError:
+                if has_hung_up():
+                    raise HungUp from None
                 return None
             self.interrupted = False
             sys.stdout.write(_PASTES_ARE_TOLD)  # the prompt has ended that
@@ -168,9 +171,10 @@ def typed_ahead() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.write(_PASTES_ARE_NOT_TOLD)
-        sys.stdout.flush()
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, found)
+        with contextlib.suppress(OSError, termios.error):  # it may have gone
+            sys.stdout.write(_PASTES_ARE_NOT_TOLD)
+            sys.stdout.flush()
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, found)
 
 
 def is_a_terminal() -> bool:

@@ -8,6 +8,8 @@ import sys
 import termios
 from dataclasses import dataclass, field
 
+from edge.cli.hangup import HungUp, has_hung_up
+
 _LOCAL_FLAGS, _CHARACTERS = 3, 6
 """Places in what `termios` tells."""
 _READ_BYTES = 1 << 16
@@ -40,7 +42,8 @@ class LongLineInput:
                     return text
             return None
         finally:
-            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, found)
+            with contextlib.suppress(termios.error):  # it may have gone
+                termios.tcsetattr(self._descriptor, termios.TCSADRAIN, found)
 
     def _line(self, found: list[list[bytes]]) -> bytes | None:
         """None at the end."""
@@ -53,6 +56,8 @@ class LongLineInput:
             if not self._came:
                 self._came = os.read(self._descriptor, _READ_BYTES)
                 if not self._came:
+                    if has_hung_up():
+                        raise HungUp
                     return bytes(line.text) or None
             shown, self._came = line.take(self._came)
             if is_echoed:
