@@ -1,4 +1,4 @@
-"""A terminal that goes away while a program uses it: the program ends, and says nothing to nobody."""
+"""A terminal that goes away while a program uses it: the program ends, and says nothing."""
 
 from __future__ import annotations
 

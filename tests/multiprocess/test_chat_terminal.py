@@ -31,6 +31,9 @@ Open = Callable[..., Terminal]
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*(?:3[0-79]|4[0-79]|9[0-7]|[34]8)(?:;[0-9;]*)?m")
 
+WAITS, HIDDEN = "\x1b[?2004h", "\x1b[?25l"
+"""What the program writes when a line was sent, and then when it begins to show an answer."""
+
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
@@ -118,27 +121,63 @@ def test_a_window_that_changes(chat: Open, tmp_path: Path) -> None:
         assert terminal.end() == 0
 
 
-def test_a_long_paste_of_three_lines_is_one_turn(chat: Open, tmp_path: Path) -> None:
-    text = "\n".join("x" * 6_600 + f"line {number}" for number in range(3)) + "y" * 200
+def test_a_long_paste_of_three_lines_is_one_turn(endless_talker: Path, tmp_path: Path) -> None:
+    """And is answered, by a peer that computes nothing: it would take a while."""
+    text = "\n".join("Hello there " * 560 + f"line {number}" for number in range(3)) + "y" * 20
+    assert len(text) > 20_000
+    with Daemon(tmp_path / "daemon", "--no-announce", "--backend", "null") as daemon:
+        command = ("chat", endless_talker, "-n", 6, "--peer", daemon.address)
+        with Terminal(*command, "--context", LONG_CONTEXT, state=tmp_path) as terminal:
+            terminal.wait_for_prompt()
+            terminal.send(pasted(text))
+            terminal.wait(lambda: terminal.last_line.endswith("yyyyyyyyyy"))
+            terminal.send(ENTER)
+            terminal.wait_for("tokens, first after ")
+            terminal.wait_for_prompt()
+            question, _answer = turns_of(terminal, tmp_path / "a.json")
+            assert question == {"role": "user", "content": text}
+            terminal.say("/bye")
+            assert terminal.end() == 0
+
+
+def test_what_has_no_room_is_refused_when_it_is_typed(chat: Open, tmp_path: Path) -> None:
+    """And is not kept: the next question is answered."""
+    turns = [{"role": "user", "content": "x" * 900}, {"role": "assistant", "content": "y"}]
+    kept = {"format": "edge conversation", "model": "m", "system": None, "turns": turns}
+    (tmp_path / "long").write_text(json.dumps(kept))
     with chat() as terminal:
         terminal.wait_for_prompt()
-        terminal.send(f"/system {pasted(text)}")
-        terminal.wait_for("yyyyyyyyyy")
-        terminal.send(ENTER)
-        terminal.wait_for("system: xxxx")
-        terminal.wait_for_prompt()
-        assert turns_of(terminal, tmp_path / "a.json") == []
-        assert json.loads((tmp_path / "a.json").read_text())["system"] == text
-        assert len(text) > 20_000
-        terminal.say("Hello")
-        terminal.wait_for("shorten it")
-        terminal.wait_for_prompt()
-        terminal.say("/system none")
-        terminal.wait_for("system: none")
-        terminal.wait_for_prompt()
+        for number, line in enumerate((f"/system {pasted('x' * 900)}", "/load long"), 1):
+            terminal.send(line)
+            terminal.wait(lambda: not terminal.last_line.endswith(">"))
+            terminal.send(ENTER)
+            terminal.wait(lambda: terminal.text.count("the context has room") == number)  # noqa: B023 - at once
+            terminal.wait_for_prompt()
         terminal.say("Hello")
         terminal.wait_for("[cut at 6")
         terminal.wait_for_prompt()
+        assert len(turns_of(terminal, tmp_path / "a.json")) == 2
+        assert json.loads((tmp_path / "a.json").read_text())["system"] is None
+        terminal.say("/bye")
+        assert terminal.end() == 0
+
+
+def test_ctrl_c_before_an_answer_begins(talker: Path, tmp_path: Path) -> None:
+    """While its peer computes nothing: the question is taken back, and told so."""
+    with Daemon(tmp_path / "daemon", "--no-announce") as daemon:
+        command = ("chat", talker, "-n", 6, "--peer", daemon.address)
+        with Terminal(*command, state=tmp_path) as terminal:
+            terminal.wait_for_prompt()
+            daemon.process.send_signal(signal.SIGSTOP)
+            try:
+                terminal.say("Hello")
+                terminal.wait(lambda: HIDDEN in terminal.output.rpartition(WAITS)[2])
+                terminal.send(CTRL_C)
+                terminal.wait_for("[stopped before an answer began; the conversation is as it was]")
+                terminal.wait_for_prompt()
+                assert turns_of(terminal, tmp_path / "a.json") == []
+            finally:
+                daemon.process.send_signal(signal.SIGCONT)
 
 
 def test_what_is_typed_ahead_is_sent_as_it_was_typed(chat: Open, tmp_path: Path) -> None:
@@ -197,6 +236,9 @@ def test_ctrl_c_in_an_answer(daemon: Daemon, endless_talker: Path, tmp_path: Pat
         terminal.wait(lambda: len(terminal.output) > seen + 2000)
         terminal.send(CTRL_C)
         terminal.wait_for("[stopped]")
+        terminal.wait_for_prompt()
+        terminal.say("/stats")
+        terminal.wait_for("when it was stopped, on 1 device]")
         terminal.wait_for_prompt()
         question, answer = turns_of(terminal, tmp_path / "a.json")
         assert (question["content"], question["role"]) == ("Hello", "user")
@@ -275,7 +317,7 @@ def test_every_command(chat: Open, tmp_path: Path) -> None:
         say("/help", "/retry             Answer the last question again.")
         say("/hlep", "edge: /hlep is no command; /help is near it, /help lists them all")
         say("/retry", "edge: there is no answer yet that could be tried again")
-        say("/stats", "edge: there is no whole answer yet")
+        say("/stats", "edge: there is no answer yet; ask something first")
         say("Hello", "[cut at 6")
         say("/stats", "the conversation has ")
         say("/plan", "talker on 1 of 1 peers")
@@ -367,9 +409,14 @@ def test_without_colours(chat: Open) -> None:
             assert bool(COLOURS.search(terminal.output)) == has_colours
 
 
-def test_a_terminal_that_moves_no_cursor(chat: Open, tmp_path: Path) -> None:
+def test_a_terminal_that_moves_no_cursor(
+    daemon: Daemon, endless_talker: Path, tmp_path: Path
+) -> None:
     """Lines are read as the system reads them, but whole: it keeps 4,095 bytes of one."""
-    with chat(environment={"TERM": "dumb"}) as terminal:
+    command = ("chat", endless_talker, "-n", 6, "--peer", daemon.address)
+    with Terminal(
+        *command, "--context", LONG_CONTEXT, state=tmp_path, environment={"TERM": "dumb"}
+    ) as terminal:
         terminal.wait(terminal.reads_keys)
         terminal.send(f"Helxx{BACKSPACE}{BACKSPACE}lo{ENTER}")
         terminal.wait_for("Hello")

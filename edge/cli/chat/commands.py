@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -38,8 +38,11 @@ class Talk(Protocol):
     @property
     def usual_sampling(self) -> SamplingParameters: ...
 
-    def check(self, settings: Settings) -> None:
-        """Raises RequestError for what this model cannot be told."""
+    def check(
+        self, *, settings: Settings | None = None, conversation: Conversation | None = None
+    ) -> None:
+        """Raises RequestError for what this model cannot be told, or has no room for; None: as they
+        are."""
 
     def say(self, text: str) -> None:
         """A line or more, not of the model."""
@@ -142,7 +145,9 @@ def _new(talk: Talk, _rest: str) -> None:
 def _system(talk: Talk, rest: str) -> None:
     check_text(rest)
     if rest:
-        talk.conversation.system = None if rest in ("none", '""') else rest
+        said = None if rest in ("none", '""') else rest
+        talk.check(conversation=replace(talk.conversation, system=said))
+        talk.conversation.system = said
     talk.say(f"system: {talk.conversation.system or 'none'}")
 
 
@@ -156,7 +161,7 @@ def _set(talk: Talk, rest: str) -> None:
             f"give a value, too: /set {name} VALUE", remedy="/show lists what is set"
         )
     changed = talk.settings.changed(name, value.strip())
-    talk.check(changed)
+    talk.check(settings=changed)
     talk.settings = changed
     talk.say(talk.settings.told(name, talk.usual_sampling))
 
@@ -187,7 +192,9 @@ def _save(talk: Talk, rest: str) -> None:
 
 
 def _load(talk: Talk, rest: str) -> None:
-    talk.conversation = Conversation.load(_path(rest, "load"))
+    kept = Conversation.load(_path(rest, "load"))
+    talk.check(conversation=kept)
+    talk.conversation = kept
     talk.say(f"{len(talk.conversation.turns)} turns; the conversation goes on from there")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 from rich.console import Console
 
@@ -50,12 +52,13 @@ class TerminalTalk:
         self._adapt = adapt
         self._is_terminal = is_terminal
         self._console = Console() if is_terminal else None
-        self._last: Reply | None = None
+        self._figures = ""
+        """Of the last answer."""
         self._told = 0
         """Of the model's recoveries."""
         self._measured_again: set[tuple[str, ...]] = set()
         # A template that cannot be used is told before anyone types.
-        self.check(settings)
+        self.check()
 
     @property
     def model_name(self) -> str:
@@ -74,10 +77,18 @@ class TerminalTalk:
             "/help for commands; Ctrl-C stops an answer, Ctrl-D leaves"
         )
 
-    def check(self, settings: Settings) -> None:
-        self._encoded(
-            [*self.conversation.messages(), {"role": "user", "content": "Hello"}], settings
-        )
+    def check(
+        self, *, settings: Settings | None = None, conversation: Conversation | None = None
+    ) -> None:
+        said = (conversation or self.conversation).messages()
+        ids, _begun = self._encoded([*said, {"role": "user", "content": "Hello"}], settings)
+        room = self._model.context_tokens
+        if conversation is not None and len(ids) >= room:
+            raise RequestError(
+                f"that makes {len(ids)} tokens with a short question, and the context has room for "
+                f"{room}",
+                remedy="shorten it, or load the model with a longer --context",
+            )
 
     def say(self, text: str) -> None:
         click.echo(without_controls(text), err=not self._is_terminal)
@@ -101,22 +112,19 @@ class TerminalTalk:
         if reply is None:
             click.echo("[stopped]", err=True)
             return
-        self._last = reply
+        self._figures = figures_of(self._model, reply)
         generation = self.settings.generation
         tell_remarks(self._model, reply, generation, "/set max-tokens N", "/new begins anew, ")
         self._told += len(reply.recoveries)
-        click.echo(figures_of(self._model, reply), err=True)
+        click.echo(self._figures, err=True)
         self._look_for_drift()
 
     def show_figures(self) -> None:
-        if self._last is None:
-            raise RequestError("there is no whole answer yet")
+        if not self._figures:
+            raise RequestError("there is no answer yet", remedy="ask something first")
         used = len(self._encoded(self.conversation.messages())[0])
         room = self._model.context_tokens
-        self.say(
-            f"{figures_of(self._model, self._last)}\n"
-            f"the conversation has {used} of the context's {room} tokens"
-        )
+        self.say(f"{self._figures}\nthe conversation has {used} of the context's {room} tokens")
 
     def show_plan(self) -> None:
         title = (
@@ -135,17 +143,23 @@ class TerminalTalk:
         return ids, tokenizer.begins_thinking(ids)
 
     def _answered(self, messages: list[dict[str, str]]) -> tuple[str, Reply | None]:
-        """What was said until the end, or until Ctrl-C, which counts as an answer then."""
+        """What was said until the end, or until Ctrl-C, which counts as an answer then. Raises
+        KeyboardInterrupt where nothing was said until then."""
         ids, begun = self._encoded(messages)
         said: list[str] = []
         self.was_stopped = False
+        begun_s = time.monotonic()
         with self._model.stream(ids, self.settings.generation) as stream:
             try:
                 self._show(stream, said, begun=begun)
             except KeyboardInterrupt:
-                if not self._is_terminal:
+                if not self._is_terminal or not said:
                     raise
                 self.was_stopped = True
+                self._figures = (
+                    f"[{len(said)} tokens in {time.monotonic() - begun_s:.1f} s, when it was "
+                    f"stopped, on {devices_in_words(self._model.proposal)}]"
+                )
                 return self._kept("".join(said)), None
             reply = stream.reply()
         return self._kept(reply.text), reply

@@ -84,4 +84,7 @@ def command(
                 if not is_terminal:
                     raise
                 talk.was_stopped = True
+                click.echo(
+                    "[stopped before an answer began; the conversation is as it was]", err=True
+                )
             lines.interrupted, talk.was_stopped = talk.was_stopped, False

@@ -77,7 +77,9 @@ class Silent:
         self.settings = SETTINGS
         self.said: list[str] = []
 
-    def check(self, settings: Settings) -> None:
+    def check(
+        self, *, settings: Settings | None = None, conversation: Conversation | None = None
+    ) -> None:
         pass
 
     def say(self, text: str) -> None:
