@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Unpack, cast, overload
 
@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.api.embedding import check_dimensions, pooled, rows_for
-from edge.api.generation_options import GenerationOptions, GenerationOverrides, check_priority
+from edge.api.generation_options import (
+    MOST_TOKENS_OF_A_TEXT,
+    GenerationOptions,
+    GenerationOverrides,
+    check_priority,
+)
 from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply
 from edge.api.progress_bars import progress_bars
@@ -227,6 +232,8 @@ class DescribedModel:
                 "thinking is told to a chat template, and a text goes to the model as it is; use "
                 "chat or stream_chat"
             )
+        if options.max_new_tokens is None and isinstance(prompt, str):
+            options = replace(options, max_new_tokens=MOST_TOKENS_OF_A_TEXT)
         tokens = self._checked_ids(self._ids(prompt))
         room = self.context_tokens - len(tokens)
         if room < 1:

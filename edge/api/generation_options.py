@@ -17,6 +17,10 @@ from edge.option_fields import names_near_keywords, option
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar, JsonSchema, schema_grammar
 
 
+MOST_TOKENS_OF_A_TEXT = 128
+"""What a model goes on with from a text, where nobody says how long that may be."""
+
+
 def check_priority(priority: object) -> None:
     """Raises RequestError for one that there is not."""
     if not isinstance(priority, str) or priority not in PRIORITIES:
@@ -58,9 +62,14 @@ class GenerationOptions:
     """How one answer is made. Raises RequestError for what no model can do."""
 
     max_new_tokens: int | None = option(
-        128, flags=("-n", "--max-new-tokens"), at_least=1, help="Longest answer."
+        None,
+        flags=("-n", "--max-new-tokens"),
+        at_least=1,
+        help="Longest answer.  [default: as long as the context has room; 128 tokens of what goes "
+        "on from a text]",
     )
-    """None: as long as the context has room."""
+    """None: an answer in a conversation, or to token ids, is as long as the context has room. What
+    goes on from a text has 128 tokens: a model that is asked nothing may find no end."""
     temperature: float | None = option(
         None, help="0 is greedy.  [default, here and below: as the model says, else greedy]"
     )

@@ -71,10 +71,7 @@ class ClusterOptions:
 
 cluster_options = given_options("peers", ClusterOptions)
 
-generation_options = given_options(
-    "generation", GenerationOptions, defaults={"max_new_tokens": None}
-)
-"""Answers are as long as the model makes them, unless their length is given."""
+generation_options = given_options("generation", GenerationOptions)
 
 
 def model_options(

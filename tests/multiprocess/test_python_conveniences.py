@@ -195,6 +195,20 @@ def test_a_wrong_name_is_told_the_near_one(
     assert message in str(raised.value)
 
 
+def test_an_answer_is_as_long_as_the_context_has_room(model: edge.Model) -> None:
+    """What goes on from a text is not, unless that is asked for."""
+    ids = model.tokenizer.encode("Hello")
+    for answer, most in (
+        (model.chat(TURNS, ignore_eos=True), model.context_tokens),
+        (model.generate(ids, ignore_eos=True), model.context_tokens),
+        (model.generate("Hello", ignore_eos=True), 128 + len(ids)),
+        (model.generate("Hello", ignore_eos=True, max_new_tokens=200), 200 + len(ids)),
+    ):
+        figures = answer.statistics
+        assert figures["prompt_tokens"] + figures["new_tokens"] == most
+        assert answer.finish_reason == "length"
+
+
 def test_messages_are_no_prompt(model: edge.Model) -> None:
     turns: Any = TURNS
     for call in (model.generate, model.stream):

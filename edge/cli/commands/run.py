@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from edge.api.async_model import Prompt
-from edge.api.generation_options import GenerationOptions
+from edge.api.generation_options import MOST_TOKENS_OF_A_TEXT, GenerationOptions
 from edge.api.kept_reply import KeptReply
 from edge.api.model import Model
 from edge.api.reply import Reply
@@ -38,8 +38,6 @@ from edge.coordinator.lasting_model import Recovery
 from edge.errors import RequestError
 from edge.kernels.sampling.logprobs import MOST_LOGPROBS
 from edge.planning.load_options import LoadOptions
-
-_RAW_TOKENS = 128
 
 _CHANGEABLE = {
     "share_prefixes", "prefixes_of", "stream", "standby", "wait_for_peers_s", "replan",
@@ -155,7 +153,7 @@ def command(
                     remedy=f"leave out {'one of the two' if raw else 'it'}",
                 )
             elif generation.max_new_tokens is None:
-                generation = replace(generation, max_new_tokens=_RAW_TOKENS)  # it may know no end
+                generation = replace(generation, max_new_tokens=MOST_TOKENS_OF_A_TEXT)
             stream = loaded.stream(text, generation)
         if as_json:
             reply = whole_reply(stream)

@@ -134,4 +134,4 @@ def test_a_request_has_what_fits_and_a_seed_of_its_own() -> None:
     assert one.sampling.seed != other.sampling.seed
     on_and_on = GenerationOptions(ignore_eos=True, seed=5)
     request = on_and_on.request([1], end_ids=frozenset({7}), room=500, usual=USUAL)
-    assert (request.max_new_tokens, request.end_ids, request.sampling.seed) == (128, frozenset(), 5)
+    assert (request.max_new_tokens, request.end_ids, request.sampling.seed) == (500, frozenset(), 5)
