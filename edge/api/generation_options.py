@@ -16,7 +16,6 @@ from edge.offload import parse_json, read_file
 from edge.option_fields import names_near_keywords, option
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar, JsonSchema, schema_grammar
 
-
 MOST_TOKENS_OF_A_TEXT = 128
 """What a model goes on with from a text, where nobody says how long that may be."""
 

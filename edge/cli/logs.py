@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import logging
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Literal
 
 from edge.errors import RequestError
@@ -16,6 +19,9 @@ from edge.option_fields import option
 
 LOGGER = "edge"
 """The beginning of the names of all of Edge's loggers."""
+
+_WRITTEN = f"{LOGGER}.cli"
+"""The logger of what a command tells its user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +74,61 @@ class TimedLines(logging.Formatter):
         return f"{_time(record)} {record.levelname.lower():<7} {super().format(record)}"
 
 
+class LinesAsRecords(io.TextIOBase):
+    """Standard error where each line of it is to be a record: whoever writes one there logs it."""
+
+    def __init__(self, beyond: IO[str]) -> None:
+        """beyond: takes what is written while a record is, and could be logged no more."""
+        self._beyond = beyond
+        self._begun = ""
+        self._is_logging = threading.local()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        return "backslashreplace"
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._beyond.fileno()
+
+    def write(self, text: str) -> int:
+        if getattr(self._is_logging, "now", False):
+            return self._beyond.write(text)
+        *lines, self._begun = (self._begun + text).split("\n")
+        self._is_logging.now = True
+        try:
+            for line in filter(str.strip, lines):
+                logging.getLogger(_WRITTEN).warning("%s", line.removeprefix("edge: "))
+        finally:
+            self._is_logging.now = False
+        return len(text)
+
+    def flush(self) -> None:
+        self._beyond.flush()
+
+
 def set_up_logging(options: LogOptions) -> None:
-    """Have all loggers of this process follow the options. Raises what `log_handler` raises."""
+    """Have all loggers of this process follow the options, and as JSON whatever else it writes to
+    standard error. Raises what `log_handler` raises."""
     logging.basicConfig(handlers=[log_handler(options)], force=True)
     if options.log_level is not None:
         logging.getLogger(LOGGER).setLevel(options.log_level.upper())
+    if options.log_format == "json":
+        logging.captureWarnings(True)
+        sys.excepthook = _log_defect
+        sys.stderr = LinesAsRecords(sys.stderr)
+
+
+def _log_defect(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    logging.getLogger(LOGGER).critical("a defect ended it", exc_info=(kind, error, trace))
 
 
 def log_handler(options: LogOptions) -> logging.Handler:

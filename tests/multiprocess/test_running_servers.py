@@ -63,6 +63,24 @@ def records(messages: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in messages.splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("serve", "nothere", "--port", 0), "nothere is not there; give"),
+        (("peer", "--listen", "127.0.0.1:99999"), "99999"),
+    ],
+    ids=str,
+)
+def test_why_it_does_not_start_is_told_as_its_log_is(
+    command: tuple[object, ...], said: str
+) -> None:
+    with edge_process(*command, "--log-format", "json") as process:
+        _out, messages = process.communicate(timeout=PATIENCE_S)
+    (told,) = records(messages)
+    assert said in told["message"]
+    assert process.returncode == 1
+
+
 def test_keys_have_limits_and_change_and_a_request_has_one_id_everywhere(tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text(f"{KEY}\n{LIMITED} answers=1 priority=low\n")

@@ -131,6 +131,8 @@ def command(
                 "options of the daemon go into a file: edge peer install --config"
             )
         return
+    if logs != LogOptions() and not print_config:
+        set_up_logging(logs)
     given = {name: value for name, value in named.items() if value is not None}
     if gpu is not None:
         given = {"name": f"{socket.gethostname()}-gpu{gpu}", **given}
@@ -140,8 +142,6 @@ def command(
         for line in as_toml(context, {"name": settings.name, "threads": settings.threads}):
             click.echo(line)
         return
-    if logs != LogOptions():
-        set_up_logging(logs)
     backend = usual_backend() if settings.backend == "auto" else settings.backend
     if settings.host_memory_bytes and backend != "triton":
         raise RequestError(

@@ -6,11 +6,13 @@ import datetime
 import json
 import logging
 import os
+import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from edge.cli.logs import LogOptions, log_handler
+from edge.cli.logs import LinesAsRecords, LogOptions, log_handler
 from edge.errors import RequestError
 
 
@@ -54,6 +56,36 @@ def test_a_failure_is_told_with_its_traceback() -> None:
         made.exc_info = (ValueError, error, error.__traceback__)
     said = json.loads(log_handler(LogOptions(log_format="json")).format(made))
     assert said["exception"].endswith("ValueError: because")
+
+
+def test_whatever_is_written_is_a_record(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = LinesAsRecords(sys.stderr)
+    handler = log_handler(LogOptions(log_format="json"))
+    monkeypatch.setattr(logging.getLogger("edge"), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("edge"), "propagate", False)
+    monkeypatch.setattr(sys, "stderr", written)
+    click.echo("edge: it is full; end something", err=True)
+    click.echo("\nInterrup", err=True, nl=False)
+    print("ted \ud800", file=sys.stderr)
+    written.flush()
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [each["message"] for each in said] == ["it is full; end something", "Interrupted \ud800"]
+    assert {each["level"] for each in said} == {"warning"}
+
+
+def test_a_record_that_cannot_be_written_is_not_logged_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = LinesAsRecords(sys.stderr)
+    handler = log_handler(LogOptions(log_format="json"))
+    handler.setFormatter(logging.Formatter("%(nothing)s"))
+    monkeypatch.setattr(logging.getLogger("edge"), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("edge"), "propagate", False)
+    monkeypatch.setattr(sys, "stderr", written)
+    click.echo("hello", err=True)
+    assert "Logging error" in capsys.readouterr().err
 
 
 def test_each_day_has_a_file_and_old_ones_go(tmp_path: Path) -> None:
