@@ -370,7 +370,8 @@ def _told(hub: Any, wanted: NotCached) -> Iterator[None]:
                 remedy=f"check its name; if it is private, {log_in}",
             ) from error
         raise NetworkError(
-            f"{place} answers {code} for {name}", remedy="try again later"
+            f"{place} answers {code} for {name}, and {wanted.lacking}{wanted.near}",
+            remedy="try again later",
         ) from error
     except Exception as error:  # the network's errors are those of the hub's own client
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -381,6 +382,7 @@ def _told(hub: Any, wanted: NotCached) -> Iterator[None]:
         if isinstance(error, OSError) and error.filename is not None:
             raise
         raise NetworkError(
-            f"{name} could not be fetched from {place} ({printable(str(error), 200)})",
+            f"{name} could not be fetched from {place} ({printable(str(error), 200)}), and "
+            f"{wanted.lacking}{wanted.near}",
             remedy="check the network: the same command goes on from what came so far",
         ) from error

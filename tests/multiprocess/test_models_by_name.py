@@ -198,7 +198,7 @@ def test_a_model_with_terms_lists_its_files_and_refuses_them(tmp_path: Path) -> 
         ((404, "RepoNotFound"), "(near: org/tiny2); check its name"),
         ((403, "GatedRepo"), "only for those who have accepted its terms; do so at http://127"),
         ((401, "GatedRepo"), "set HF_TOKEN"),
-        ((500, ""), "answers 500 for org/tiny; try again later"),
+        ((500, ""), "answers 500 for org/tiny, and nothing of it is"),
     ],
 )
 def test_what_is_refused_is_told(tmp_path: Path, refusal: tuple[int, str], message: str) -> None:
@@ -213,7 +213,11 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         assert "no branch, tag or commit v9" in machine.sentence("inspect", "org/tiny@v9")
         assert "is a pickle" not in machine.sentence("inspect", "org/else")
         assert "a pickle (pytorch_model.bin)" in machine.sentence("inspect", "org/tiny")
-    assert "could not be fetched from http" in machine.sentence("inspect", "org/tiny")
+    add_to_cache(tmp_path / "hub", "org/tiny2", {"README.md": b"x"})
+    told = machine.sentence("inspect", "org/tiny")  # nobody answers any more
+    assert "could not be fetched from http" in told
+    assert "), and nothing of it is in the cache" in told
+    assert " (near: org/tiny2); check the network" in told
 
 
 def test_nobody_is_asked_offline_or_for_what_is_no_name(tmp_path: Path) -> None:
