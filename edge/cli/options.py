@@ -158,11 +158,18 @@ def way_to(options: ClusterOptions, load: LoadOptions | None = None) -> Way:
 
 @contextmanager
 def open_cluster(
-    options: ClusterOptions, load: LoadOptions | None = None, *, model: str | None = None
+    options: ClusterOptions,
+    load: LoadOptions | None = None,
+    *,
+    model: str | None = None,
+    timeout_s: float | None = None,
 ) -> Iterator[Cluster]:
     """The cluster that the options name; see `way_to`. model: looked for first, where it is given:
-    raises what `check_model` does before any peer is looked for, or started."""
+    raises what `check_model` does before any peer is looked for, or started. timeout_s: for looking
+    for peers that nobody named; None: as long as who needs some waits."""
     way = way_to(options, load)
+    if timeout_s is not None and way.verb == "discover":
+        way = replace(way, named={**way.named, "timeout_s": timeout_s})
     if model is not None:
         check_model(model)
     with getattr(Cluster, way.verb)(*way.arguments, **way.named) as cluster:

@@ -81,10 +81,10 @@ async def find_peers(
     why = ", and ".join(dict.fromkeys(str(each).replace("; ", ": ") for each in failures))
     raise NetworkError(
         f"no peers found within {timeout_s:g} s by {tried}"
-        + (f" (announced, but not reachable: {why})" if why else "")
-        + "; start `edge peer` on each device with the same --cluster name, or give addresses: "
+        + (f" (announced, but not reachable: {why})" if why else ""),
+        remedy="start `edge peer` on each device with the same --cluster name, or give addresses: "
         "--peer HOST:PORT, or edge.Cluster.connect([...]). On this device alone: edge run MODEL "
-        "--local 1, or edge.Cluster.local(1)"
+        "--local 1, or edge.Cluster.local(1)",
     )
 
 

@@ -104,6 +104,12 @@ def test_no_peers_are_no_failure(hub: Path) -> None:
     assert by_name(found)["org/tiny"]["fits_this_device"] is True
 
 
+def test_who_has_no_peers_does_not_wait_long_for_them(hub: Path) -> None:
+    found = listed("--cluster", "nobody-has-this-name", "--interface", "127.0.0.1")
+    assert found["note"].startswith("No peers were asked: no peers found within 2 s by")
+    assert "org/tiny" in by_name(found)
+
+
 def test_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "own"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))

@@ -31,6 +31,8 @@ from edge.weights.formats import AUTO
 
 HERE = "this device"
 _WIDE = 240
+_LOOK_FOR_S = 2.0
+"""Peers that answer at all have done so by then; who has none is not to wait for the list."""
 
 
 @click.command("models", short_help="List the models that are here, and how they would run.")
@@ -55,7 +57,7 @@ def command(folders: tuple[Path, ...], here: bool, wanted: ClusterOptions, as_js
         cluster, note = None, None
         if not here:
             try:
-                cluster = stack.enter_context(open_cluster(wanted))
+                cluster = stack.enter_context(open_cluster(wanted, timeout_s=_LOOK_FOR_S))
             except EdgeError as error:
                 note = f"No peers were asked: {error}"
         propose = None if cluster is None else partial(cluster.propose, measure="nothing")
