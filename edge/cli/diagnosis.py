@@ -41,6 +41,9 @@ _SLOW_PART = (
 _LEAST_OF_CLASS = 0.5
 """Ethernet carries 94 % of its bits as data; half may be lost to what else the network does."""
 
+_MOST_CLOCK_S = 5.0
+"""Two clocks apart: what follows from each other in two logs stands in the wrong order then."""
+
 _SLOW_WIFI_BITS_PER_S = 100e6
 _LONG_LATENCY_S = 3e-3
 """Two to three switches take less than a tenth of it."""
@@ -297,7 +300,29 @@ def peers_together(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Fi
         found = f"{len(facts.met) - len(missing)} of {len(facts.met)} answer as peers"
         found += f"; not {', '.join(missing)}" if missing else ""
         yield Finding(subject="paired devices", found=found)
+    yield from _clocks(facts, peers)
     yield from _speeds(peers)
+
+
+def _clocks(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:
+    """Of other devices; those that are right in one line."""
+    ahead = {
+        peer.name: peer.clock_ahead_s
+        for peer in peers
+        if peer.host != facts.host and peer.clock_ahead_s is not None
+    }
+    wrong = {name: ahead_s for name, ahead_s in ahead.items() if abs(ahead_s) > _MOST_CLOCK_S}
+    if len(wrong) < len(ahead):
+        most_s = max(abs(ahead_s) for name, ahead_s in ahead.items() if name not in wrong)
+        names = ", ".join(name for name in ahead if name not in wrong)
+        yield Finding(subject="clocks", found=f"as here on {names}, within {most_s:.2g} s")
+    for name, ahead_s in wrong.items():
+        yield Finding(
+            subject=f"clock of {name}",
+            found=f"{abs(ahead_s):,.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this device's",
+            remedy="Have both take the time from the network (timedatectl set-ntp true): until "
+            "then times in their logs cannot be compared. Edge itself runs all the same.",
+        )
 
 
 def _speeds(peers: Sequence[PeerInfo]) -> Iterator[Finding]:

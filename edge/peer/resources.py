@@ -478,6 +478,7 @@ class PeerResources:
             is_leaving=self.leaving.is_set(),
             models=self._models(),
             lacks=tuple(sorted(self.backend().lacks)),
+            clock_s=time.time(),
         )
 
     def _models(self) -> tuple[HostedModel, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge.host.free_memory import format_size
 from edge.partition import DeviceSpec
@@ -94,6 +94,8 @@ class PeerDescription:
     """It computes, loads or is measured at this moment."""
     is_leaving: bool = False
     """Its user has stopped it: it goes soon, and takes no model any more."""
+    clock_s: float | None = field(default=None, compare=False)
+    """What its clock showed when it said this, in seconds since 1970."""
 
     def __post_init__(self) -> None:
         self.device()

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import ipaddress
 import itertools
+import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -50,6 +51,9 @@ class PeerInfo(PeerDescription):
     """As it calls itself; `name` is another one where several call themselves so."""
     silent_s: float | None = None
     """For how long it has not answered; the rest is what it said before. None: it answers."""
+    clock_ahead_s: float | None = field(default=None, compare=False)
+    """How far its clock is ahead of this device's, up to half of what its answer took; negative:
+    behind. None: it did not say."""
 
     def __repr__(self) -> str:
         return (
@@ -105,7 +109,7 @@ class PeerInfo(PeerDescription):
     def to_json(self) -> dict[str, Any]:
         """What it said, for scripts; nothing of keys."""
         told = asdict(replace(self, credentials=None))
-        del told["credentials"], told["device_id"], told["own_name"]
+        del told["credentials"], told["device_id"], told["own_name"], told["clock_s"]
         return {**told, "health": self.health}
 
 
@@ -135,7 +139,7 @@ async def take_over(peer: PeerInfo, lease: Lease) -> None:
 
 async def kept_by(peer: PeerInfo, remove: Sequence[str] = ()) -> tuple[KeptFiles, ...]:
     """What the peer keeps of weights, once it has removed these. RequestError when it refuses."""
-    told, _ = await _told(
+    told, *_ = await _told(
         peer.address, peer.credentials, Keep(remove=tuple(remove)), name=peer.name
     )
     return told.files
@@ -143,7 +147,7 @@ async def kept_by(peer: PeerInfo, remove: Sequence[str] = ()) -> tuple[KeptFiles
 
 async def memory_rate(peer: PeerInfo) -> float:
     """Bytes per second the peer reads from memory; takes it a few tenths of a second."""
-    told, _ = await _told(peer.address, peer.credentials, MemoryRate(), name=peer.name)
+    told, *_ = await _told(peer.address, peer.credentials, MemoryRate(), name=peer.name)
     return told.bytes_per_s
 
 
@@ -155,7 +159,7 @@ async def _described(
     name: str | None = None,
     timeout_s: float | None = None,
 ) -> PeerInfo:
-    told, device = await _told(address, credentials, call, name=name, timeout_s=timeout_s)
+    told, device, heard_s = await _told(address, credentials, call, name=name, timeout_s=timeout_s)
     if device is not None and not is_peer_of(told.id, device):
         raise ProtocolError(f"peer {told.name} calls itself by the id of another device")
     described = {each.name: getattr(told, each.name) for each in fields(told)}
@@ -164,6 +168,7 @@ async def _described(
         credentials=credentials,
         device_id=device,
         own_name=told.name,
+        clock_ahead_s=None if told.clock_s is None else told.clock_s - heard_s,
         **described,
     )
 
@@ -175,13 +180,16 @@ async def _told(
     *,
     name: str | None = None,
     timeout_s: float | None = None,
-) -> tuple[Answer, str | None]:
-    """The answer, and whose certificate came with it."""
+) -> tuple[Answer, str | None, float]:
+    """The answer, whose certificate came with it, and when it was given by our clock, as far as
+    that can be told: in the middle of the time that it took."""
     client = await PeerClient.connect(
         address, credentials, name=name, timeout_s=timeout_s or CONNECT_WITHIN_S
     )
     try:
-        return await client.call(call, limit_s=timeout_s), client.device
+        asked_s = time.time()
+        answer = await client.call(call, limit_s=timeout_s)
+        return answer, client.device, (asked_s + time.time()) / 2
     finally:
         await client.aclose()
 

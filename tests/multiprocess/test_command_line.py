@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,13 @@ def test_the_doctor_finds_a_peer_and_a_missing_one(daemon: Daemon) -> None:
     assert missing.code == 1
     assert report["peers"]["remedy"] is not None
     assert "127.0.0.1" not in missing.out
+
+
+def test_a_peer_tells_its_clock(daemon: Daemon) -> None:
+    begun_s = time.time()
+    ahead_s = daemon.describe().clock_ahead_s
+    assert ahead_s is not None
+    assert abs(ahead_s) <= time.time() - begun_s, "it is the same clock"
 
 
 def test_the_doctor_tells_no_secrets(daemon: Daemon) -> None:

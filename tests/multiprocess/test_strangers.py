@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,7 @@ SOUND = {
     "is_busy": False,
     "is_leaving": False,
     "lacks": [],
+    "clock_s": 0.0,
 }
 
 
@@ -211,6 +213,7 @@ SOUND = {
         {"host": 5},
         {"host_memory_bytes": "much"},
         {"identity": None},
+        {"clock_s": "noon"},
         {"models": [5]},
         {"models": [{"name": "x"}]},
     ],
@@ -220,6 +223,16 @@ def test_a_peer_that_describes_itself_in_nonsense(wrong: dict[str, Any]) -> None
     with service(lambda connected: answer_describe(connected, {**SOUND, **wrong})) as address:
         sentence = run_edge("peers", "--insecure", "--peer", address).sentence()
     assert "peer odd answers 'describe' in a form Edge does not know" in sentence
+
+
+def test_how_far_its_clock_is_ahead_is_measured() -> None:
+    begun_s = time.time()
+    header = {**SOUND, "clock_s": begun_s + 1e6}
+    with service(lambda connected: answer_describe(connected, header)) as address:
+        peer = asyncio.run(describe_peer(address, None))
+    assert peer.clock_ahead_s is not None
+    assert 1e6 - (time.time() - begun_s) <= peer.clock_ahead_s <= 1e6 + 1e-3
+    assert "clock_s" not in peer.to_json()
 
 
 def test_names_cannot_write_on_our_terminal() -> None:

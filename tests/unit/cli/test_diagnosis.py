@@ -223,6 +223,23 @@ def test_who_knows_whom() -> None:
     assert "edge run --explain compares one" in alone["speed against prediction"]
 
 
+def test_whose_clock_is_wrong() -> None:
+    def told(**ahead: float | None) -> dict[str, Finding]:
+        peers = [peer_info(name, host=name, clock_ahead_s=each) for name, each in ahead.items()]
+        here = peer_info("here", host=SOUND.host, clock_ahead_s=99.0)
+        return {each.subject: each for each in peers_together(SOUND, [*peers, here])}
+
+    found = told(attic=0.0123, desk=-1.5, barn=90.4, shed=-86400.0, mute=None)
+    assert found["clocks"].found == "as here on attic, desk, within 1.5 s"
+    assert found["clocks"].remedy is None
+    assert found["clock of barn"].found == "90 s ahead of this device's"
+    assert "timedatectl" in (found["clock of barn"].remedy or "")
+    assert found["clock of shed"].found == "86,400 s behind this device's"
+    assert "clock of here" not in found, "it is the same one"
+    assert "clocks" not in told(barn=90.4)
+    assert not any("clock" in each for each in told(mute=None))
+
+
 def test_who_is_slower_than_predicted() -> None:
     def computing(name: str, slower: float) -> PeerInfo:
         return peer_info(name, models=(hosted_model(slower=slower),))
