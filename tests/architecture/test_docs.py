@@ -146,7 +146,8 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []
-    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'src(?:set)?="(.+?)"', text):
         if "://" in target:
             continue
         name, _hash, anchor = target.partition("#")
@@ -239,10 +240,16 @@ def test_the_recorded_session_is_of_these_commands() -> None:
         for each in ast.parse(source).body
         if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "COMMANDS"
     )
-    drawn = html.unescape((REPOSITORY / "docs" / "drawings" / "session.svg").read_text())
-    shown = drawn.replace("\N{NO-BREAK SPACE}", " ")
+    light, dark = (
+        html.unescape((REPOSITORY / "docs" / "drawings" / name).read_text())
+        for name in ("session.svg", "session-dark.svg")
+    )
+    shown = light.replace("\N{NO-BREAK SPACE}", " ")
     assert all(f"$ {command}" in shown for command in ast.literal_eval(tree))
     assert "the same as without the loss" in shown
+    colour = re.compile(r"#[0-9a-fA-F]{6}|rgb\([0-9,]+\)")
+    assert light != dark
+    assert colour.sub("", light) == colour.sub("", dark), "of one run"
 
 
 def test_the_picture_of_quality_is_of_the_newest_rows() -> None:
