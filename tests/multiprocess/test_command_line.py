@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pexpect
 import pytest
 
 import edge
@@ -345,11 +347,57 @@ def test_tokens_are_chosen_as_the_models_files_say(
     assert "generation_config.json: top_p must be" in run_edge(*command).sentence()
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
-    program = tmp_path / "edge"
+@pytest.fixture
+def with_edge(tmp_path: Path) -> dict[str, str]:
+    """An environment where a shell finds the command, and a home without anything."""
+    program = tmp_path / "bin" / "edge"
+    program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m edge "$@"\n')
     program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "HOME": str(tmp_path), "TERM": "xterm"}
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+def test_fish_completes_commands_options_and_values(with_edge: dict[str, str]) -> None:
+    script = "edge completion fish | source\n"
+    for line in ("edge ru", "edge run --dt", "edge run --dtype int"):
+        script += f"complete -C {line!r}\n"
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", script],
+        env=with_edge,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    offered = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert offered[:2] == ["run", "--dtype"]
+    assert sorted(offered[2:]) == ["int2", "int3", "int4", "int4-pure", "int8"]
+    assert "run\tAnswer one prompt." in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+def test_zsh_completes_commands_options_and_values(with_edge: dict[str, str]) -> None:
+    """As somebody types it: only its line editor completes."""
+    with contextlib.closing(
+        pexpect.spawn("zsh", ["-f", "-i"], env=with_edge, encoding="utf-8", timeout=PATIENCE_S)
+    ) as shell:
+        shell.sendline(
+            "autoload -Uz compinit; compinit -D -u; "
+            'eval "$(edge completion zsh)"; echo be""gun'  # the quotes are not in what it prints
+        )
+        shell.expect_exact("begun")
+        shell.send("edge ru\t")
+        shell.expect_exact("edge run")
+        shell.send("--dt\t")
+        shell.expect_exact("--dtype")
+        shell.send("int4-\t")
+        shell.expect_exact("int4-pure")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_commands_options_and_values(with_edge: dict[str, str]) -> None:
     script = """
         eval "$(edge completion bash)"
         complete_line() {
@@ -361,9 +409,8 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
         complete_line edge run --dt
         complete_line edge run --dtype int
     """
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=False
+        ["bash", "-c", script], env=with_edge, capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["run", "--dtype", "int8 int4 int4-pure int3 int2"]
