@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, replace
 from typing import Any, TypeVar
 
 _KEY = "option"
@@ -53,7 +54,10 @@ def option_facts(described: Field[Any]) -> OptionFacts | None:
     return facts
 
 
-def check_names(owner: str, given: Iterable[str], known: Sequence[str]) -> None:
+_UNPACKED = re.compile(r"Unpack\[(\w+)\]")
+
+
+def _check_names(owner: str, given: Iterable[str], known: Sequence[str]) -> None:
     """Raises TypeError, naming what is near it, for a keyword that is not known."""
     for name in given:
         if name not in known:
@@ -65,22 +69,29 @@ def check_names(owner: str, given: Iterable[str], known: Sequence[str]) -> None:
 def names_near_keywords(made: type[Made]) -> type[Made]:
     """A class whose constructor and public methods name the keyword that is near a wrong one.
 
-    Methods that take any keyword check them themselves.
+    Of `**overrides: Unpack[Overrides]` these are the keys of that dictionary.
     """
     for name, found in list(vars(made).items()):
         call = found.__func__ if isinstance(found, classmethod) else found
         is_called = name == "__init__" or not name.startswith("_")
         if not (is_called and inspect.isfunction(call)):
             continue
-        kinds = inspect.signature(call).parameters.values()
-        known = [each.name for each in kinds if each.kind is each.KEYWORD_ONLY]
-        known += [each.name for each in kinds if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
-        if any(each.kind is each.VAR_KEYWORD for each in kinds):
-            continue
         owner = made.__name__ if name == "__init__" else f"{made.__name__}.{name}"
-        checked = _checked(call, owner, known)
+        checked = _checked(call, owner, _keywords(call))
         setattr(made, name, classmethod(checked) if call is not found else checked)
     return made
+
+
+def _keywords(call: Callable[..., Any]) -> Sequence[str]:
+    """Those first that nothing but their name tells apart."""
+    kinds = inspect.signature(call).parameters.values()
+    known = [each.name for each in kinds if each.kind is each.KEYWORD_ONLY]
+    for each in kinds:
+        if each.kind is each.VAR_KEYWORD:
+            unpacked = _UNPACKED.fullmatch(each.annotation)
+            assert unpacked is not None, f"{call.__qualname__} does not say what {each} may be"
+            known += call.__globals__[unpacked[1]].__annotations__
+    return known + [each.name for each in kinds if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
 
 
 def _checked(call: Callable[..., Any], owner: str, known: Sequence[str]) -> Callable[..., Any]:
@@ -88,23 +99,20 @@ def _checked(call: Callable[..., Any], owner: str, known: Sequence[str]) -> Call
 
         @functools.wraps(call)
         async def awaited(*given: Any, **named: Any) -> Any:
-            check_names(owner, named, known)
+            _check_names(owner, named, known)
             return await call(*given, **named)
 
         return awaited
 
     @functools.wraps(call)
     def called(*given: Any, **named: Any) -> Any:
-        check_names(owner, named, known)
+        _check_names(owner, named, known)
         return call(*given, **named)
 
     return called
 
 
 def with_overrides(options: Options, overrides: Mapping[str, Any]) -> Options:
-    """The options with some fields given by name. Raises TypeError naming what is near a wrong one,
-    and what the fields' own checks raise."""
-    names = [each.name for each in fields(options)]  # type: ignore[arg-type]
-    check_names(type(options).__name__, overrides, names)
+    """The options with some fields given by name. Raises what their constructor raises."""
     changed: Options = replace(options, **overrides)  # type: ignore[type-var]
     return changed

@@ -22,7 +22,7 @@ from edge.api.candidates import Candidates, Find, Used, Watch
 from edge.api.hub_download import model_path
 from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply, kept_replies
-from edge.api.local_peers import LocalPeers, LocalSettings, Size, check_settings
+from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.own_credentials import own_credentials
 from edge.api.progress_bars import progress_bars
 from edge.api.quality import Quality, QualityOptions, measure_quality
@@ -181,7 +181,6 @@ class AsyncCluster:
         settings: memory, model_memory, threads, backend, kv_memory, kv_disk; `LocalSettings` says
         what they mean.
         """
-        check_settings("AsyncCluster.local", settings)
         daemons = LocalPeers()
         try:
             return await cls._of_daemons(daemons, peers, settings, insecure=insecure)

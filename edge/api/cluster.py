@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from edge.api.async_cluster import AsyncCluster, Peer
 from edge.api.kept_reply import KeptReply
-from edge.api.local_peers import LocalPeers, LocalSettings, Size, check_settings
+from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.model import Model
 from edge.api.quality import Quality
 from edge.api.quantizing import Quantized
@@ -86,7 +86,6 @@ class Cluster:
         settings: memory, model_memory, threads, backend, kv_memory, kv_disk; `LocalSettings` says
         what they mean.
         """
-        check_settings("Cluster.local", settings)
         daemons = LocalPeers()
         try:
             return cls._open(

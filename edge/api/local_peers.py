@@ -9,13 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypedDict, TypeVar, get_type_hints
+from typing import TypedDict, TypeVar
 
 from edge.errors import NetworkError, RequestError
 from edge.host.cuda_driver import num_cuda_devices
 from edge.host.free_memory import parse_folder_and_size, parse_size
 from edge.host.huge_pages import with_huge_pages
-from edge.option_fields import check_names
 from edge.protocol.peer_info import BACKEND_CHOICES
 
 STOP_TIMEOUT_S = 10.0
@@ -42,12 +41,6 @@ class LocalSettings(TypedDict, total=False):
     backend: str | Sequence[str]
     kv_memory: Size | Sequence[Size] | None
     kv_disk: str | Sequence[str] | None
-
-
-def check_settings(owner: str, settings: LocalSettings) -> None:
-    """Raises TypeError, naming what is near it, for one that there is not."""
-    known = ["peers", "insecure", *get_type_hints(LocalSettings)]
-    check_names(owner, settings, known)
 
 
 class LocalPeers:

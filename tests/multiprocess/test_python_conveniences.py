@@ -177,13 +177,18 @@ def test_a_text_is_scored(
     [
         (
             lambda model, _c: model.generate("x", max_tokens=3),
-            "GenerationOptions has no 'max_tokens'; do you mean max_new_tokens?",
+            "Model.generate has no 'max_tokens'; do you mean max_new_tokens?",
         ),
         (lambda model, _c: model.stream("x", temprature=1), "do you mean temperature?"),
-        (lambda model, _c: model.chat("x", foo=1), "'foo'; there are max_new_tokens, temperature"),
+        (lambda model, _c: model.chat("x", tool=[]), "do you mean tools?"),
+        (lambda model, _c: model.generate(["x"], progres=True), "do you mean progress?"),
+        (
+            lambda model, _c: model.chat("x", foo=1),
+            "Model.chat has no 'foo'; there are tools",
+        ),
         (
             lambda _m, cluster: cluster.load("x", context=5),
-            "LoadOptions has no 'context'; do you mean context_tokens?",
+            "Cluster.load has no 'context'; do you mean context_tokens?",
         ),
     ],
 )

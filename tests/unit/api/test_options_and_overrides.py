@@ -54,6 +54,11 @@ ANY: Any = edge
             "discover has no 'timeout'; do you mean timeout_s?",
         ),
         (lambda: ANY.Cluster.connect("a:1", unsafe=True), "there are insecure, peers"),
+        (
+            lambda: CLUSTER.quality("x", window=1),
+            "no 'window'; do you mean windows?",
+        ),
+        (lambda: CLUSTER.load("x", contxt_tokens=1), "Cluster.load has no 'contxt_tokens'; do you"),
         (lambda: CLUSTER.quantize("x", "y", bit=1), "do you mean bits?"),
         (
             lambda: MODEL.embed("x", dimension=3),
