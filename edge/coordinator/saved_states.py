@@ -134,6 +134,7 @@ class SavedStates:
             for each, other in self._saved.items()
             if each != place
             and len(other.tokens) <= len(saved.tokens)
+            and other.tokens[-1] == saved.tokens[len(other.tokens) - 1]  # most differ here
             and common_tokens(other.tokens, saved.tokens) == len(other.tokens)
         )
         return saved.worth_from + effort(len(saved.tokens)) - effort(max(before, default=0))
