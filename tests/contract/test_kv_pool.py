@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from edge.offload import KVPool
@@ -79,6 +80,28 @@ def test_states_follow_their_request_and_begin_with_zeros() -> None:
     assert state_of("e") == {0.0}, "also in a slot that nobody's row was computed in"
     pool.clear()
     assert state_of("f") == {0.0}
+    pool.close()
+
+
+def test_states_of_any_size_lie_apart_and_their_memory_is_given_back() -> None:
+    """Those of whole huge pages among others."""
+    shapes = [(3, 100), (32, 128, 128), (3, 50), (2, 512, 1024)]
+    pool = KVPool(layers=[(1, 8)], slots=3, context_tokens=50, states=shapes, places=2)
+    before = psutil.Process().memory_info().rss
+    for value, name in enumerate("abc", 1):
+        for index, state in enumerate(pool.states(pool.open(name), 1)):
+            assert state.shape == (1, *shapes[index])
+            state[...] = 10 * value + index
+    pool.save_states(pool.open("b"), 1)
+    pool.drop_states(pool.open("b"))
+    pool.release("a")
+    held = [{float(s.min()), float(s.max())} for s in pool.states(pool.open("c"), 1)]
+    assert held == [{30.0}, {31.0}, {32.0}, {33.0}]
+    pool.load_states(pool.open("b"), 1)
+    held = [{float(s.min()), float(s.max())} for s in pool.states(pool.open("b"), 1)]
+    assert held == [{20.0}, {21.0}, {22.0}, {23.0}]
+    pool.clear()
+    assert psutil.Process().memory_info().rss - before < 2 << 20, "18 MiB were written"
     pool.close()
 
 
