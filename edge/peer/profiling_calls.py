@@ -17,6 +17,7 @@ from edge.backends.interface import ShardWeights
 from edge.concurrency.blocking import StopFlag, run_blocking
 from edge.errors import CapacityError
 from edge.host.disk_rate import disk_read_bytes_per_s
+from edge.host.huge_pages import release_freed_memory
 from edge.host.memory_rate import memory_read_bytes_per_s, most_read_bytes
 from edge.memory.ledger import MEASURING, Use
 from edge.memory.model_sizes import model_facts
@@ -100,7 +101,10 @@ class ProfilingCalls:
                     disk_bytes_per_s=self._disk_rate(),
                     check=stop.check,
                 )
-                return profile(site, call, busy=busy)
+                try:
+                    return profile(site, call, busy=busy)
+                finally:
+                    release_freed_memory()  # malloc keeps it for this thread, which may rest now
 
             try:
                 found = await run_blocking(work, stop=stop.set)

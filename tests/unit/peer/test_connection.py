@@ -34,13 +34,15 @@ from edge.protocol.client import PeerClient
 from edge.protocol.fields import token_bytes
 from edge.protocol.frame_codec import SMALL, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE
-from edge.protocol.measurements import MemoryRate
+from edge.protocol.measurements import MemoryRate, Profile
 from edge.protocol.messages import Close, Connect, Describe, Finish, MatchPrefix, RunStep
 from edge.protocol.step import MAX_REQUESTS, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
 from edge.transport import MEMBER, Frame, Member, MemoryChannel, TransportError, WireRule
 from tests.support.assignments import solo_assignment
+from tests.support.formats import uniform_format
+from tests.support.null_peers import null_peers
 from tests.support.specs import plain_spec
 from tests.support.transport_pairs import link_pair
 
@@ -479,6 +481,28 @@ def test_two_at_once_do_not_share_a_line_of_the_ledger(tmp_path: Path) -> None:
         await resources.aclose()
 
     asyncio.run(main())
+
+
+def test_what_a_measurement_has_freed_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each of the threads that measure in turn, malloc kept 35 MiB outside the promise."""
+    given_back: list[int] = []
+    monkeypatch.setattr(
+        "edge.peer.profiling_calls.release_freed_memory",
+        lambda: given_back.append(threading.get_ident()),
+    )
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 1) as (daemon,):
+            client = await PeerClient.connect(daemon.resources.addresses[0], None)
+            model = plain_spec(num_layers=1)
+            await client.call(Profile(model=model, weight_format=uniform_format("int4", 32)))
+            await client.aclose()
+
+    asyncio.run(main())
+    assert len(given_back) == 1
+    assert given_back != [threading.main_thread().ident]
 
 
 def test_measurements_count_as_their_users(tmp_path: Path) -> None:
