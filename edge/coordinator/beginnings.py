@@ -14,7 +14,8 @@ last one alone in another way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,8 @@ class Found:
 class _Cache:
     tokens: NDArray[np.int64]
     singly: Spans
+    order: bytes
+    """Sorts as its tokens do: who has most of them in common lies next to it."""
 
 
 class Beginnings:
@@ -77,6 +80,10 @@ class Beginnings:
         self._is_strict = is_strict
         self._last_saved = last_saved
         self._caches: dict[str, _Cache] = {}
+        self._sorted: list[str] = []
+        """All of them, by their tokens."""
+        self._common: list[int] = []
+        """For each of these, how many tokens it has in common with the one before it."""
 
     def __contains__(self, request: str) -> bool:
         return request in self._caches
@@ -88,9 +95,23 @@ class Beginnings:
 
     def keep(self, request: str, tokens: Sequence[int], singly: Spans = ()) -> None:
         """A request is over. `tokens`: those that it has keys and values of."""
-        self._caches[request] = _Cache(tokens=np.asarray(tokens, np.int64), singly=singly)
+        if request in self._caches:
+            self.drop(request)
+        held = np.asarray(tokens, np.int64)
+        cache = _Cache(tokens=held, singly=singly, order=held.astype(">i8").tobytes())
+        self._caches[request] = cache
+        place = bisect_left(self._sorted, cache.order, key=self._order)
+        self._sorted.insert(place, request)
+        self._common.insert(place, self._common_at(place))
+        if place + 1 < len(self._sorted):
+            self._common[place + 1] = self._common_at(place + 1)
 
     def drop(self, request: str) -> None:
+        place = self._place(request)
+        common = self._common.pop(place)
+        if place < len(self._common):  # what three have in common is the least of what two have
+            self._common[place] = min(self._common[place], common)
+        self._sorted.pop(place)
         del self._caches[request]
 
     def find(self, prompt: Sequence[int]) -> Found | None:
@@ -109,13 +130,38 @@ class Beginnings:
                 )
         return best
 
-    def cost(self, request: str, among: Iterable[str]) -> float:
+    def cost(self, request: str, among: Container[str]) -> float:
         """Of computing a cache again, while these are there, as many tokens at the beginning of a
         prompt would take."""
-        cache = self._caches[request]
-        others = (self._caches[each] for each in among if each != request)
-        shared = max((common_tokens(cache.tokens, each.tokens) for each in others), default=0)
-        return effort(len(cache.tokens)) - effort(shared)
+        place = self._place(request)
+        before = self._shared(range(place, 0, -1), among, -1)
+        behind = self._shared(range(place + 1, len(self._sorted)), among, 0)
+        return effort(len(self._caches[request].tokens)) - effort(max(before, behind))
+
+    def _shared(self, places: range, among: Container[str], beside: int) -> int:
+        """Tokens in common with the first of `among` in one direction, by what neighbours have."""
+        if not places:
+            return 0
+        shared = self._common[places[0]]
+        for at in places:
+            shared = min(shared, self._common[at])
+            if self._sorted[at + beside] in among:
+                return shared
+        return 0
+
+    def _common_at(self, place: int) -> int:
+        if place == 0:
+            return 0
+        one, other = (self._caches[each].tokens for each in self._sorted[place - 1 : place + 1])
+        return common_tokens(one, other)
+
+    def _place(self, request: str) -> int:
+        """In the order; those with the same tokens lie side by side."""
+        place = bisect_left(self._sorted, self._order(request), key=self._order)
+        return self._sorted.index(request, place)
+
+    def _order(self, request: str) -> bytes:
+        return self._caches[request].order
 
     def useful(self, common: int, prompt_tokens: int, singly: Spans = (), *, of: str = "") -> int:
         """How many of the tokens that a prompt has in common with a cache are not computed.

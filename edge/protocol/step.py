@@ -22,8 +22,9 @@ MAX_CHUNK_TOKENS = 4096
 MAX_REQUESTS = 1024
 SHORTEST_STEP = 2
 """Tokens of a prompt whose rows may be as in any longer step; one alone takes other ways."""
-MOST_KEPT = 8
-"""Caches of requests that are over, which a shard keeps for those that begin alike."""
+MOST_KEPT = 64
+"""Caches of requests that are over, which a shard keeps for those that begin alike: as many as
+clients that take turns. Memory is the narrower bound: they lie in what nobody else needs."""
 MAX_SAVED_STATES = 64
 """Copies of states that a shard may be asked to have room for."""
 MAX_END_IDS = 64

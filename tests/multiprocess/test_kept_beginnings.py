@@ -92,6 +92,20 @@ def test_a_conversation_is_as_if_each_turn_were_computed_anew(
                     assert answer(model, prompt) == reply
 
 
+def test_many_who_take_turns_find_what_was_said(checkpoint: TinyCheckpoint) -> None:
+    """As far as memory goes: each comes again when all others were there."""
+    prompts = [(number + 3, *checkpoint.prompt(20)) for number in range(24)]
+    options = edge.GenerationOptions(max_new_tokens=2, temperature=0, ignore_eos=True)
+    with (
+        edge.Cluster.local(peers=1, threads=1) as cluster,
+        cluster.load(checkpoint.path, context_tokens=CONTEXT, concurrency=16) as model,
+    ):
+        replies = [model.generate(prompt, options) for prompt in prompts]
+        for prompt, reply in zip(prompts, replies, strict=True):
+            later = model.generate((*prompt, *reply.token_ids, 5, 6), options)
+            assert later.statistics["found_tokens"] == len(prompt) + 1
+
+
 @pytest.mark.parametrize(
     ("plan", "dtype"),
     repeats_are_slow([("pipeline", "float32"), ("tensor", "int4"), ("tensor", "float32")]),

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from edge.coordinator.beginnings import ATTENTION_TOKENS, Beginnings, Found, cut, joined
+from itertools import takewhile
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.coordinator.beginnings import (
+    ATTENTION_TOKENS,
+    Beginnings,
+    Found,
+    cut,
+    effort,
+    joined,
+)
 
 
 def test_what_another_cache_has_as_well_costs_nothing() -> None:
@@ -16,6 +28,36 @@ def test_what_another_cache_has_as_well_costs_nothing() -> None:
     assert 2 <= beginnings.cost("a", ["a", "b", "c"]) < 2.1
     assert 40 < beginnings.cost("b", ["a", "b", "c"]) < 42
     assert beginnings.cost("c", ["a", "b", "c"]) > 100
+
+
+def alike(one: list[int], other: list[int]) -> int:
+    return sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(one, other, strict=False)))
+
+
+few_tokens = st.lists(st.integers(0, 2), max_size=6)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), few_tokens), max_size=20),
+    st.lists(st.booleans(), max_size=20),
+    st.sets(st.sampled_from("abcdefgh")),
+)
+def test_costs_are_those_of_comparing_every_two(
+    kept: list[tuple[str, list[int]]], drops: list[bool], among: set[str]
+) -> None:
+    """However they came, went and came again; also among a few of them."""
+    beginnings, there = Beginnings(chunk_tokens=2), dict[str, list[int]]()
+    for at, (name, tokens) in enumerate(kept):
+        beginnings.keep(name, tokens)
+        there[name] = tokens
+        if at < len(drops) and drops[at]:
+            gone = min(there)
+            beginnings.drop(gone)
+            del there[gone]
+    for name, tokens in there.items():
+        others = [there[each] for each in among & there.keys() - {name}]
+        shared = max((alike(tokens, each) for each in others), default=0)
+        assert beginnings.cost(name, among) == effort(len(tokens)) - effort(shared)
 
 
 def test_attention_makes_later_tokens_dearer() -> None:
