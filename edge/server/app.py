@@ -311,13 +311,16 @@ class Server:
     async def _dismissing(
         self, happenings: AsyncGenerator[Happening], name: str
     ) -> AsyncGenerator[Happening]:
-        """Likewise; then the model goes."""
+        """Likewise; then the model goes, unless the question was refused."""
+        has_begun = False
         try:
             async with contextlib.aclosing(happenings):
                 async for each in happenings:
+                    has_begun = True
                     yield each
         finally:
-            self._shelf.dismiss(name)
+            if has_begun:
+                self._shelf.dismiss(name)
 
     async def _ollama_tags(self, _request: Request) -> Response:
         return _Json(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edge.errors import RequestError
 from edge.server.fields import Fields
 from edge.server.ollama import chat_question, generate_question, is_to_go
 from edge.server.refusals import Refusal
@@ -108,5 +109,20 @@ def test_after_an_answer_the_model_goes_where_it_is_not_to_stay(stream: bool) ->
             assert visit.status == 200
             await visit.shelf.aclose()
             assert model.is_closed is (stays == 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_question_that_was_refused_leaves_the_model_where_it_is(stream: bool) -> None:
+    async def main() -> None:
+        model = ScriptedModel()
+        model.refuses = RequestError("too long")
+        body = {"messages": [HELLO], "stream": stream, "keep_alive": 0}
+        visit = Visit(model, "/api/chat", body)
+        await visit.running
+        assert visit.status == 400
+        await visit.shelf.aclose()
+        assert not model.is_closed
 
     asyncio.run(main())
