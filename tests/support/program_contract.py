@@ -141,10 +141,11 @@ def steps_that_do_not_fit_are_refused_and_change_nothing(kind: Kind) -> None:
         refused(chunk("a", (1,), 40), "past the context of 40 tokens")
         expected = compute(program, chunk("a", PROMPT))
         compute(program, chunk("b", PROMPT[:3], rows=0))
-        others = [f"other {number}" for number in range(LIMITS.caches - 2)]
+        room = LIMITS.cached_tokens - LENGTH - 3
+        others = [f"other {number}" for number in range(room)]
         for other in others:
             compute(program, chunk(other, (1,)))
-        refused(chunk("c", (1,)), "too many requests at once")
+        refused(chunk("c", (1,)), "17 tokens under way; memory is kept for 16")
         for other in others:
             program.release(other)
         for position in (3, 3 + LENGTH):

@@ -58,10 +58,9 @@ class BlockCache:
         self._limits = limits
         self._device = device
         row_blocks = math.ceil(limits.context_tokens / BLOCK_TOKENS)
-        # The last block of each request may have room left; what is kept of those that are over
-        # takes whole blocks of the same memory.
+        # The last block of each request may have room left, also of one that is over and kept.
         self.num_blocks = min(
-            math.ceil(limits.cached_tokens / BLOCK_TOKENS) + limits.requests,
+            math.ceil(limits.cached_tokens / BLOCK_TOKENS) + limits.caches,
             row_blocks * limits.caches,
         )
         self._table = Mirror(device, limits.requests * row_blocks, torch.int32)
