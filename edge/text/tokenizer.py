@@ -152,22 +152,26 @@ class Tokenizer:
         """
         told, begun = begun_answer(messages) if add_generation_prompt else (messages, False)
 
-        def rendered(switch: Mapping[str, object]) -> str:
-            text = self._template(with_tools=tools is not None).render(
+        def rendered(switch: Mapping[str, object], *, asks: bool) -> str:
+            return self._template(with_tools=tools is not None).render(
                 told,
-                add_generation_prompt=add_generation_prompt and not begun,
+                add_generation_prompt=asks,
                 tools=tools,
                 variables={**self._special_tokens, **switch, **(variables or {})},
             )
-            return up_to_answer(text) if begun else text
+
+        def prompt(switch: Mapping[str, object]) -> str:
+            if begun:
+                return up_to_answer(rendered(switch, asks=False))
+            return rendered(switch, asks=add_generation_prompt)
 
         if thinking is None:
-            return rendered({})
+            return prompt({})
         for name in SWITCHES:
-            # Which name a template heeds, if any, is seen by what it writes.
-            asked = rendered({name: thinking})
-            if asked != rendered({name: not thinking}):
-                return asked
+            # Which name a template heeds, if any, is seen by what it writes where an answer begins.
+            asked = rendered({name: thinking}, asks=True)
+            if asked != rendered({name: not thinking}, asks=True):
+                return asked if add_generation_prompt and not begun else prompt({name: thinking})
         raise RequestError(
             f"the chat template of {self._path.name} has no switch for thinking, and writes the "
             "same with and without",

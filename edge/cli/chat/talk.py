@@ -122,7 +122,10 @@ class TerminalTalk:
     def show_figures(self) -> None:
         if not self._figures:
             raise RequestError("there is no answer yet", remedy="ask something first")
-        used = len(self._encoded(self.conversation.messages())[0])
+        said = self.conversation.messages()  # ends with an answer, which is whole
+        thinking = self.settings.generation.thinking
+        tokenizer = self._model.tokenizer
+        used = len(tokenizer.encode_chat(said, add_generation_prompt=False, thinking=thinking))
         room = self._model.context_tokens
         self.say(f"{self._figures}\nthe conversation has {used} of the context's {room} tokens")
 

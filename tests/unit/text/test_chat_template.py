@@ -163,6 +163,18 @@ def test_an_answer_that_was_begun_is_gone_on_with(
     assert called.endswith("x</><assistant>"), "a call is whole"
 
 
+def test_a_switch_for_thinking_is_seen_where_no_answer_begins(tmp_path: Path) -> None:
+    switch = "{% if enable_thinking is false %}at once{% endif %}"
+    template = BEGUN.replace("<assistant>{% endif %}", f"<assistant>{switch}{{% endif %}}")
+    ours = opened(write_checkpoint(tmp_path, byte_level(), {"chat_template": template}))
+    asked = {"role": "user", "content": "Hi"}
+    answered = [asked, {"role": "assistant", "content": "It is"}]
+    assert ours.chat([asked], thinking=False) == "<user>Hi</><assistant>at once"
+    for told in (True, False):
+        assert ours.chat(answered, thinking=told) == "<user>Hi</><assistant>It is"
+        assert ours.chat(answered, False, thinking=told) == "<user>Hi</><assistant>It is</>"
+
+
 @pytest.mark.parametrize(
     ("template", "messages", "message"),
     [
