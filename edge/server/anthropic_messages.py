@@ -14,7 +14,7 @@ from edge.server.anthropic_tools import offered
 from edge.server.efforts import anthropic_variables
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN, Message, turns
-from edge.server.openai_fields import MOST_STOPS, schema_of
+from edge.server.openai_fields import MOST_STOPS, schema_of, share_of
 from edge.server.priorities import priority_of
 from edge.server.refusals import Refusal
 from edge.server.tools import arguments_text, called, new_id
@@ -46,7 +46,7 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
         options=GenerationOptions(
             max_new_tokens=longest,
             temperature=body.number("temperature", least=0, most=1),
-            top_p=body.number("top_p", least=1e-6, most=1),
+            top_p=share_of(body),
             top_k=body.whole("top_k", least=0),
             stop=body.texts("stop_sequences", most=MOST_STOPS),
             json_schema=schema_of(_form(body), flat=True),

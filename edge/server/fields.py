@@ -10,6 +10,8 @@ from edge.server.refusals import Refusal
 
 _MOST_VALUES = 1 << 20
 """Of one body: a prompt of token ids has one for each."""
+_MOST = 1 << 53
+"""Of whole numbers: all up to it are exact wherever JSON is read."""
 
 
 def parse_body(body: bytes) -> Fields:
@@ -55,12 +57,12 @@ class Fields:
     def flag(self, name: str) -> bool:
         return bool(self._of(name, bool, "true or false"))
 
-    def whole(self, name: str, *, least: int, most: int = 1 << 53) -> int | None:
+    def whole(self, name: str, *, least: int, most: int = _MOST) -> int | None:
         value = self._value.get(name)
         if value is None:
             return None
         if type(value) is not int or not least <= value <= most:
-            upper = f" to {most}" if most < 1 << 53 else " or more"
+            upper = f" to {most}" if most != _MOST else " or more"
             raise self.refuse(name, f"must be a whole number, {least}{upper}")
         return value
 

@@ -15,7 +15,7 @@ from edge.server.answers import Begin, End, Happening, Question
 from edge.server.efforts import ollama_variables
 from edge.server.fields import Fields
 from edge.server.history import turns
-from edge.server.openai_fields import MOST_STOPS, message_of
+from edge.server.openai_fields import MOST_STOPS, message_of, share_of
 from edge.server.priorities import priority_of
 from edge.server.tools import openai_tools
 
@@ -25,8 +25,6 @@ _FAMILY = "edge"
 """Clients look for facts under such a name."""
 
 _NO_TIME = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
-_LEAST_SHARE = 1e-6
-"""top_p 0 leaves the likeliest token, as there."""
 
 _INSTEAD = {
     "images": "the model reads text alone",
@@ -97,12 +95,12 @@ def _options(body: Fields) -> GenerationOptions:
         raise body.refuse("format", "must be json, or a JSON schema")
     options = body.object("options") or Fields({}, "options")
     longest = options.whole("num_predict", least=-2)
-    share, count = options.number("top_p", least=0, most=1), options.whole("top_k", least=-1)
+    count = options.whole("top_k", least=-1)
     seed = options.whole("seed", least=-1)
     return GenerationOptions(
         max_new_tokens=longest if longest is not None and longest > 0 else None,
         temperature=options.number("temperature", least=0, most=2),
-        top_p=None if share is None else max(share, _LEAST_SHARE),
+        top_p=share_of(options),
         top_k=None if count is None else max(count, 0),
         min_p=options.number("min_p", least=0, most=1),
         repetition_penalty=options.number("repeat_penalty", least=0.01, most=100),

@@ -20,6 +20,9 @@ MOST_COMPLETIONS = 128
 """To all prompts of one request."""
 
 _TOKEN_DIGITS = 9
+_SEEDS = 1 << 63
+"""Who asks for several answers has the next seeds, too; they must be below 2^64."""
+_LEAST_SHARE = 1e-6
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _NO_TEXT = ("image_url", "input_image", "file", "input_file", "input_audio")
 _OUTDATED = ("functions", "function_call")
@@ -37,10 +40,11 @@ def options_of(
     for name in _OUTDATED:
         if body.raw(name):
             raise body.refuse(name, "is outdated; give tools")
+    seed = body.whole("seed", least=-(1 << 63), most=(1 << 63) - 1)
     return GenerationOptions(
         max_new_tokens=most_new_tokens,
         temperature=body.number("temperature", least=0, most=2),
-        top_p=body.number("top_p", least=1e-6, most=1),
+        top_p=share_of(body),
         top_k=body.whole("top_k", least=0),
         min_p=body.number("min_p", least=0, most=1),
         repetition_penalty=body.number("repetition_penalty", least=0.01, most=100),
@@ -48,11 +52,17 @@ def options_of(
         presence_penalty=body.number("presence_penalty", least=-2, most=2),
         logit_bias=_biases(body),
         stop=body.texts("stop", most=MOST_STOPS),
-        seed=body.whole("seed", least=0),
+        seed=None if seed is None else seed % _SEEDS,
         logprobs=logprobs,
         json_schema=json_schema,
         priority=priority_or_tier_of(body),
     )
+
+
+def share_of(body: Fields) -> float | None:
+    """Of top_p, where 0 is as much as the likeliest token."""
+    share = body.number("top_p", least=0, most=1)
+    return None if share is None else max(share, _LEAST_SHARE)
 
 
 def schema_of(form: Fields | None, *, flat: bool = False) -> JsonSchema | None:

@@ -71,13 +71,13 @@ _PRIORITY: Json = {"enum": list(PRIORITIES)}
 _URGENCY = {"priority": _PRIORITY, "service_tier": {"enum": list(TIERS)}}
 _SAMPLING = {
     "temperature": _number(0, 2),
-    "top_p": _number(1e-6, 1),
+    "top_p": _number(0, 1),
     "top_k": _whole(0),
     "min_p": _number(0, 1),
     "repetition_penalty": _number(0.01, 100),
     "frequency_penalty": _number(-2, 2),
     "presence_penalty": _number(-2, 2),
-    "seed": _whole(0, 1 << 53),
+    "seed": _whole(-(1 << 63), (1 << 63) - 1),
     "stop": _STOP,
 }
 _STAYS = _either({"type": "number"}, _TEXT)
@@ -201,7 +201,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "system": _CONTENT,
                 "stream": _FLAG,
                 "temperature": _number(0, 1),
-                "top_p": _number(1e-6, 1),
+                "top_p": _number(0, 1),
                 "top_k": _whole(0),
                 "stop_sequences": _list({**_TEXT, "minLength": 1}, most=MOST_STOPS),
                 "tools": _list(

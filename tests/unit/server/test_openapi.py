@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -11,7 +12,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from edge.api.async_model import AsyncModel
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.server import anthropic_messages, embeddings, ollama, openai_fields, openai_responses
+from edge.server.answers import Question
 from edge.server.app import Server
 from edge.server.fields import Fields
 from edge.server.guard import Guard, Rules
@@ -134,3 +137,25 @@ def is_taken(path: str, body: dict[str, Any]) -> bool:
     except Refusal:
         return False
     return True
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+def test_a_share_of_nothing_leaves_the_likeliest_token(path: str) -> None:
+    ask, body = ASKED[path]
+    share = {"top_p": 0}
+    question = ask(Fields({**body, **({"options": share} if path == "/api/chat" else share)}))
+    assert isinstance(question, Question)
+    assert 0 < sampled(question).top_p < 1e-5
+
+
+@pytest.mark.parametrize("seed", [0, 7, 1 << 53, (1 << 63) - 1, -1, -(1 << 63)])
+def test_every_seed_that_openai_takes_is_one(seed: int) -> None:
+    """Those of the further answers, too; and those that it may be are told as they are."""
+    question = openai_fields.chat_question(Fields({"messages": [HELLO], "seed": seed, "n": 16}))
+    chosen = sampled(question).seed
+    assert chosen == seed or seed < 0
+    replace(sampled(question), seed=chosen + question.answers - 1)
+
+
+def sampled(question: Question) -> SamplingParameters:
+    return question.options.sampling(SamplingParameters())
