@@ -101,7 +101,7 @@ class GenerationOptions:
     seed: int | None = option(
         None,
         at_least=0,
-        help="The same seed gives the same answer on any plan.  [default: a random one]",
+        help="The same seed gives the same draws on any plan.  [default: a random one]",
     )
     """None picks one, told in a reply's statistics."""
     logprobs: int | None = None
