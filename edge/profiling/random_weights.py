@@ -90,7 +90,7 @@ def _write(path: Path, layout: ShardLayout, weight_format: WeightFormat) -> Mani
         for vector in layout.vectors:
             add(vector.name, (vector.num_elements,), np.full(1 << 16, 0.5, np.float32))
         if layout.embedding:
-            add("embedding", (len(layout.embedding), layout.matrix("head").columns.stop), normal)
+            add("embedding", (len(layout.embedding), layout.hidden_size), normal)
         for number, rows in enumerate(layout.token_tables):
             add(token_table(number), (len(rows), len(layout.token_columns)), normal)
         return Manifest(tensors=tuple(entries), total_bytes=file.tell())

@@ -49,6 +49,9 @@ CONTEXT_TOKENS = 1024
 _LEAST_HIDDEN = 32
 """The hidden size of samples with next to nothing in them."""
 
+_VOCAB_SIZE = 256
+"""Tokens of every sample."""
+
 Width = Literal["whole", "half", "narrow"]
 
 _PARTS = {"half": 2, "narrow": 8}
@@ -60,7 +63,8 @@ _LOADED = Fraction(5, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A stage in the middle of a small model, so that neither embedding nor head is in it."""
+    """A stage in the middle of a small model, so that no head is in it, and an embedding only where
+    its layers have inputs of each token: of a few tokens, because nothing of it is measured."""
 
     spec: ModelSpec
     num_layers: int
@@ -232,7 +236,7 @@ def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
     return dataclasses.replace(
         spec,
         hidden_size=hidden,
-        vocab_size=256,
+        vocab_size=_VOCAB_SIZE,
         context_tokens=CONTEXT_TOKENS,
         **by_kind([layer]),
     )
@@ -261,7 +265,7 @@ def _divisible(spec: ModelSpec) -> ModelSpec:
 def _resized(spec: ModelSpec, layers: Sequence[LayerSpec]) -> ModelSpec:
     """The model with these layers between a first and a last one."""
     whole = by_kind([layers[0], *layers, layers[-1]])
-    return dataclasses.replace(spec, context_tokens=CONTEXT_TOKENS, **whole)
+    return dataclasses.replace(spec, vocab_size=_VOCAB_SIZE, context_tokens=CONTEXT_TOKENS, **whole)
 
 
 def _cut(layer: LayerFacts, parts: int, column_multiple: int) -> tuple[LayerSlice, LayerSlice]:

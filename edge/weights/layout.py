@@ -33,6 +33,7 @@ class ShardLayout:
     """The kind of each of the layers, as in ModelSpec."""
     local: tuple[LocalLayer, ...]
     """By kind of the model."""
+    hidden_size: int
     vocab: range
     is_first_stage: bool
     is_last_stage: bool
@@ -152,6 +153,7 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
             )
             for number, kind in enumerate(spec.kinds)
         ),
+        hidden_size=hidden_size,
         vocab=shard.vocab if last else range(0),
         is_first_stage=first,
         is_last_stage=last,

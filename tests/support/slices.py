@@ -12,11 +12,14 @@ import numpy as np
 
 from edge.backends.registry import open_backend
 from edge.profiling.cold_caches import Caches
-from edge.profiling.loaded_sample import Site, chunk_step, decode_step
-from edge.profiling.sample import weights_sample
+from edge.profiling.loaded_sample import LoadedSample, Site, chunk_step, decode_step
+from edge.profiling.sample import Width, weights_sample
 from edge.profiling.slice_costs import slice_costs
 from tests.support.formats import uniform_format
+from tests.support.specs import shared_keys_spec
 from tests.unit.profiling.test_profile_sample import spec
+
+WIDTHS: tuple[Width, ...] = ("whole", "half")
 
 INT4 = uniform_format("int4")
 
@@ -27,16 +30,22 @@ SAMPLE = weights_sample(
 )
 
 
-def check_measured(folder: Path) -> None:
-    """Steps of every length, of which the longest is computed in halves."""
-    site = Site(
+STEPS = [decode_step(1), decode_step(4), chunk_step(256)]
+
+
+def _site(folder: Path) -> Site:
+    return Site(
         backend=open_backend("ort", threads=1),
         folder=folder,
         budget_bytes=64 << 20,
         disk_bytes_per_s=None,
         check=lambda: None,
     )
-    steps = [decode_step(1), decode_step(4), chunk_step(256)]
+
+
+def check_measured(folder: Path) -> None:
+    """Steps of every length, of which the longest is computed in halves."""
+    site, steps = _site(folder), STEPS
     found = slice_costs(site, SAMPLE, INT4, Caches(1 << 20), steps, [0.0, 0.0, 0.0])
     assert len(found.slices) == len(steps)
     for half, narrow in found.slices:
@@ -48,5 +57,15 @@ def check_measured(folder: Path) -> None:
     assert np.isfinite([found.run_s, found.jitter, found.start_s]).all()
 
 
+def check_inputs_of_tokens(folder: Path) -> None:
+    """In the middle of a model, layers that need the embedding of each token."""
+    sample = weights_sample(shared_keys_spec(), INT4, 64 << 20)
+    for width in WIDTHS:
+        loaded = LoadedSample(_site(folder), sample, width, INT4)
+        assert min(loaded.seconds(step) for step in STEPS) > 0
+        loaded.close()
+
+
 if __name__ == "__main__":
     check_measured(Path(sys.argv[1]))
+    check_inputs_of_tokens(Path(sys.argv[1]))

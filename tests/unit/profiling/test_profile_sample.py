@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from edge.profiling.sample import (
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
 from tests.support.formats import uniform_format
-from tests.support.specs import changed, shape
+from tests.support.specs import changed, shape, shared_keys_spec
 from tests.unit.protocol.test_assignment import SPEC
 
 FORMATS = [uniform_format("float32"), uniform_format("int8", 128), uniform_format("int4")]
@@ -163,6 +164,11 @@ def every_sample() -> list[tuple[ModelSpec, ShardLayout, WeightFormat]]:
         ]
         attention = attention_sample(SPEC, format_, 4 << 20)
         found.append((attention.spec, attention.layout("whole", format_), format_))
+        of_tokens = weights_sample(shared_keys_spec(), format_, 4 << 20)
+        found += [
+            (of_tokens.spec, of_tokens.layout(width, format_), format_)
+            for width in ("whole", "half")
+        ]
         tiny = step_sample(SPEC, format_)
         whole = Shard(device="a", heads=range(1), ffn_columns=range(shape(tiny).ffn_columns),
                       vocab=range(tiny.vocab_size))  # fmt: skip
@@ -198,8 +204,19 @@ def test_the_file_holds_every_tensor_of_the_layout(
             assert np.isfinite(values(weights, vector.name)).all()
         if layout.embedding:
             assert entries.pop("embedding").shape == (len(layout.embedding), model.hidden_size)
+        for number, rows in enumerate(layout.token_tables):
+            columns = model.token_inputs * len(layout.layers)
+            assert entries.pop(f"token_table.{number}").shape == (len(rows), columns)
         assert not entries
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_sample_has_few_tokens(tmp_path: Path) -> None:
+    """Where layers have inputs of each token, a table of them lies on disk beside the weights."""
+    model = replace(shared_keys_spec(), vocab_size=1 << 24)
+    layout = weights_sample(model, INT4, 4 << 20).layout("whole", INT4)
+    with written_weights(layout, INT4, tmp_path) as weights:
+        assert weights.manifest.total_bytes < 1 << 20
 
 
 def values(weights: ShardWeights, name: str) -> np.ndarray:
