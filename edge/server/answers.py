@@ -84,7 +84,8 @@ class End:
     calls: int = 0
     """Of tools, in the whole answer."""
     found_tokens: int = 0
-    """Of the prompt, those that were in memory and not computed."""
+    """Of the prompt, those that were in memory and not computed; 0 where they may be another's:
+    by them a client could find out, token by token, what others ask and are answered."""
     thought_tokens: int = 0
     """Of the new ones, those that were thought and not said."""
     stopped_by: str | None = None
@@ -202,7 +203,7 @@ class Answers:
                     parser = None
                     if question.messages:
                         parser = AnswerParser(form, thinking=thinks, tools=tools)
-                    answer = self._one(stream, parser, question, len(prompt), number)
+                    answer = self._one(stream, parser, question, len(prompt), number, caller)
                     answers.append(await stack.enter_async_context(contextlib.aclosing(answer)))
                 yield Begin(prompt_tokens=sum(len(prompt) for prompt, _thinks in prompts))
                 async for each in answers[0] if len(answers) == 1 else _merged(answers):
@@ -261,6 +262,7 @@ class Answers:
         question: Question,
         prompt_tokens: int,
         number: int,
+        caller: Caller,
     ) -> AsyncGenerator[Piece | End]:
         """parser: None: all is said. Calls beyond the first are left out where one is the most."""
         held: list[Token] = []
@@ -298,12 +300,13 @@ class Answers:
                     if held:
                         yield Piece(answer=number, tokens=tuple(held))
                     observed.end("finished")
+                    found = stream.reply().statistics.get("found_tokens", 0)
                     yield End(
                         answer=number,
                         why=token.finish_reason,
                         new_tokens=count,
                         calls=calls,
-                        found_tokens=stream.reply().statistics.get("found_tokens", 0),
+                        found_tokens=found if caller.is_only_one else 0,
                         thought_tokens=thought_tokens,
                         stopped_by=token.stopped_by,
                     )

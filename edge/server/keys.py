@@ -43,6 +43,8 @@ class Caller:
     """What logs call it, on every device."""
     most_answers: int | None = None
     most_priority: Priority = "high"
+    is_only_one: bool = True
+    """There is no other key: it may be told what of its prompts was in memory."""
 
     def priority(self, asked: Priority) -> Priority:
         """What it gets where it asks for this."""

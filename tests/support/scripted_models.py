@@ -12,6 +12,7 @@ from edge.coordinator.generation import Token
 from edge.errors import EdgeError
 from edge.server.app import Server
 from edge.server.guard import Rules
+from edge.server.keys import Key
 from edge.server.shelf import Shelf
 from edge.text.answer_forms import AnswerForm
 
@@ -37,6 +38,8 @@ class ScriptedModel:
         self.is_closed = False
         self.tokens: set[str] = set()
         """That its tokenizer has of its own."""
+        self.found_tokens = 0
+        """Of each prompt."""
         self.refuses: EdgeError | None = None
         """What it raises when it is asked."""
 
@@ -93,15 +96,18 @@ class ScriptedReply:
 
     @property
     def statistics(self) -> Json:
-        return {"found_tokens": 0}
+        return {"found_tokens": self._model.found_tokens}
 
 
 class Visit:
     """One request to a server without a network between: what was sent so far, and its end."""
 
-    def __init__(self, model: ScriptedModel, path: str, body: Json) -> None:
+    def __init__(
+        self, model: ScriptedModel, path: str, body: Json, keys: Sequence[Key] = ()
+    ) -> None:
+        """keys: of the server; the first one is shown."""
         self.shelf = Shelf.of(cast(AsyncModel, model), "m")
-        self.server = Server(self.shelf, rules=Rules())
+        self.server = Server(self.shelf, rules=Rules(keys=tuple(keys)))
         self.sent: list[Json] = []
         self.gone = asyncio.Event()
         self._body: bytes | None = json.dumps({"model": "m", **body}).encode()
@@ -111,7 +117,7 @@ class Visit:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": [],
+            "headers": [(b"x-api-key", each.text.encode()) for each in keys[:1]],
         }
         self.running = asyncio.ensure_future(
             self.server.app(scope, cast(Any, self._receive), cast(Any, self._send))

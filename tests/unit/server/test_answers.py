@@ -11,11 +11,16 @@ from typing import Any, cast
 import pytest
 
 from edge.api.async_model import AsyncModel
+from edge.server.keys import Key
 from tests.support.scripted_models import ScriptedModel, Visit, word
 
+KEYS = tuple(Key(text=f"the-key-of-somebody-{each}") for each in "ab")
 
-async def answered(model: ScriptedModel, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    visit = Visit(model, path, body)
+
+async def answered(
+    model: ScriptedModel, path: str, body: dict[str, Any], keys: Sequence[Key] = ()
+) -> dict[str, Any]:
+    visit = Visit(model, path, body, keys)
     await visit.running
     told: dict[str, Any] = json.loads(visit.text)
     assert visit.status == 200, told
@@ -178,3 +183,29 @@ def test_what_a_template_takes_is_a_capability(reads: tuple[str, ...], wanted: l
 
     found = asyncio.run(main())
     assert found == ["completion", "embedding", *wanted]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b c d"}]}),
+        ("/v1/completions", {"prompt": "a b c d"}),
+        ("/v1/responses", {"input": "a b c d"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a b c d"}], "max_tokens": 9}),
+    ],
+)
+@pytest.mark.parametrize(("keys", "told"), [((), 3), (KEYS[:1], 3), (KEYS, 0)])
+def test_nobody_is_told_of_what_another_key_may_have_asked(
+    path: str, asked: dict[str, Any], keys: Sequence[Key], told: int
+) -> None:
+    async def main() -> None:
+        model = ScriptedModel()
+        model.found_tokens = 3
+        model.says.put_nowait(word("Yes", ends=True))
+        usage = (await answered(model, path, asked, keys))["usage"]
+        details = usage.get("prompt_tokens_details", usage.get("input_tokens_details", usage))
+        assert details.get("cached_tokens", details.get("cache_read_input_tokens")) == told
+        if path == "/v1/messages":
+            assert usage["input_tokens"] == 4 - told
+
+    asyncio.run(main())

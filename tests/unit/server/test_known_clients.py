@@ -191,3 +191,24 @@ def test_browsers_are_told_beforehand_which_pages_may_ask() -> None:
     status, headers = asked(b"https://evil.example")
     assert status == 401
     assert not any(name.startswith(b"access-control") for name in headers)
+
+
+def test_a_key_that_is_gone_was_another_client() -> None:
+    seen: list[Caller] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        seen.append(scope["edge.caller"])
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(_message: Message) -> None:
+        pass
+
+    guard = Guard(app, Rules(), Metrics(), (), open_paths=())
+    for keys in ((ONE,), (ONE, OTHER), (ONE,)):
+        guard.rules = Rules(keys=keys)
+        headers = [(b"x-api-key", ONE.text.encode())]
+        scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}
+        asyncio.run(guard(scope, receive, send))
+    assert [caller.is_only_one for caller in seen] == [True, False, False]
