@@ -2,14 +2,16 @@
 have been, and tells them whenever it knows more.
 
 A member that was off has not heard of an expulsion, and the expelled device will not tell. So who
-starts asks first. Nobody else need be there: then the others are served after the same time.
+starts asks first, and so does who was suspended, when it goes on. Nobody else need be there: then
+the others are served after the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +22,20 @@ from edge.protocol.expulsion import LOOK_EVERY_S
 from edge.transport import Credentials, Discovery, Member, PeerFound, PeerGone, PeerRecord
 
 FIRST_LOOK_S = 2.0
-"""From the start of the daemon on. Zeroconf asks at once and after a second, and answers come
-within a fifth of one; a coordinator waits longer for its first answer."""
+"""From the start of the daemon on, or from when it goes on. Zeroconf asks at once and after a
+second, and answers come within a fifth of one; a coordinator waits longer for its first answer."""
 
 AGAIN_AFTER_S = 60.0
 """Who could not be told is tried again."""
+
+AGAIN_AT_FIRST_S = 5.0
+"""The same in the first minutes: a network that wakes with its host takes a few seconds."""
+
+SUSPENDED_S = 2.0
+"""Who looks around so much later than it meant to may have missed what was told: with the time
+between two looks no longer than who tells waits for an answer."""
+
+_AT_FIRST_S = 120.0
 
 MOST_AT_ONCE = 64
 """More than a home has devices: an expelled one can announce what does not answer."""
@@ -37,6 +48,7 @@ class _Other:
     """A peer that is announced."""
 
     record: PeerRecord
+    found_s: float
     told: bytes | None = None
     """What it knows that we know; None: nothing yet."""
     due_s: float = 0.0
@@ -44,12 +56,23 @@ class _Other:
     telling: asyncio.Task[None] | None = None
 
 
+def since_boot_s() -> float:
+    """Goes on while the host is suspended, as the event loop's clock does not."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class News:
     """`run` it once, from the start of the daemon on."""
 
     def __init__(
-        self, credentials: Credentials, discovery: Discovery, hello: Mapping[str, Any]
+        self,
+        credentials: Credentials,
+        discovery: Discovery,
+        hello: Mapping[str, Any],
+        *,
+        clock: Callable[[], float] = since_boot_s,
     ) -> None:
+        """clock: seconds, those of a suspension among them."""
         self._credentials = credentials
         self._discovery = discovery
         self._hello = hello
@@ -57,6 +80,10 @@ class News:
         self._under_way: set[asyncio.Task[None]] = set()
         self._is_due = asyncio.Event()
         self._has_looked = asyncio.Event()
+        self._looking: asyncio.TimerHandle | None = None
+        self._clock = clock
+        self._awake_s: float | None = None
+        """When it last looked around; None: it does not run."""
 
     async def lets_in(self, member: Member) -> bool:
         """Whether it is a member still, once those that are there have been asked.
@@ -64,31 +91,55 @@ class News:
         At once for this device and for the one that made the cluster, which nobody can expel.
         """
         if not self._credentials.is_spared(member.id):
-            await self._has_looked.wait()
+            self._notice_suspension()  # the tick that is due may come after the first call
+            while not self._has_looked.is_set():
+                await self._has_looked.wait()
+                self._notice_suspension()
         return self._credentials.is_admitted(member.id, member.edition)
 
     async def run(self) -> None:
         """Until it is cancelled, or nobody can be looked for."""
         loop = asyncio.get_running_loop()
-        looked = loop.call_later(FIRST_LOOK_S, self._has_looked.set)
+        self._awake_s = self._clock()
+        self._looking = loop.call_later(FIRST_LOOK_S, self._has_looked.set)
         telling = asyncio.create_task(self._tell())
         try:
             # Who cannot look cannot announce either, and says so there.
             with contextlib.suppress(transport.TransportError):
                 async for event in self._discovery.watch():
                     if isinstance(event, PeerFound):
-                        self._forget(event.record.id)
-                        self._others[event.record.id] = _Other(event.record)
-                        self._is_due.set()
+                        self._meet(event.record)
                     elif isinstance(event, PeerGone):
                         self._forget(event.id)
         finally:
-            looked.cancel()
+            self._awake_s = None
+            self._looking.cancel()
             self._has_looked.set()
             tasks = [telling, *self._under_way]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _notice_suspension(self) -> None:
+        """After one, all is as at the start: nobody is known to have told all."""
+        if self._awake_s is None:
+            return
+        slept_s = self._clock() - self._awake_s
+        self._awake_s += slept_s
+        if slept_s <= LOOK_EVERY_S + SUSPENDED_S:
+            return
+        self._has_looked.clear()
+        if self._looking is not None:
+            self._looking.cancel()
+        loop = asyncio.get_running_loop()
+        self._looking = loop.call_later(FIRST_LOOK_S, self._has_looked.set)
+        for other in list(self._others.values()):
+            self._meet(other.record)
+
+    def _meet(self, record: PeerRecord) -> None:
+        self._forget(record.id)
+        self._others[record.id] = _Other(record, asyncio.get_running_loop().time())
+        self._is_due.set()
 
     def _forget(self, id: str) -> None:
         other = self._others.pop(id, None)
@@ -98,6 +149,7 @@ class News:
     async def _tell(self) -> None:
         """Whoever does not know what this device knows; another process of it may know more now."""
         while True:
+            self._notice_suspension()
             with contextlib.suppress(RequestError):  # files of keys that are being mended
                 self._begin_with(self._credentials.news())
             self._is_due.clear()
@@ -107,7 +159,7 @@ class News:
 
     def _begin_with(self, news: bytes) -> None:
         loop = asyncio.get_running_loop()
-        for other in self._others.values():
+        for other in sorted(self._others.values(), key=lambda other: other.due_s):
             if len(self._under_way) >= MOST_AT_ONCE:
                 break
             if other.telling is None and other.told != news and other.due_s <= loop.time():
@@ -117,11 +169,13 @@ class News:
 
     async def _exchange(self, other: _Other, news: bytes) -> None:
         """A handshake tells both sides; what it brings is told to the others then."""
+        begun_s = asyncio.get_running_loop().time()
         try:
             if await self._reached(other.record):
                 other.told = news
             else:
-                other.due_s = asyncio.get_running_loop().time() + AGAIN_AFTER_S
+                at_first = begun_s - other.found_s < _AT_FIRST_S
+                other.due_s = begun_s + (AGAIN_AT_FIRST_S if at_first else AGAIN_AFTER_S)
         finally:
             other.telling = None
             self._is_due.set()

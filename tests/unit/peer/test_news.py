@@ -6,11 +6,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from edge.membership.membership import Change, Membership, credentials
-from edge.peer.news import AGAIN_AFTER_S, FIRST_LOOK_S, News
+from edge.peer.news import (
+    AGAIN_AFTER_S,
+    AGAIN_AT_FIRST_S,
+    FIRST_LOOK_S,
+    SUSPENDED_S,
+    News,
+    since_boot_s,
+)
 from edge.protocol.expulsion import LOOK_EVERY_S
 from edge.transport import Credentials, DiscoveryBus, Member, MemoryDiscovery, PeerRecord
 from tests.support.passing_time import let_pass
@@ -55,9 +62,11 @@ def devices() -> tuple[Device, Device, Device, Device]:
 
 
 @contextlib.asynccontextmanager
-async def asking(device: Device, bus: DiscoveryBus) -> AsyncIterator[News]:
+async def asking(
+    device: Device, bus: DiscoveryBus, clock: Callable[[], float] = since_boot_s
+) -> AsyncIterator[News]:
     discovery = MemoryDiscovery(bus, cluster="c")
-    news = News(device.credentials(), discovery, {})
+    news = News(device.credentials(), discovery, {}, clock=clock)
     running = asyncio.create_task(news.run())
     try:
         yield news
@@ -97,6 +106,51 @@ def test_who_was_away_asks_before_it_lets_in_whom_others_may_have_expelled() -> 
                 assert not any(each.done() for each in letting)
                 let_pass(FIRST_LOOK_S)
                 assert await asyncio.gather(*letting) == [False, True]
+
+    run(scenario)
+
+
+def test_who_was_suspended_asks_everybody_again_before_it_lets_anybody_in() -> None:
+    async def scenario() -> None:
+        attic, kitchen, cellar, phone = devices()
+        bus, clock_s = DiscoveryBus(), 0.0
+        async with (
+            asking(kitchen, bus, lambda: clock_s) as news,
+            announced(attic, bus),
+        ):
+            while all(other.told is None for other in news._others.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            let_pass(FIRST_LOOK_S)
+            assert await news.lets_in(cellar.member)
+            clock_s += LOOK_EVERY_S + SUSPENDED_S  # late, as on a busy machine: no suspension
+            assert await asyncio.wait_for(news.lets_in(cellar.member), 1)
+            attic.change(lambda newest: newest.expelling(cellar.id))
+            clock_s += LOOK_EVERY_S + SUSPENDED_S + 0.1
+            # Before any tick of its own.
+            letting = [asyncio.create_task(news.lets_in(d.member)) for d in (cellar, phone)]
+            assert await news.lets_in(attic.member)
+            await until_knows(kitchen, cellar)
+            assert not any(each.done() for each in letting)
+            let_pass(FIRST_LOOK_S)
+            assert await asyncio.gather(*letting) == [False, True]
+
+    run(scenario)
+
+
+def test_who_was_suspended_while_it_looked_looks_for_the_whole_time_again() -> None:
+    async def scenario() -> None:
+        _, kitchen, cellar, _ = devices()
+        clock_s = 0.0
+        async with asking(kitchen, DiscoveryBus(), lambda: clock_s) as news:
+            letting = asyncio.create_task(news.lets_in(cellar.member))
+            await asyncio.sleep(0)
+            clock_s += 100
+            let_pass(FIRST_LOOK_S)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not letting.done()
+            let_pass(FIRST_LOOK_S)
+            assert await letting
 
     run(scenario)
 
@@ -150,8 +204,9 @@ def test_what_another_process_of_the_device_does_is_told_also_to_who_could_not_b
             while news._under_way:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             kitchen.membership = known
-            let_pass(AGAIN_AFTER_S)
-            await until_knows(kitchen, phone)
+            let_pass(AGAIN_AT_FIRST_S)
+            async with asyncio.timeout(AGAIN_AFTER_S / 2):
+                await until_knows(kitchen, phone)
 
     asyncio.run(scenario())
 
