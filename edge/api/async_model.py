@@ -34,7 +34,7 @@ from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.observation import gather_grams
 from edge.coordinator.shares import ANYBODY, Priority, Who
 from edge.coordinator.work import Work
-from edge.errors import PromptLengthError, RequestError
+from edge.errors import PromptLengthError, RequestError, shown
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.spec import ModelSpec
 from edge.option_fields import names_near_keywords, with_overrides
@@ -340,6 +340,11 @@ class DescribedModel:
         """Token ids of a conversation, how to answer it, and how the answer is read."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        if not isinstance(cast(object, messages), Sequence):
+            raise RequestError(
+                f"messages are a list of objects with role and content, not {shown(messages)}",
+                remedy='write [{"role": "user", "content": "..."}], or the text of the only one',
+            )
         schemas, must = chosen(tool_schemas(tools) or (), tool_choice)
         ids = self.tokenizer.encode_chat(
             messages, tools=schemas or None, thinking=options.thinking, variables=variables

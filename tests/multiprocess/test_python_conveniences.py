@@ -221,6 +221,18 @@ def test_messages_are_no_prompt(model: edge.Model) -> None:
             call(turns)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [TURNS[0], None, 5, (each for each in TURNS)],
+    ids=lambda each: type(each).__name__,
+)
+def test_messages_are_a_list(model: edge.Model, given: Any) -> None:
+    for call in (model.chat, model.stream_chat):
+        with pytest.raises(edge.RequestError, match="messages are a list of objects") as raised:
+            call(given)
+        assert raised.value.remedy.startswith('write [{"role": "user"')
+
+
 def test_how_things_are_shown(cluster: edge.Cluster, model: edge.Model, talker: Path) -> None:
     assert repr(model) == "<Model talker (float32) on 1 device, context 512 tokens>"
     assert repr(cluster) == "<Cluster of 1 peer: local-1; 1 model loaded>"
