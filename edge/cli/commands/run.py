@@ -35,7 +35,7 @@ from edge.cli.reply_view import (
     whole_reply,
 )
 from edge.coordinator.lasting_model import Recovery
-from edge.errors import RequestError
+from edge.errors import RequestError, shown
 from edge.kernels.sampling.logprobs import MOST_LOGPROBS
 from edge.planning.load_options import LoadOptions
 
@@ -45,7 +45,11 @@ _CHANGEABLE = {
 """What no token depends on."""
 
 
-@click.command("run", short_help="Answer one prompt.")
+@click.command(
+    "run",
+    short_help="Answer one prompt.",
+    context_settings={"allow_extra_args": True},  # refused below, with what is to be typed
+)
 @model_options(needs_model=False)
 @click.option("-p", "--prompt", help="What to answer; - reads standard input.")
 @generation_options
@@ -126,6 +130,11 @@ def command(
             _check_resumed(context)
             kept = stack.enter_context(KeptReply.open(resume))
             model, options = str(kept.model), _as_it_was(kept, options, context)
+        elif context.args:
+            what = "put it in quotes, whole" if prompt else "give what is to be answered with -p"
+            raise click.UsageError(
+                f"Got unexpected extra argument {shown(context.args[0])}; {what}", context
+            )
         elif model is None or prompt is None:
             missing = "model" if model is None else "prompt"
             (parameter,) = (each for each in context.command.params if each.name == missing)
