@@ -112,7 +112,18 @@ def _checked(call: Callable[..., Any], owner: str, known: Sequence[str]) -> Call
     return called
 
 
-def with_overrides(options: Options, overrides: Mapping[str, Any]) -> Options:
-    """The options with some fields given by name. Raises what their constructor raises."""
-    changed: Options = replace(options, **overrides)  # type: ignore[type-var]
+def with_overrides(
+    kind: type[Options], options: Options | None, overrides: Mapping[str, Any]
+) -> Options:
+    """The options, None for those of a new one, with some fields given by name.
+
+    Raises TypeError for options of no such kind, and what their constructor raises.
+    """
+    if options is not None and not isinstance(options, kind):
+        raise TypeError(
+            f"options must be {kind.__name__} or None, not of the type {type(options).__name__}; "
+            f"write {kind.__name__}(...), or give its fields by name"
+        )
+    given = kind() if options is None else options
+    changed: Options = replace(given, **overrides)  # type: ignore[type-var]
     return changed

@@ -227,7 +227,7 @@ class AsyncCluster:
         Raises CheckpointError, CapacityError, PlanError, RequestError or a PeerError; after any of
         them nothing of the model is left on the peers.
         """
-        asked = with_overrides(options or LoadOptions(), overrides)
+        asked = with_overrides(LoadOptions, options, overrides)
         if resumes is not None:
             await self._take_over(resumes.lease)
         async with self._opened(path, asked, progress) as (checkpoint, peers):
@@ -326,7 +326,7 @@ class AsyncCluster:
         `changes` are made to what is known of the peers first, as "+4GiB on b", "without c" or
         "link a-b 1ms 1Gbit".
         """
-        options = with_overrides(options or LoadOptions(), overrides)
+        options = with_overrides(LoadOptions, options, overrides)
         async with self._opened(path, options) as (checkpoint, peers):
             with progress_bars() as on_progress:
                 return await measured_proposal(
@@ -361,7 +361,7 @@ class AsyncCluster:
         Raises RequestError for a text that is too short, another vocabulary or a full disk, and
         what `load` raises.
         """
-        options = with_overrides(options or LoadOptions(), overrides)
+        options = with_overrides(LoadOptions, options, overrides)
         found = await model_path(path, progress)
         if against != "float32":
             against = await model_path(against, progress)

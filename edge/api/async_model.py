@@ -507,7 +507,7 @@ class AsyncModel(DescribedModel):
         encode = partial(
             self._chat_prompt,
             messages,
-            with_overrides(options or GenerationOptions(), overrides),
+            with_overrides(GenerationOptions, options, overrides),
             tools=tools,
             tool_choice=tool_choice,
             variables=variables,
@@ -548,7 +548,7 @@ class AsyncModel(DescribedModel):
         client: on whose behalf; where requests wait, each client is served alike, however many it
         has. id: what logs call it on every device, and no other request; None: a random one.
         """
-        options = with_overrides(options or GenerationOptions(), overrides)
+        options = with_overrides(GenerationOptions, options, overrides)
         return AsyncReplyStream(self._reply_to(prompt, options, client=client, id=id))
 
     async def check_grammar(self, prompt: Prompt, options: GenerationOptions) -> None:

@@ -114,7 +114,7 @@ class Model(DescribedModel):
         """Like `chat`, token by token. Leaving the loop early cancels the rest."""
         prompt, options, reading = self._chat_prompt(
             messages,
-            with_overrides(options or GenerationOptions(), overrides),
+            with_overrides(GenerationOptions, options, overrides),
             tools=tools,
             tool_choice=tool_choice,
             variables=variables,
@@ -144,7 +144,7 @@ class Model(DescribedModel):
         client: on whose behalf; where requests wait, each client is served alike, however many it
         has. id: what logs call it on every device, and no other request; None: a random one.
         """
-        options = with_overrides(options or GenerationOptions(), overrides)
+        options = with_overrides(GenerationOptions, options, overrides)
         begin = self._reply_to(prompt, options, client=client, id=id)
         return ReplyStream(begin, self._loop)
 

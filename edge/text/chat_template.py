@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edge.errors import CheckpointError, RequestError
+from edge.errors import CheckpointError, RequestError, shown
 from edge.text.template_turns import template_turns
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
@@ -204,7 +204,7 @@ def _plain_object(message: object) -> dict[str, object]:
     """A copy in JSON's types: the sandbox cannot know what methods of other objects would do."""
     if not isinstance(message, Mapping):
         raise RequestError(
-            f"a chat message must be an object with role and content, not {message!r}"
+            f"a chat message must be an object with role and content, not {shown(message)}"
         )
     return {str(_plain(name)): _plain(item) for name, item in message.items()}
 

@@ -41,6 +41,7 @@ def test_every_public_name_is_there() -> None:
 MODEL: Any = object.__new__(edge.Model)
 ASYNC_MODEL: Any = object.__new__(edge.AsyncModel)
 CLUSTER: Any = object.__new__(edge.Cluster)
+ASYNC_CLUSTER: Any = object.__new__(edge.AsyncCluster)
 ANY: Any = edge
 
 
@@ -80,6 +81,22 @@ def test_a_wrong_keyword_is_told_the_near_one(call: Callable[[], Any], message: 
     with pytest.raises(TypeError) as raised:
         call()
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda: MODEL.stream("x", {"max_new_tokens": 3}), "GenerationOptions"),
+        (lambda: MODEL.stream_chat("x", {}), "GenerationOptions"),
+        (lambda: asyncio.run(ASYNC_MODEL.generate("x", 3)), "GenerationOptions"),
+        (lambda: ASYNC_MODEL.stream("x", edge.LoadOptions()), "GenerationOptions"),
+        (lambda: asyncio.run(ASYNC_CLUSTER.load("x", {"dtype": "int4"})), "LoadOptions"),
+    ],
+)
+def test_options_of_another_kind_are_told_which(call: Callable[[], Any], kind: str) -> None:
+    said = f"options must be {kind} or None, not .*; write {kind}.*, or give its fields by name"
+    with pytest.raises(TypeError, match=said):
+        call()
 
 
 def test_checked_calls_look_as_they_were_written() -> None:
