@@ -32,6 +32,8 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
     longest = body.whole("max_tokens", least=1)
     if longest is None and not counts_only:
         raise body.refuse("max_tokens", "is missing")
+    if body.raw("mcp_servers"):
+        raise body.refuse("mcp_servers", "is not supported: this server runs no tools; give tools")
     messages: list[Message] = []
     if "system" in body:
         messages.append({"role": "system", "content": _system(body)})
@@ -92,7 +94,8 @@ def _messages(message: Fields) -> list[Message]:
             calls.append(called(name, arguments or {}, part.text("id"), part))
         elif kind == "tool_result":
             result = {"role": "tool", "tool_call_id": part.need_text("tool_use_id")}
-            said = _text(part, "content", of_tool=True) if "content" in part else ""
+            said = "Error: " if part.flag("is_error") else ""
+            said += _text(part, "content", of_tool=True) if "content" in part else ""
             found.append({**result, "content": said})
         elif kind == "thinking":
             thoughts.append(part.text("thinking") or "")

@@ -27,6 +27,11 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _NO_TEXT = ("image_url", "input_image", "file", "input_file", "input_audio")
 _OUTDATED = ("functions", "function_call")
 """What `tools` were before."""
+_OTHER_FORMS = (
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("structured_outputs", "grammar"),
+)
+"""Of an answer, as other servers have them."""
 
 
 def options_of(
@@ -40,6 +45,9 @@ def options_of(
     for name in _OUTDATED:
         if body.raw(name):
             raise body.refuse(name, "is outdated; give tools")
+    for name in _OTHER_FORMS:
+        if body.raw(name):
+            raise body.refuse(name, "is not supported by this server; give a JSON schema")
     seed = body.whole("seed", least=-(1 << 63), most=(1 << 63) - 1)
     return GenerationOptions(
         max_new_tokens=most_new_tokens,
@@ -89,6 +97,8 @@ def chat_question(body: Fields) -> Question:
         logprobs = body.whole("top_logprobs", least=0, most=MOST_LOGPROBS) or 0
     elif "top_logprobs" in body:
         raise body.refuse("top_logprobs", "needs logprobs: true")
+    if set(body.texts("modalities", most=MOST_STOPS)) - {"text"}:
+        raise body.refuse("modalities", "has more than text; this server says nothing else")
     schema = schema_of(body.object("response_format"))
     messages = turns([message_of(each) for each in body.objects("messages")])
     if not messages:

@@ -112,3 +112,15 @@ def test_what_a_service_did_before_is_passed_over() -> None:
     summary = {"type": "compaction", "content": "We met."}
     assert said(search, found, TEXT, role="assistant")[-1]["content"] == "Look."
     assert said(summary, role="assistant")[-1]["content"] == "We met."
+
+
+def test_the_model_is_told_that_a_tool_has_failed() -> None:
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "no such file"}
+    assert said({**result, "is_error": True})[-1]["content"] == "Error: no such file"
+    assert said({**result, "is_error": False})[-1]["content"] == "no such file"
+
+
+def test_servers_of_tools_are_refused() -> None:
+    assert question_of(Fields({**ASKED, "mcp_servers": []}))
+    with pytest.raises(Refusal, match="mcp_servers is not"):
+        question_of(Fields({**ASKED, "mcp_servers": [{"type": "url", "url": "https://a.example"}]}))

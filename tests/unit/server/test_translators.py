@@ -411,3 +411,19 @@ def test_what_completions_do_not_take_is_refused_whatever_it_is(name: str, value
 def test_completions_take_what_asks_for_nothing() -> None:
     asked = {"prompt": "Once", "suffix": "", "echo": False, "best_of": 1}
     assert openai_fields.completion_question(Fields(asked)).prompts == ["Once"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("modalities", ["text", "audio"]),
+        ("guided_regex", "[0-9]+"),
+        ("guided_choice", ["a", "b"]),
+        ("structured_outputs", {"regex": "a"}),
+    ],
+)
+def test_what_would_change_the_answer_and_is_not_known_is_refused(name: str, value: object) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    with pytest.raises(Refusal, match=f"{name} "):
+        openai_fields.chat_question(Fields({**body, name: value}))
+    assert openai_fields.chat_question(Fields({**body, "modalities": ["text"], "grammar": None}))
