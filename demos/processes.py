@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge.host.cache_paths import CACHE_VARIABLE
-from edge.host.huge_pages import with_huge_pages
+from edge.host.huge_pages import with_malloc_settings
 
 END_TIMEOUT_S = 15.0
 
@@ -23,7 +23,7 @@ def child(command: list[str], *, cache: Path | None = None) -> Iterator[subproce
     """
     environment = None
     if cache is not None:
-        environment = {**with_huge_pages(os.environ), CACHE_VARIABLE: str(cache)}
+        environment = {**with_malloc_settings(os.environ), CACHE_VARIABLE: str(cache)}
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ from typing import TypedDict, TypeVar
 from edge.errors import NetworkError, RequestError
 from edge.host.cuda_driver import num_cuda_devices
 from edge.host.free_memory import parse_folder_and_size, parse_size
-from edge.host.huge_pages import with_huge_pages
+from edge.host.huge_pages import with_malloc_settings
 from edge.protocol.peer_info import BACKEND_CHOICES
 
 STOP_TIMEOUT_S = 10.0
@@ -154,7 +154,7 @@ def _spawn(options: list[str], keys: bytes | None) -> subprocess.Popen[bytes]:
         command + options + ["--handed-keys" if keys else "--insecure"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=with_huge_pages(os.environ),
+        env=with_malloc_settings(os.environ),
         # Ctrl-C is for the program; it ends its daemons in its own time.
         start_new_session=True,
     )

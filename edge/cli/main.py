@@ -25,7 +25,7 @@ import click
 
 from edge.cli.hangup import HungUp, give_up, has_hung_up
 from edge.errors import EdgeError
-from edge.host.huge_pages import restart_with_huge_pages
+from edge.host.huge_pages import restart_with_malloc_settings
 from edge.version import __version__
 
 COMMANDS = {
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> Any:
     if arguments is None:
         signal.signal(signal.SIGTERM, _leave)
         if sys.argv[1:2] == ["peer"]:
-            restart_with_huge_pages()
+            restart_with_malloc_settings()
         # What a command imports stays: to look for garbage in it, now and at the end, takes a
         # quarter of the time that an idle daemon computes (0.48 instead of 0.63 s).
         gc.disable()

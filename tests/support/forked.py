@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from edge.cli.main import COMMANDS
-from edge.host.huge_pages import with_huge_pages
+from edge.host.huge_pages import with_malloc_settings
 from tests.support import quick_interpreter
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ class Original:
         self._kind, self._on_start = kind, on_start
         # A daemon that has not got these begins itself again, as it does everywhere.
         self._environment = (
-            dict(os.environ) if kind == "another command" else with_huge_pages(os.environ)
+            dict(os.environ) if kind == "another command" else with_malloc_settings(os.environ)
         )
         self._cores = os.sched_getaffinity(0)
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ class Original:
     def is_like(self, environment: Mapping[str, str]) -> bool:
         """Whether a process with that environment, begun anew, would have been the same."""
         if self._kind == "command with peers":  # itself it is none the worse for those of its peers
-            environment = with_huge_pages(environment)
+            environment = with_malloc_settings(environment)
         own, wanted = map(_read_at_the_start, (self._environment, environment))
         return os.sched_getaffinity(0) == self._cores and own == wanted
 

@@ -22,7 +22,7 @@ import pytest
 
 from edge.api.cluster import Cluster
 from edge.cli.main import main
-from edge.host.huge_pages import with_huge_pages
+from edge.host.huge_pages import with_malloc_settings
 from edge.protocol.peer_info import PeerInfo, describe_peer
 from tests.support.keys import own_credentials
 
@@ -59,7 +59,7 @@ class Daemon:
             stdout=subprocess.PIPE,
             stderr=self._messages,
             # As it would set itself, and then begin again: a test of its own sees to that.
-            env=with_huge_pages({**os.environ, "EDGE_CACHE": str(cache)}),
+            env=with_malloc_settings({**os.environ, "EDGE_CACHE": str(cache)}),
             text=True,
         )
         assert self.process.stdout is not None

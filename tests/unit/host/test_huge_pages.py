@@ -16,7 +16,7 @@ import pytest
 from edge.host.huge_pages import (
     release_freed_memory,
     use_huge_pages,
-    with_huge_pages,
+    with_malloc_settings,
 )
 from edge.offload import KVPool
 
@@ -39,17 +39,27 @@ def test_contents_stay_and_reserved_memory_stays_empty() -> None:
     pool.close()
 
 
-def test_what_is_set_for_malloc_stays() -> None:
-    assert with_huge_pages({"A": "1"}) == {"A": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    other = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
-    both = "glibc.malloc.tcache_count=0:glibc.malloc.hugetlb=1"
-    assert with_huge_pages(other) == {"GLIBC_TUNABLES": both}
-    against = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
-    assert with_huge_pages(against) == against
+HUGE, ONE_ARENA = "glibc.malloc.hugetlb=1", "glibc.malloc.arena_max=1"
+
+
+@pytest.mark.parametrize(
+    ("known", "then"),
+    [
+        ("glibc.malloc.tcache_count=0", f"glibc.malloc.tcache_count=0:{HUGE}:{ONE_ARENA}"),
+        ("glibc.malloc.hugetlb=0", f"glibc.malloc.hugetlb=0:{ONE_ARENA}"),
+        ("glibc.malloc.arena_max=4", f"glibc.malloc.arena_max=4:{HUGE}"),
+    ],
+)
+def test_what_is_set_for_malloc_stays(known: str, then: str) -> None:
+    assert with_malloc_settings({"A": "1", "GLIBC_TUNABLES": known}) == {
+        "A": "1",
+        "GLIBC_TUNABLES": then,
+    }
+    assert with_malloc_settings({}) == {"GLIBC_TUNABLES": f"{HUGE}:{ONE_ARENA}"}
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
-def test_a_daemon_restarts_itself_with_huge_pages(tmp_path: Path) -> None:
+def test_a_daemon_restarts_itself_with_malloc_set_up(tmp_path: Path) -> None:
     plain = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     command = [sys.executable, "-m", "edge", "peer", "--listen", "127.0.0.1:0", "--supervised"]
     with subprocess.Popen(
@@ -61,8 +71,10 @@ def test_a_daemon_restarts_itself_with_huge_pages(tmp_path: Path) -> None:
         assert daemon.stdout is not None
         assert daemon.stdin is not None
         assert json.loads(daemon.stdout.readline())["addresses"]
-        environment = Path(f"/proc/{daemon.pid}/environ").read_bytes().split(b"\0")
-        assert b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in environment
+        environment = Path(f"/proc/{daemon.pid}/environ").read_bytes()
+        # Before 2.39 glibc puts a null byte behind each setting that it has read.
+        settings = environment.replace(b"\0", b":")
+        assert f"GLIBC_TUNABLES={HUGE}:{ONE_ARENA}:".encode() in settings
         daemon.stdin.close()
         assert daemon.wait(30) == 0
 
@@ -116,7 +128,7 @@ print(left, collapsed() - before)
 def test_what_loading_freed_is_not_filled_again() -> None:
     told = subprocess.run(
         [sys.executable, "-c", FREED],
-        env=with_huge_pages(os.environ),
+        env=with_malloc_settings(os.environ),
         capture_output=True,
         text=True,
         check=True,
