@@ -181,13 +181,19 @@ class News:
             self._is_due.set()
 
     async def _reached(self, record: PeerRecord) -> bool:
-        with contextlib.suppress(TimeoutError):
+        """All addresses at once, each with its full time: anybody can repeat an announcement with
+        other addresses, and is not to see by its own when another one answered."""
+        answered = await asyncio.gather(
+            *map(self._answers, dict.fromkeys(record.addresses[:MAX_ADDRESSES]))
+        )
+        return any(answered)
+
+    async def _answers(self, address: str) -> bool:
+        with contextlib.suppress(TimeoutError, transport.TransportError):
             async with asyncio.timeout(_WITHIN_S):
-                for address in record.addresses[:MAX_ADDRESSES]:
-                    with contextlib.suppress(transport.TransportError):
-                        channel = await transport.connect(
-                            address, hello=self._hello, credentials=self._credentials
-                        )
-                        await channel.aclose()
-                        return True
+                channel = await transport.connect(
+                    address, hello=self._hello, credentials=self._credentials
+                )
+                await channel.aclose()
+                return True
         return False

@@ -188,6 +188,45 @@ def test_who_announces_what_does_not_answer_holds_up_nobody() -> None:
     run(scenario)
 
 
+def test_all_addresses_of_an_announcement_are_dialled_whatever_the_others_answer() -> None:
+    """Else a stranger who announces its own behind another one learns by it what that one is."""
+
+    async def scenario() -> None:
+        attic, kitchen, cellar, _ = devices()
+        attic.change(lambda newest: newest.expelling(cellar.id))
+        bus = DiscoveryBus()
+        dialled = [asyncio.Event(), asyncio.Event()]
+
+        def dialling(event: asyncio.Event) -> Callable[[object, asyncio.StreamWriter], None]:
+            def dial(_: object, writer: asyncio.StreamWriter) -> None:
+                event.set()
+                writers.append(writer)
+
+            return dial
+
+        writers: list[asyncio.StreamWriter] = []
+        discovery = MemoryDiscovery(bus, cluster="c")
+        async with contextlib.AsyncExitStack() as stack:
+            addresses = []
+            for event in dialled:
+                server = await asyncio.start_server(dialling(event), "127.0.0.1", 0)
+                await stack.enter_async_context(server)
+                addresses.append(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            listener = await stack.enter_async_context(echoing(credentials=attic.credentials()))
+            addresses.insert(1, listener.addresses[0])
+            await discovery.announce(
+                PeerRecord(id=attic.id, name="", cluster="c", addresses=tuple(addresses))
+            )
+            async with asking(kitchen, bus):
+                await asyncio.gather(*(event.wait() for event in dialled))
+                await until_knows(kitchen, cellar)
+            for writer in writers:
+                writer.close()
+            await discovery.aclose()
+
+    run(scenario)
+
+
 def test_what_another_process_of_the_device_does_is_told_also_to_who_could_not_be_reached() -> None:
     async def scenario() -> None:
         attic, kitchen, cellar, phone = devices()
