@@ -34,11 +34,20 @@ def as_functions(body: Fields) -> Fields:
     found = dict(body.items())
     found["tools"] = [_as_function(namespace, tool) for namespace, tool in _each(body)]
     choice = body.raw("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") in ("custom", "function"):
+    if isinstance(choice, dict):
         asked = Fields(choice, body.place("tool_choice"))
-        name = full_name(asked.text("namespace"), asked.need_text("name"))
-        found["tool_choice"] = {"type": "function", "name": name}
+        found["tool_choice"] = _chosen(asked)
+        if asked.raw("type") == "allowed_tools":
+            found["tool_choice"] = {**choice, "tools": list(map(_chosen, asked.objects("tools")))}
     return Fields(found)
+
+
+def _chosen(tool: Fields) -> Json:
+    """As a choice names it."""
+    if tool.raw("type") not in ("custom", "function"):
+        return dict(tool.items())
+    name = full_name(tool.text("namespace"), tool.need_text("name"))
+    return {"type": "function", "name": name}
 
 
 def origins(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Origin]:

@@ -67,17 +67,42 @@ def openai_tools(body: Fields, *, flat: bool = False) -> Offer:
     if not isinstance(body.raw("tool_choice"), str | None):
         choice = body.object("tool_choice")
         assert choice is not None, "it is no text, and there"
-        choice.one_of("type", ("function",))
-        function = choice if flat else choice.object("function")
-        if function is None:
-            raise choice.refuse("function", "is missing")
-        return forced_offer(found, function.need_text("name"), body)
+        if choice.one_of("type", ("function", "allowed_tools")) == "allowed_tools":
+            held = choice if flat else choice.object("allowed_tools")
+            if held is None:
+                raise choice.refuse("allowed_tools", "is missing")
+            allowed = _allowed(found, held, flat=flat)
+            if held.one_of("mode", ("auto", "required")) == "required":
+                return forced_offer(allowed, None, body, several=several)
+            return Offer(tools=allowed, several=several)
+        return forced_offer(found, _named(choice, flat=flat), body)
     mode = "auto"
     if "tool_choice" in body:
         mode = body.one_of("tool_choice", ("auto", "none", "required"))
     if mode == "required":
         return forced_offer(found, None, body, several=several)
     return Offer(tools=[] if mode == "none" else found, several=several)
+
+
+def _allowed(tools: Sequence[Json], held: Fields, *, flat: bool) -> list[Json]:
+    """Those of the tools that a choice names. Raises Refusal for one that is not here."""
+    names = set()
+    for tool in held.objects("tools"):
+        if flat and tool.need_text("type") != "function":
+            continue
+        tool.one_of("type", ("function",))
+        names.add(_named(tool, flat=flat))
+    found = [tool for tool in tools if tool["function"]["name"] in names]
+    if missing := names - {tool["function"]["name"] for tool in found}:
+        raise held.refuse("tools", f"has {min(missing)!r:.80}, which is not among the tools")
+    return found
+
+
+def _named(tool: Fields, *, flat: bool) -> str:
+    function = tool if flat else tool.object("function")
+    if function is None:
+        raise tool.refuse("function", "is missing")
+    return function.need_text("name")
 
 
 def checked(body: Fields) -> list[Fields]:

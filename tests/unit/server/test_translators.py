@@ -427,3 +427,51 @@ def test_what_would_change_the_answer_and_is_not_known_is_refused(name: str, val
     with pytest.raises(Refusal, match=f"{name} "):
         openai_fields.chat_question(Fields({**body, name: value}))
     assert openai_fields.chat_question(Fields({**body, "modalities": ["text"], "grammar": None}))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_of_allowed_tools_the_model_is_told_and_of_no_others(flat: bool) -> None:
+    def named(name: str) -> dict[str, Any]:
+        function = {"name": name}
+        return {"type": "function", **(function if flat else {"function": function})}
+
+    def asked(mode: str, *names: str) -> Question:
+        allowed = {"mode": mode, "tools": [named(name) for name in names]}
+        choice = allowed if flat else {"allowed_tools": allowed}
+        body: dict[str, Any] = {
+            "input": "Hi",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "tools": [named(name) for name in "abc"],
+            "tool_choice": {"type": "allowed_tools", **choice},
+        }
+        read = openai_responses.question_of if flat else openai_fields.chat_question
+        return read(Fields(body))
+
+    def names_of(tools: Sequence[Any]) -> list[str]:
+        return [tool["function"]["name"] for tool in tools]
+
+    may, must = asked("auto", "c", "a"), asked("required", "b", "c")
+    assert (names_of(may.tools), names_of(may.forced)) == (["a", "c"], [])
+    assert (names_of(must.tools), names_of(must.forced)) == (["b", "c"], ["b", "c"])
+    assert must.several_calls
+    for mode, name, said in (("auto", "d", "'d', which is not"), ("none", "a", "mode is one of")):
+        with pytest.raises(Refusal, match=said):
+            asked(mode, name)
+
+
+def test_allowed_tools_of_a_namespace_are_found() -> None:
+    tools = [
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "a"}]},
+        {"type": "custom", "name": "b"},
+        {"type": "function", "name": "c"},
+        {"type": "web_search"},
+    ]
+    allowed = [
+        {"type": "function", "name": "a", "namespace": "n"},
+        {"type": "custom", "name": "b"},
+        {"type": "web_search"},
+    ]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+    body = {"input": "Hi", "tools": tools, "tool_choice": choice}
+    told: list[Any] = list(openai_responses.question_of(Fields(body)).tools)
+    assert [tool["function"]["name"] for tool in told] == ["n__a", "b"]
