@@ -412,7 +412,7 @@ def test_what_openai_clients_raise(client: openai.OpenAI, url: str) -> None:
         ({"temperature": 3}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": True}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.5}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_completion_tokens": 1 << 70}, "max_completion_tokens"),
