@@ -16,7 +16,7 @@ it, but less where it was not used for long (GreedyDual-Size, as in `kv_residenc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +60,7 @@ class SavedStates:
         self, places: int, *, apart_tokens: int = APART_TOKENS, part_tokens: int = PART_TOKENS
     ) -> None:
         self._places = places
-        self.apart_tokens = apart_tokens
+        self._apart_tokens = apart_tokens
         self._part_tokens = part_tokens
         self._saved: dict[int, _Saved] = {}
         self._worth = 0.0
@@ -102,6 +102,24 @@ class SavedStates:
         part_tokens = max(self._part_tokens, -(-(end - found) // parts))
         part_tokens += -part_tokens % chunk_tokens
         return [*range(found + part_tokens, end - self._part_tokens // 2, part_tokens), max(0, end)]
+
+    def worth_saving(
+        self, prompt_tokens: int, found: int, alike: Iterable[int], chunk_tokens: int
+    ) -> list[int]:
+        """Likewise, and where others part from it.
+
+        alike: tokens that it has in common with each of the others.
+        """
+        points = self.on_the_way(found, prompt_tokens, chunk_tokens)
+        parting = max((each for each in alike if each < prompt_tokens), default=0)
+        near = max((each for each in points if each <= parting), default=found)
+        return [*points, parting] if parting - near >= self._apart_tokens else points
+
+    def parting(self, point: int, saves: Iterable[int]) -> int:
+        """Where one that will have such states has one for another that parts from it there: where
+        it has one already, if that is near."""
+        near = max((each for each in saves if each <= point), default=0)
+        return near if point - near < self._apart_tokens else point
 
     def used(self, request: str, tokens: int) -> None:
         """Another one goes on from it."""

@@ -600,30 +600,25 @@ class Scheduler:
         point = self._beginnings.whole_units(common, other.singly)
         if point <= other.computed:
             return 0
-        near = max((each for each in other.saves if each <= point), default=0)
-        if point - near < self._saved.apart_tokens:
-            return near
-        other.saves.add(point)
-        return point
+        parting = self._saved.parting(point, other.saves)
+        if parting == point:
+            other.saves.add(point)
+        return parting
 
     def _plan_saves(self, entry: _Entry) -> None:
         """Where states of a prompt are saved, now that is known how much of it is found."""
         if self._saved is None or self._beginnings is None or entry.rows is not None:
             return
-        found, prompt_tokens = entry.computed, entry.prompt_tokens
+        prompt_tokens = entry.prompt_tokens
         others = [each for each in self._active.values() if each is not entry]
         alike = [common_tokens(entry.prompt, other.prompt) for other in others]
         alike += self._beginnings.common(entry.prompt)
-        parting = max((each for each in alike if each < prompt_tokens), default=0)
-        points = self._saved.on_the_way(found, prompt_tokens, self._chunk_tokens)
-        near = max((each for each in points if each <= parting), default=found)
-        if parting - near >= self._saved.apart_tokens:
-            points.append(parting)
+        points = self._saved.worth_saving(prompt_tokens, entry.computed, alike, self._chunk_tokens)
         entry.saves.update(
             self._beginnings.whole_units(min(each, prompt_tokens - SHORTEST_STEP), entry.singly)
             for each in points
         )
-        least = found + self._beginnings.fewest_tokens
+        least = entry.computed + self._beginnings.fewest_tokens
         begun = [first for first, _ in entry.singly]
         entry.saves = {
             each
