@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edge.text.schema_keywords import BY_NAME, CHOICES, HELD, IN_ORDER, NAMED
+
 _MOST_DEPTH = 64
 
 _OF_THE_SAME = ("allOf", "anyOf", "oneOf", "$ref", "not", "if", "dependentSchemas")
 """They say more of the same object, perhaps further properties."""
 _SAYS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-_IN_ORDER = ("prefixItems",)
-_HELD = ("items", "additionalProperties")
-_CHOICES = ("anyOf", "oneOf", "allOf")
 
 
 class _Shared(Exception):  # noqa: N818 - not an error
@@ -49,16 +47,16 @@ def _closed(schema: Any, *, is_shared: bool, depth: int) -> Any:
     speaking = [key for key in ("properties", *_OF_THE_SAME) if key in schema]
     if "$ref" in schema and (is_shared or len(speaking) > 1):
         raise _Shared
-    for key in _BY_NAME:
+    for key in (*BY_NAME, *NAMED):
         if isinstance(held := schema.get(key), Mapping):
             found[key] = {name: part(each) for name, each in held.items()}
-    for key in _IN_ORDER:
+    for key in IN_ORDER:
         if isinstance(held := schema.get(key), list):
             found[key] = [part(each) for each in held]
-    for key in _HELD:
+    for key in HELD:
         if key in schema:
             found[key] = part(schema[key])
-    for key in _CHOICES:
+    for key in CHOICES:
         if isinstance(held := schema.get(key), list):
             shared = is_shared or len(speaking) > 1 or (key == "allOf" and len(held) > 1)
             found[key] = [part(each, shared=shared) for each in held]

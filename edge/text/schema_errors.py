@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from edge.errors import shown
+from edge.text.schema_keywords import BY_NAME, CHOICES, HELD, IN_ORDER, NAMED
 
 _LINE = re.compile(r"at (\d{1,9})\(\d{1,9}\): ")
 _SHOWN_RULES = re.compile(r"\n +\d+ \| .*", re.DOTALL)
@@ -23,11 +24,6 @@ _ONE_OF = ("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Use
 _MOST_TRIED = 64
 """Parts of a schema; each takes a millisecond for each few KiB."""
 _MOST_SEARCHED_BYTES = 32 << 10
-
-_HELD_BY_NAME = ("properties", "patternProperties")
-_HELD_IN_ORDER = ("prefixItems", "anyOf", "oneOf", "allOf")
-_HELD = ("items", "additionalProperties")
-_NAMED = ("$defs", "definitions")
 
 Check = Callable[[Mapping[str, Any]], str]
 """Of a schema what llguidance says of it; "" for one that is kept to."""
@@ -49,7 +45,8 @@ def fault(error: str, rules: str, check: Check) -> str:
     before = lines[number - 1] if 0 < number < len(lines) else ""
     of = before.removeprefix("// ") if before.startswith("// ") else "the JSON schema"
     place = _place(rule.partition("%json ")[2], said, check)
-    return f"{of} cannot be kept to{place and f': {place}'}: {said}"
+    where = f": {place}" if place else ""
+    return f"{of} cannot be kept to{where}: {said}"
 
 
 def sentence(error: str) -> str:
@@ -81,7 +78,7 @@ def _place(text: str, said: str, check: Check) -> str:
             if id(part) in seen:
                 continue
             tried += 1
-            alone = {**{name: root[name] for name in _NAMED if name in root}, **part}
+            alone = {**{name: root[name] for name in NAMED if name in root}, **part}
             if sentence(check(alone)) == said:
                 place, here = steps, part
                 seen.add(id(part))
@@ -98,20 +95,20 @@ def _parts(
     schema: Mapping[str, Any], root: Mapping[str, Any], place: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
     """Its schemas, and where each is."""
-    for key in _HELD_BY_NAME:
+    for key in BY_NAME:
         held = schema.get(key)
         for name, each in held.items() if isinstance(held, Mapping) else ():
             if isinstance(each, Mapping):
                 yield (*place, key, name), each
-    for key in _HELD_IN_ORDER:
+    for key in (*IN_ORDER, *CHOICES):
         held = schema.get(key)
         for at, each in enumerate(held if isinstance(held, list) else ()):
             if isinstance(each, Mapping):
                 yield (*place, f"{key}[{at}]"), each
-    for key in _HELD:
+    for key in HELD:
         if isinstance(held := schema.get(key), Mapping):
             yield (*place, key), held
-    for key in _NAMED:
+    for key in NAMED:
         reference, held = schema.get("$ref"), root.get(key)
         if isinstance(reference, str) and isinstance(held, Mapping):
             name = reference.removeprefix(f"#/{key}/")
