@@ -20,8 +20,9 @@ MOST_COMPLETIONS = 128
 """To all prompts of one request."""
 
 _TOKEN_DIGITS = 9
-_SEEDS = 1 << 63
-"""Who asks for several answers has the next seeds, too; they must be below 2^64."""
+SEEDS = 1 << 63
+"""From minus that many on, as OpenAI has them. Who asks for several answers has the next ones, too;
+they must be below 2^64."""
 _LEAST_SHARE = 1e-6
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _NO_TEXT = ("image_url", "input_image", "file", "input_file", "input_audio")
@@ -48,7 +49,7 @@ def options_of(
     for name in _OTHER_FORMS:
         if body.raw(name):
             raise body.refuse(name, "is not supported by this server; give a JSON schema")
-    seed = body.whole("seed", least=-(1 << 63), most=(1 << 63) - 1)
+    seed = body.whole("seed", least=-SEEDS, most=SEEDS - 1)
     return GenerationOptions(
         max_new_tokens=most_new_tokens,
         temperature=body.number("temperature", least=0, most=2),
@@ -60,7 +61,7 @@ def options_of(
         presence_penalty=body.number("presence_penalty", least=-2, most=2),
         logit_bias=_biases(body),
         stop=body.texts("stop", most=MOST_STOPS),
-        seed=None if seed is None else seed % _SEEDS,
+        seed=None if seed is None else seed % SEEDS,
         logprobs=logprobs,
         json_schema=json_schema,
         priority=priority_or_tier_of(body),

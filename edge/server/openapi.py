@@ -13,6 +13,7 @@ from edge.server.openai_fields import (
     MOST_COMPLETIONS,
     MOST_LOGPROBS,
     MOST_STOPS,
+    SEEDS,
 )
 from edge.server.priorities import TIERS
 from edge.version import __version__
@@ -77,7 +78,7 @@ _SAMPLING = {
     "repetition_penalty": _number(0.01, 100),
     "frequency_penalty": _number(-2, 2),
     "presence_penalty": _number(-2, 2),
-    "seed": _whole(-(1 << 63), (1 << 63) - 1),
+    "seed": _whole(-SEEDS, SEEDS - 1),
     "stop": _STOP,
 }
 _STAYS = _either({"type": "number"}, _TEXT)

@@ -18,6 +18,35 @@ ONE = Key(text="a-key-of-sixteen-or-more")
 OTHER = Key(text="another-key-of-somebody", most_answers=3, most_priority="low")
 
 
+class Seen:
+    """The application behind a guard: who was let through."""
+
+    def __init__(self) -> None:
+        self.callers: list[Caller] = []
+
+    async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
+        self.callers.append(scope["edge.caller"])
+
+
+async def ask(guard: Guard, key: str) -> None:
+    """What a request with this key comes to is not looked at."""
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(_message: Message) -> None:
+        pass
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/v1/models",
+        "headers": [(b"x-api-key", key.encode())],
+        "client": ("192.0.2.7", 4711),
+    }
+    await guard(scope, receive, send)
+
+
 @pytest.mark.parametrize(
     ("keys", "shown", "known"),
     [
@@ -34,39 +63,22 @@ OTHER = Key(text="another-key-of-somebody", most_answers=3, most_priority="low")
 def test_a_client_is_known_by_its_key_or_its_address(
     keys: tuple[Key, ...], shown: str, known: Caller | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[Caller] = []
-
-    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
-        seen.append(scope["edge.caller"])
-
-    async def receive() -> Message:
-        return {"type": "http.request"}
-
-    async def send(_message: Message) -> None:
-        pass
-
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/v1/models",
-        "headers": [(b"x-api-key", shown.encode())],
-        "client": ("192.0.2.7", 4711),
-    }
+    app = Seen()
     guard = Guard(app, Rules(keys=keys), Metrics(), (), open_paths=())
     with caplog.at_level(logging.INFO, "edge.server.guard"):
-        asyncio.run(guard(scope, receive, send))
+        asyncio.run(ask(guard, shown))
     (told,) = caplog.records
     request_id = vars(told)["request"]
     assert request_id in told.getMessage()
     assert not shown or shown not in caplog.text
-    for caller in seen:
+    for caller in app.callers:
         assert caller.request_id == request_id
         assert known == Caller(
             name=caller.name,
             most_answers=caller.most_answers,
             most_priority=caller.most_priority,
         )
-    assert bool(seen) == (known is not None)
+    assert bool(app.callers) == (known is not None)
 
 
 def test_a_key_stays_the_same_client_wherever_it_stands() -> None:
@@ -194,21 +206,9 @@ def test_browsers_are_told_beforehand_which_pages_may_ask() -> None:
 
 
 def test_a_key_that_is_gone_was_another_client() -> None:
-    seen: list[Caller] = []
-
-    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
-        seen.append(scope["edge.caller"])
-
-    async def receive() -> Message:
-        return {"type": "http.request"}
-
-    async def send(_message: Message) -> None:
-        pass
-
+    app = Seen()
     guard = Guard(app, Rules(), Metrics(), (), open_paths=())
     for keys in ((ONE,), (ONE, OTHER), (ONE,)):
         guard.rules = Rules(keys=keys)
-        headers = [(b"x-api-key", ONE.text.encode())]
-        scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}
-        asyncio.run(guard(scope, receive, send))
-    assert [caller.is_only_one for caller in seen] == [True, False, False]
+        asyncio.run(ask(guard, ONE.text))
+    assert [caller.is_only_one for caller in app.callers] == [True, False, False]
