@@ -27,7 +27,9 @@ from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint, described
 from edge.partition import Parallel
+from edge.planning.load_options import LoadOverrides
 from edge.protocol.step_times import PeerTimes
+from edge.weights.formats import DTYPES, Dtype
 
 
 def prompt_s(times: Sequence[PeerTimes]) -> float:
@@ -46,6 +48,7 @@ def prompt_s(times: Sequence[PeerTimes]) -> float:
 @click.option("--peers", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
 @click.option("--plan", default="tensor", show_default=True)
+@click.option("--dtype", type=click.Choice(DTYPES), default="int4", show_default=True)
 @click.option("--turns", type=click.IntRange(2), default=6, show_default=True)
 @click.option(
     "--rounds", type=click.IntRange(1), default=3, show_default=True, help="Conversations of these."
@@ -64,6 +67,7 @@ def main(
     peers: int,
     threads: int,
     plan: Parallel,
+    dtype: Dtype,
     turns: int,
     rounds: int,
     new_tokens: int,
@@ -77,9 +81,12 @@ def main(
     context = max(2048, beginning + 64 + turns * (new_tokens + answer_tokens))
     path = checkpoint(shape, folder, context_tokens=context) if own is None else own
     random = np.random.default_rng(0)
+    loading: LoadOverrides = {
+        "dtype": dtype, "plan": plan, "context_tokens": context, "concurrency": 4
+    }  # fmt: skip
     with (
         edge.Cluster.local(peers, threads=threads) as cluster,
-        cluster.load(path, dtype="int4", plan=plan, context_tokens=context, concurrency=4) as model,
+        cluster.load(path, **loading) as model,
     ):
 
         def said(count: int) -> list[int]:
@@ -140,9 +147,7 @@ def main(
         for prompt, answer in measured:
             with (
                 edge.Cluster.local(peers, threads=threads) as cluster,
-                cluster.load(
-                    path, dtype="int4", plan=plan, context_tokens=context, concurrency=4
-                ) as model,
+                cluster.load(path, **loading) as model,
             ):
                 anew = model.generate(
                     prompt, max_new_tokens=answer_tokens, temperature=0.0, ignore_eos=True
@@ -155,7 +160,7 @@ def main(
         variant=(
             f"at once, {peers} x {threads} threads, {plan}, "
             f"{rounds} times {turns} turns of {new_tokens} + {answer_tokens} tokens"
-            f"{f' behind {beginning}' if beginning else ''}, int4"
+            f"{f' behind {beginning}' if beginning else ''}, {dtype}"
         ),
         link="TCP over loopback",
         model=described(shape) if own is None else own.name,

@@ -7,7 +7,6 @@ It runs scripts/first-reply, with no caches from before. What pip downloads does
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
@@ -29,7 +28,6 @@ def wait() -> tuple[int, int]:
         done = subprocess.run(
             [_SCRIPT, Path(folder) / "venv"],
             cwd=_SCRIPT.parents[1],
-            env={name: os.environ[name] for name in os.environ.keys() - {"PYTHONPATH"}},
             capture_output=True,
             text=True,
             check=False,
