@@ -99,8 +99,15 @@ class PromptLengthError(RequestError):
 
     code = "prompt_too_long"
 
-    def __init__(self, message: str, *, prompt_tokens: int, context_tokens: int) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        prompt_tokens: int,
+        context_tokens: int,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(message, remedy=remedy)
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
 

@@ -366,7 +366,8 @@ class DescribedModel:
         if self.context_tokens == self.longest_context_tokens:
             remedy = "shorten it: the model was made for no more"
         return PromptLengthError(
-            f"the prompt has {tokens} tokens and the context {self.context_tokens}{what}; {remedy}",
+            f"the prompt has {tokens} tokens and the context {self.context_tokens}{what}",
+            remedy=remedy,
             prompt_tokens=tokens,
             context_tokens=self.context_tokens,
         )

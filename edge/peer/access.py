@@ -73,5 +73,6 @@ def check_may_use(member: Member | None, peer: str, allowed: Collection[str]) ->
         )
     if allowed and not any(member.id.startswith(each) for each in allowed):
         raise RequestError(
-            f"{who} may not use this peer", remedy="it was started for others, with --allow use=…"
+            f"{who} may not use this peer, which was started for others",
+            remedy="start it again with this device's id in --allow use=…, or without that option",
         )

@@ -104,7 +104,7 @@ class ProfilingCalls:
                 try:
                     return profile(site, call, busy=busy)
                 finally:
-                    release_freed_memory()  # malloc keeps it for this thread, which may rest now
+                    release_freed_memory()  # malloc keeps it, and the promise counts nothing of it
 
             try:
                 found = await run_blocking(work, stop=stop.set)

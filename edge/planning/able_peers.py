@@ -9,17 +9,15 @@ from edge.models.spec import ModelSpec
 from edge.partition import Plan
 from edge.protocol.peer_info import PeerInfo
 
+_REMEDY = "start it with --backend ort, so that its CPU computes"
+
 
 def able_peers(peers: Sequence[PeerInfo], spec: ModelSpec) -> tuple[list[PeerInfo], list[str]]:
     """Those that compute the model, and a sentence for each of the others."""
     able, sentences = [], []
     for peer in peers:
-        if missing := peer.lacking(spec.needs):
-            sentences.append(
-                f"{peer.name} is not used: its back end {peer.backend} has no kernel for "
-                f"{', '.join(missing)}, which this model has; start it with --backend ort, so that "
-                "its CPU computes"
-            )
+        if peer.lacking(spec.needs):
+            sentences.append(f"{peer.name} is not used: {_lacking(peer, spec)}; {_REMEDY}")
         else:
             able.append(peer)
     return able, sentences
@@ -37,6 +35,12 @@ def some_able_peers(
         for peer in peers:
             if {peer.id, peer.name} & set(plan.devices) - known:
                 raise RequestError(
-                    f"the plan by hand gives layers to {peer.name}", remedy=f"{sentences[0]}"
+                    f"the plan by hand gives layers to {peer.name}: {_lacking(peer, spec)}",
+                    remedy=_REMEDY,
                 )
     return able, sentences
+
+
+def _lacking(peer: PeerInfo, spec: ModelSpec) -> str:
+    missing = ", ".join(peer.lacking(spec.needs))
+    return f"its back end {peer.backend} has no kernel for {missing}, which this model has"

@@ -75,7 +75,10 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     if not keys:
         raise RequestError(f"{path} has no keys", remedy=_HOW_TO_MAKE_ONE)
     if len({key.text for key in keys}) != len(keys):
-        raise RequestError(f"{path} has a key twice", remedy="each stands for a client of its own")
+        raise RequestError(
+            f"{path} has a key twice, and each stands for a client of its own",
+            remedy="remove one of the two",
+        )
     return tuple(keys)
 
 
@@ -101,7 +104,7 @@ def _key(words: Sequence[str], where: str) -> Key:
             # Not the word itself: it may be another key.
             raise RequestError(
                 f"{where} has something behind its key that is no limit",
-                remedy=f"there are answers=N and priority={'|'.join(PRIORITIES)}, and further "
-                "keys go on lines of their own",
+                remedy=f"write answers=N or priority={'|'.join(PRIORITIES)} there; further keys go "
+                "on lines of their own",
             )
     return Key(text=text, most_answers=most_answers, most_priority=most_priority)

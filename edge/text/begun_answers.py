@@ -33,7 +33,7 @@ def up_to_answer(prompt: str) -> str:
     before, here, _after = prompt.rpartition(_HERE)
     if not here:
         raise RequestError(
-            "the model's chat template cannot go on with an answer; let the last message be one "
-            "of the user"
+            "the model's chat template cannot go on with an answer",
+            remedy="let the last message be one of the user",
         )
     return before.replace(_HERE, "")

@@ -68,7 +68,10 @@ class ChatTemplate:
         Jinja, or takes more time or memory than any template needs.
         """
         if not messages:
-            raise RequestError("a chat needs at least one message, and there is none")
+            raise RequestError(
+                "a chat needs at least one message, and there is none",
+                remedy="give one with role and content",
+            )
         values: dict[str, object] = {"documents": None, **variables}
         values["tools"] = tools
         values["add_generation_prompt"] = add_generation_prompt

@@ -144,9 +144,9 @@ class Checkpoint:
             name = self.tensor_name(role)
             if name not in present:
                 raise CheckpointError(
-                    f"{self.path}: tensor {name} is missing",
-                    remedy="the download is incomplete, or the files are not of family "
-                    f"{self.spec.family}",
+                    f"{self.path}: tensor {name} is missing, so the files are not all there, or "
+                    f"not of family {self.spec.family}",
+                    remedy="download the model again",
                 )
             found = self.store.shape(name)
             if found != shape:

@@ -177,8 +177,9 @@ def _parts(
         if ".experts." in role and each not in tensors and each not in of_experts:
             _blk, number, matrix, _expert, suffix = each.split(".")
             raise CheckpointError(
-                f"{source}: tensor blk.{number}.{matrix}_exps.{suffix} is missing",
-                remedy=f"the download is incomplete, or the file is not of family {spec.family}",
+                f"{source}: tensor blk.{number}.{matrix}_exps.{suffix} is missing, so the file is "
+                f"not whole, or not of family {spec.family}",
+                remedy="download it again",
             )
     for each, shape in shapes.items():
         axis = len(shape) - 2  # a single row is a vector in files, a convolution a matrix

@@ -99,7 +99,7 @@ def test_where_nobody_is_able_or_a_plan_by_hand_names_one_that_is_not() -> None:
         some_able_peers([GPU], spec, "auto")
     assert some_able_peers([GPU, CPU], spec, "auto")[0] == [CPU]
     plan = make_plan(spec, "solo", model="m", devices=["gpu"])
-    with pytest.raises(RequestError, match=r"by hand gives layers to gpu; gpu is not used: .*ort"):
+    with pytest.raises(RequestError, match=r"by hand gives layers to gpu: its .*; start .* ort"):
         some_able_peers([GPU, CPU], spec, plan)
     plan = make_plan(spec, "solo", model="m", devices=["cpu"])
     assert some_able_peers([GPU, CPU], spec, plan)[0] == [CPU]
