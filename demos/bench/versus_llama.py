@@ -22,11 +22,35 @@ from edge.demos.bench.limited.sides import gguf_of
 from edge.demos.bench.options import append_option, folder_option
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import SHAPES, checkpoint, described
+from edge.offload import GgufFile
 from edge.weights.formats import Dtype
 
+TABLE, HEAD = "token_embd.weight", "output.weight"
 
-def figures_of(measured: Comparison, form: str) -> Figures:
-    """Both programs' figures and the ratio, for each thing that was compared."""
+
+def read_of_token(path: Path) -> float:
+    """Bytes of a GGUF file that a token is multiplied with: not of a table of embeddings that is no
+    head, and of a layer's experts as many as it goes through."""
+    with GgufFile(path) as file:
+        model = file.metadata["general.architecture"]
+        used, count = (
+            int(str(file.metadata.get(f"{model}.expert_{each}", 1)))
+            for each in ("used_count", "count")
+        )
+        total = 0.0
+        for name, tensor in file.tensors.items():
+            if name != TABLE or HEAD not in file.tensors:
+                nbytes = tensor.end - tensor.begin
+                total += nbytes * (used / count if "_exps." in name else 1)
+        return total
+
+
+def figures_of(measured: Comparison, form: str, *, read_bytes: tuple[float, float]) -> Figures:
+    """Both programs' figures and the ratio, for each thing that was compared.
+
+    read_bytes: weights that Edge, and llama.cpp, read for a token. With both at one rate, the ratio
+    of decoding would be that of llama.cpp's bytes to Edge's.
+    """
     found = Figures()
     for name, pairs in (
         (f"prefill {measured.prompt_tokens}", measured.prefill),
@@ -37,6 +61,14 @@ def figures_of(measured: Comparison, form: str) -> Figures:
             found.add(f"{name}, Edge", "tok/s", ours)
             found.add(f"{name}, llama.cpp {form}", "tok/s", theirs)
             found.add(f"{name}, Edge / llama.cpp", "ratio", ours / theirs)
+    mine, others = read_bytes
+    found.add("weights for a token, Edge", "MB", mine / 1e6)
+    found.add(f"weights for a token, llama.cpp {form}", "MB", others / 1e6)
+    found.add("weights for a token, llama.cpp / Edge", "ratio", others / mine)
+    for ours, theirs in measured.decode:
+        found.add("rate of weights, Edge", "GB/s", ours * mine / 1e9)
+        found.add(f"rate of weights, llama.cpp {form}", "GB/s", theirs * others / 1e9)
+        found.add("rate of weights, Edge / llama.cpp", "ratio", ours * mine / (theirs * others))
     if measured.batch:
         for (many, _), (one, _) in zip(measured.batch, measured.decode, strict=True):
             found.add(f"Edge, {measured.requests} at once / one", "ratio", many / one)
@@ -50,7 +82,7 @@ def figures_of(measured: Comparison, form: str) -> Figures:
     type=click.Choice([*SHAPES, *FILE_SHAPES]),
     default="W",
     show_default=True,
-    help=f"Of {' and '.join(FILE_SHAPES)} there is a file alone.",
+    help=f"Of {' and '.join(FILE_SHAPES)} there are files alone: Edge rounds one in F16.",
 )
 @click.option("--form", default="Q4_K_M", show_default=True, help="llama.cpp's, and of its file.")
 @click.option("--same-file", is_flag=True, help="Edge takes llama.cpp's file, too.")
@@ -76,11 +108,15 @@ def main(
     **options: Any,
 ) -> None:
     """Prefill and decode of both, with the ratio of each round."""
-    if shape in FILE_SHAPES and not same_file:
-        raise click.UsageError(f"{shape} is a GGUF file, which both take: add --same-file")
     made = FILE_SHAPES[shape] if shape in FILE_SHAPES else SHAPES[shape]
     context, requests = options["prompt_tokens"] + options["new_tokens"], options["requests"]
     gguf = gguf_of(shape, folder, python=llama_python, form=form)
+    if same_file:
+        given = gguf
+    elif shape in FILE_SHAPES:
+        given = gguf_of(shape, folder, python=llama_python, form="F16")
+    else:
+        given = checkpoint(shape, folder)
     ours = f"{form} as stored" if same_file else f"{dtype}/{block_size}" if block_size else dtype
     with (
         Llama(
@@ -88,7 +124,7 @@ def main(
         ) as llama,
         edge.Cluster.local(1, threads=threads) as cluster,
         cluster.load(
-            gguf if same_file else checkpoint(shape, folder),
+            given,
             dtype="auto" if same_file else dtype,
             block_size=block_size,
             context_tokens=context,
@@ -96,8 +132,9 @@ def main(
         ) as model,
     ):
         measured = compare(model, llama, **options)
+        read_bytes = sum(model.token_weight_bytes.values()), read_of_token(gguf)
     results.publish(
-        figures_of(measured, form).metrics(),
+        figures_of(measured, form, read_bytes=read_bytes).metrics(),
         question="one peer against llama.cpp, in turn",
         variant=f"{ours}, {threads} threads; llama-cpp-python {measured.version} {form}",
         link="none",

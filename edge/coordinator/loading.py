@@ -26,6 +26,7 @@ from edge.protocol.step import MOST_KEPT, SHORTEST_STEP, StepLimits
 from edge.protocol.topology import Seat
 from edge.weights.formats import KvDtype, weight_format
 from edge.weights.matrix_kind import WeightSource
+from edge.weights.token_reads import packed_bytes_of_token
 
 
 class ShareRefusedError(CapacityError):
@@ -185,8 +186,7 @@ class _Loading:
         model.held[seat] = held_layers(layout, bringing.options.kv_dtype)
         model.manifests[seat] = brought.manifest_digest
         model.sent_bytes[peer.name] = model.sent_bytes.get(peer.name, 0) + brought.sent_bytes
-        matrices = bringing.weight_format.recipe.all_stored(layout.matrices)
-        read_bytes = round(sum(each.packed_bytes for each in matrices))
+        read_bytes = packed_bytes_of_token(layout, bringing.weight_format.recipe)
         model.token_weight_bytes[peer.name] = (
             model.token_weight_bytes.get(peer.name, 0) + read_bytes
         )
