@@ -142,12 +142,23 @@ def test_killed_while_generating(
         assert model.generate(prompt, max_new_tokens=5).recoveries == ()
 
 
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    repeats_are_slow(
+        [("qwen3_5", "pipeline_3"), ("lfm2", "tensor_2"), ("qwen3_5", "tensor_2")], of=[0]
+    ),
+)
 def test_states_are_computed_again(
-    trio: Trio, cluster: edge.Cluster, tiny_checkpoint: Callable[..., TinyCheckpoint]
+    family: str,
+    layout: str,
+    trio: Trio,
+    cluster: edge.Cluster,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
 ) -> None:
-    """Of linear attention there are no copies: prompt and answer go through the model once more."""
-    checkpoint = tiny_checkpoint("qwen3_5")
-    plan, prompt = cut(checkpoint, "pipeline_3", trio.daemons), checkpoint.prompt(300)
+    """Of linear attention and of convolutions there are no copies: prompt and answer go through
+    the model once more."""
+    checkpoint = tiny_checkpoint(family)
+    plan, prompt = cut(checkpoint, layout, trio.daemons), checkpoint.prompt(300)
     with cluster.load(
         checkpoint.path, dtype="float32", plan=plan, context_tokens=400, standby="kv"
     ) as model:
