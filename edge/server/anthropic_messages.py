@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
-from edge.server.anthropic_tools import offered
+from edge.server.anthropic_tools import TOOL_CHANGES, offered
 from edge.server.efforts import anthropic_variables
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN, Message, turns
@@ -26,19 +27,31 @@ PING: Json = {"type": "ping"}
 
 _BILLS = "x-anthropic-billing-header:"
 
+_REFUSED = {
+    "mcp_servers": "this server runs no tools; give tools",
+    "container": "this server runs no tools, nor what they need; leave it out",
+    "compaction": "this server makes no summaries; ask for one in a message of the user",
+    "thread": "this server stores no conversations; send all of its messages",
+}
+"""Of a request, and what helps."""
+
 
 def question_of(body: Fields, *, counts_only: bool = False) -> Question:
     """counts_only: of /v1/messages/count_tokens, which says nothing of the answer."""
     longest = body.whole("max_tokens", least=1)
     if longest is None and not counts_only:
         raise body.refuse("max_tokens", "is missing")
-    if body.raw("mcp_servers"):
-        raise body.refuse("mcp_servers", "is not supported: this server runs no tools; give tools")
+    for name, instead in _REFUSED.items():
+        if body.raw(name) and not (counts_only and name == "compaction"):
+            raise body.refuse(name, f"is not supported: {instead}")
     messages: list[Message] = []
     if "system" in body:
         messages.append({"role": "system", "content": _system(body)})
-    for message in body.objects("messages"):
-        messages += _messages(message)
+    sent = body.objects("messages")
+    last_of_user = max((i for i, each in enumerate(sent) if each.raw("role") == "user"), default=0)
+    for i, message in enumerate(sent):
+        if i > last_of_user or message.raw("clear_at") != "next_user_message":
+            messages += _messages(message)
     messages = turns(messages, joins=True)
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("messages", "must have a message of the user")
@@ -57,7 +70,7 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
-        variables=anthropic_variables(body),
+        variables=anthropic_variables(body, sent),
     )
 
 
@@ -99,8 +112,10 @@ def _messages(message: Fields) -> list[Message]:
             found.append({**result, "content": said})
         elif kind == "thinking":
             thoughts.append(part.text("thinking") or "")
-        elif not _is_of_a_service(kind or ""):
+        elif not _is_passed_over(kind or ""):
             others.append(part)
+    if role == "system" and not others:
+        return found  # it changes tools, or how much is thought
     whole: dict[str, object] = {"role": role, "content": _joined(others)}
     if any(thoughts):
         whole["reasoning_content"] = "".join(thoughts)
@@ -111,10 +126,14 @@ def _messages(message: Fields) -> list[Message]:
     return found
 
 
-def _is_of_a_service(kind: str) -> bool:
-    """Thoughts that nobody else can read, and what a service searched or ran."""
+def _is_passed_over(kind: str) -> bool:
+    """Thoughts that nobody else can read, what a service searched, listed or ran, where it took
+    another model, and changes of the tools, which are read elsewhere."""
     ends = ("_tool_use", "_tool_result")
-    return kind == "redacted_thinking" or kind.endswith(ends)
+    return kind in _PASSED_OVER or kind in TOOL_CHANGES or kind.endswith(ends)
+
+
+_PASSED_OVER = frozenset(("redacted_thinking", "mcp_tool_listing", "fallback"))
 
 
 def _text(message: Fields, name: str, *, of_tool: bool = False) -> str:
@@ -136,6 +155,8 @@ def _words(part: Fields, *, of_tool: bool) -> str:
     kind = part.need_text("type")
     if kind == "tool_reference":
         return f"There is a tool {part.need_text('tool_name')}."
+    if kind == "browser_state":
+        return json.dumps(part.raw("tabs") or [], ensure_ascii=False)
     if kind == "compaction":
         return part.text("content") or ""
     if kind == "search_result":

@@ -9,6 +9,12 @@ from edge.server.tools import Offer, checked, forced_offer, schema
 
 Json = dict[str, Any]
 
+TOOL_CHANGES = ("tool_addition", "tool_removal")
+"""Blocks by which a message changes what may be called from then on."""
+
+_OF_SERVERS = ("mcp_tool_reference", "mcp_toolset_reference")
+"""Tools that a service would run, of which the model is not told anyway."""
+
 
 def offered(body: Fields) -> Offer:
     """Of tools that a service would run beside them, the model is not told. Raises Refusal where
@@ -16,7 +22,7 @@ def offered(body: Fields) -> Offer:
     choice = body.object("tool_choice") or Fields({"type": "auto"}, body.place("tool_choice"))
     kind = choice.one_of("type", ("auto", "none", "any", "tool"))
     several = not choice.flag("disable_parallel_tool_use")
-    tools = checked(body)
+    tools = in_effect(body)
     found = [one for tool in tools if (one := _schema(tool)) is not None]
     if tools and not found and kind != "none":
         raise body.refuse(
@@ -27,6 +33,47 @@ def offered(body: Fields) -> Offer:
         name = choice.need_text("name") if kind == "tool" else None
         return forced_offer(found, name, body, several=several)
     return Offer(tools=[] if kind == "none" else found, several=several)
+
+
+def in_effect(body: Fields) -> list[Fields]:
+    """The tools at the end of the conversation: those of the request, and as its messages, or what
+    became of them, take some away, add them again, and define others."""
+    found = {_key(tool): tool for tool in checked(body)}
+    gone: dict[str, Fields] = {}
+    for message in body.objects("messages"):
+        if isinstance(message.raw("content"), str | None):
+            continue
+        for block in message.objects("content"):
+            parts = block.objects("tool_changes") if block.raw("type") == "compaction" else [block]
+            for part in parts:
+                if part.raw("type") in TOOL_CHANGES:
+                    _change(found, gone, part)
+    return list(found.values())
+
+
+def _change(found: dict[str, Fields], gone: dict[str, Fields], part: Fields) -> None:
+    tool = part.object("tool")
+    if tool is None:
+        raise part.refuse("tool", "is missing")
+    kind = tool.one_of("type", ("tool_reference", "tool_definition", *_OF_SERVERS))
+    if kind in _OF_SERVERS:
+        return
+    if kind == "tool_definition":
+        defined = tool.object("definition")
+        if defined is None:
+            raise tool.refuse("definition", "is missing")
+        found[_key(defined)] = defined
+        return
+    name = tool.need_text("name")
+    source, target = (gone, found) if part.raw("type") == "tool_addition" else (found, gone)
+    if name in source:
+        target[name] = source.pop(name)
+    elif name not in target:
+        raise tool.refuse("name", f"is {name!r:.80}, which is not among the tools")
+
+
+def _key(tool: Fields) -> str:
+    return tool.text("name") or tool.text("type") or ""
 
 
 def _schema(tool: Fields) -> Json | None:

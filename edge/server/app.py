@@ -41,6 +41,7 @@ from edge.server.page_files import page_routes
 from edge.server.previews import Previews
 from edge.server.refusals import Refusal, refusal_of
 from edge.server.shelf import Shelf
+from edge.server.tools import text_takers
 from edge.weights.pooling import Pooling
 
 Json = dict[str, Any]
@@ -214,6 +215,7 @@ class Server:
             chat=chat,
             with_logprobs=question.options.logprobs is not None,
             with_usage=openai_fields.wants_usage(body),
+            text_takers=text_takers(body) if chat else frozenset(),
         )
         happenings = self._ask(request, question, name)
         if not body.flag("stream"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from edge.server.fields import Fields
 from edge.text.thinking import SWITCHES
@@ -33,13 +33,15 @@ def switched(thinks: bool) -> dict[str, object]:
     return dict.fromkeys(SWITCHES, thinks)
 
 
-def anthropic_variables(body: Fields) -> dict[str, object]:
-    """Of `thinking`, and of the effort in `output_config`."""
+def anthropic_variables(body: Fields, messages: Sequence[Fields] = ()) -> dict[str, object]:
+    """Of `thinking`, and of the effort in `output_config`: of the last message, or of the body."""
     found = effort_variables(body.object("output_config"), "effort")
+    if messages:
+        found |= effort_variables(messages[-1].object("output_config"), "effort")
     thinking = body.object("thinking")
     if thinking is None:
         return found
-    kind = thinking.one_of("type", ("enabled", "adaptive", "disabled"))
+    kind = thinking.one_of("type", ("enabled", "adaptive", "between_tools", "disabled"))
     return {**found, **switched(kind != "disabled")}
 
 

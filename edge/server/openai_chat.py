@@ -10,6 +10,7 @@ from typing import Any
 
 from edge.coordinator.generation import Token, TokenLogprob
 from edge.server.answers import Begin, End, Happening, Piece
+from edge.server.text_tools import text_given
 from edge.server.tools import arguments_text, new_id
 from edge.text.answer_parts import ToolCall
 
@@ -34,6 +35,8 @@ class Translator:
     with_logprobs: bool
     with_usage: bool = False
     """A last chunk tells how many tokens there were."""
+    text_takers: frozenset[str] = frozenset()
+    """Tools that are called with a text."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     _prompt_tokens: int = 0
@@ -63,7 +66,7 @@ class Translator:
             else:
                 answer.thought += event.thought
                 answer.said += event.said
-                answer.calls += [_call(call) for call in event.calls]
+                answer.calls += [self._call(call)[0] for call in event.calls]
                 answer.tokens += event.tokens
         choices = [self._choice(number, answers[number]) for number in sorted(answers)]
         return {**self._frame(chunk=False), "choices": choices, "usage": self._usage()}
@@ -109,15 +112,23 @@ class Translator:
         """Its name once, then its arguments."""
         index = self._calls.get(answer, 0)
         self._calls[answer] = index + 1
-        whole = _call(call)
-        arguments = whole["function"].pop("arguments")
+        whole, given = self._call(call)
+        kind = whole["type"]
+        more = {"tool_calls": [{"index": index, kind: {given: whole[kind][given]}}]}
+        whole[kind][given] = ""
         first: Json = {"tool_calls": [{"index": index, **whole}]}
-        first["tool_calls"][0]["function"]["arguments"] = ""
         if answer not in self._begun:
             self._begun.add(answer)
             first["role"] = "assistant"
-        more = {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
         return [first, more]
+
+    def _call(self, call: ToolCall) -> tuple[Json, str]:
+        """And by which name it has what it gives."""
+        kind, given, name = "function", arguments_text(call), "arguments"
+        text = text_given(call) if call.name in self.text_takers else None
+        if text is not None:
+            kind, given, name = "custom", text, "input"
+        return {"id": new_id("call"), "type": kind, kind: {"name": call.name, name: given}}, name
 
     def _delta(self, piece: Piece) -> Json:
         if not self.chat:
@@ -209,11 +220,6 @@ def logprobs_of(tokens: Sequence[Token]) -> list[Json]:
 
 def _why(end: End) -> str:
     return "tool_calls" if end.calls and end.why == "stop" else end.why
-
-
-def _call(call: ToolCall) -> Json:
-    function = {"name": call.name, "arguments": arguments_text(call)}
-    return {"id": new_id("call"), "type": "function", "function": function}
 
 
 def _spelt(text: str, logprob: float | None) -> Json:

@@ -24,6 +24,11 @@ SEEDS = 1 << 63
 """From minus that many on, as OpenAI has them. Who asks for several answers has the next ones, too;
 they must be below 2^64."""
 _LEAST_SHARE = 1e-6
+_NOT_SENT_BACK = {
+    "function_call": "is outdated; give tool_calls",
+    "audio": "names what is not here: this server stores nothing; give its transcript as content",
+}
+"""Of a message of the assistant."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _NO_TEXT = ("image_url", "input_image", "file", "input_file", "input_audio")
 _OUTDATED = ("functions", "function_call")
@@ -33,6 +38,8 @@ _OTHER_FORMS = (
     *("structured_outputs", "grammar"),
 )
 """Of an answer, as other servers have them."""
+_NOT_RUN = {"web_search_options": "searches nothing", "moderation": "judges nothing"}
+"""What OpenAI does beside an answer, and what this server does instead."""
 
 
 def options_of(
@@ -49,6 +56,9 @@ def options_of(
     for name in _OTHER_FORMS:
         if body.raw(name):
             raise body.refuse(name, "is not supported by this server; give a JSON schema")
+    for name, instead in _NOT_RUN.items():
+        if body.raw(name) is not None:
+            raise body.refuse(name, f"is not supported: this server {instead}; leave it out")
     seed = body.whole("seed", least=-SEEDS, most=SEEDS - 1)
     return GenerationOptions(
         max_new_tokens=most_new_tokens,
@@ -158,18 +168,24 @@ def _is_prompt(value: object) -> bool:
 def message_of(message: Fields) -> Mapping[str, object]:
     """For the template: roles as it knows them, parts of text joined."""
     role = message.one_of("role", _ROLES)
+    said = content_of(message, of_tool=role == "tool")
+    if role == "assistant":
+        said = said or message.text("refusal") or ""
     found: dict[str, object] = {
         "role": "system" if role == "developer" else role,
-        "content": content_of(message, of_tool=role == "tool"),
+        "content": said,
     }
     if role == "assistant":
+        for name, instead in _NOT_SENT_BACK.items():
+            if message.raw(name) is not None:
+                raise message.refuse(name, instead)
         if (thought := _thought(message)) is not None:
             found["reasoning_content"] = thought
         if calls := openai_calls(message):
             found["tool_calls"] = calls
     if role == "tool":
-        name = message.text("name") or message.text("tool_name")
-        found |= {} if name is None else {"name": name}
+        tool_name = message.text("name") or message.text("tool_name")
+        found |= {} if tool_name is None else {"name": tool_name}
         if "tool_call_id" in message:
             found["tool_call_id"] = message.need_text("tool_call_id")
     return found

@@ -9,7 +9,8 @@ from edge.server.fields import Fields
 from edge.server.history import Message
 from edge.server.openai_fields import content_of, message_of
 from edge.server.refusals import Refusal
-from edge.server.response_tools import CUSTOM_INPUT, full_name
+from edge.server.response_tools import full_name
+from edge.server.text_tools import CUSTOM_INPUT
 from edge.server.tools import called
 
 _CALLS = {
@@ -26,10 +27,40 @@ _PASSED_OVER = frozenset(
     (
         *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
         *("computer_call", "computer_call_output", "mcp_list_tools", "mcp_approval_request"),
-        *("mcp_approval_response", "tool_search_call", "tool_search_output"),
+        *("mcp_approval_response", "tool_search_call", "program", "program_output"),
     )
 )
 """What a service did for another model, and the model is not told of."""
+
+_UPDATE = "configuration_update"
+_OFFERS = ("additional_tools", "tool_search_output")
+"""Items with tools that the model may call from then on."""
+
+_REFUSED = {
+    "compaction": "is a summary that only the service can read that made it; send the conversation "
+    "itself, or its summary as a message",
+    "compaction_trigger": "asks for a summary that this server does not make; ask for one in a "
+    "message of the user",
+}
+
+
+def updated(body: Fields) -> Fields:
+    """The request as items of its conversation change it: tools that they add, and what was said
+    last of the effort and of the form of an answer."""
+    if not isinstance(body.raw("input"), list):
+        return body
+    found = dict(body.items())
+    for item in body.objects("input"):
+        if item.raw("type") in _OFFERS:
+            offered = [*Fields(found).objects("tools"), *item.objects("tools")]
+            found["tools"] = [dict(tool.items()) for tool in offered]
+        elif item.raw("type") == _UPDATE:
+            for name in ("reasoning", "text"):
+                before, update = Fields(found).object(name), item.object(name)
+                if update is not None:
+                    old = {} if before is None else dict(before.items())
+                    found[name] = old | dict(update.items())
+    return Fields(found)
 
 
 def messages_of(items: Sequence[Fields]) -> list[Message]:
@@ -42,7 +73,7 @@ def messages_of(items: Sequence[Fields]) -> list[Message]:
             texts = [*item.objects("content"), *item.objects("summary")]
             thought = next((text for each in texts if (text := each.text("text"))), thought)
             continue
-        if kind in _PASSED_OVER:
+        if kind in _PASSED_OVER or kind in _OFFERS or kind == _UPDATE:
             continue
         first, *others = _messages(kind, item)
         if thought and first["role"] == "assistant":
@@ -64,10 +95,15 @@ def _messages(kind: str, item: Fields) -> list[Message]:
             found.append({"role": "tool", "content": _told(told), "tool_call_id": call_id})
         return found
     if kind.endswith("_call_output") and kind.removesuffix("_output") in _CALLS:
-        call_id = item.text("call_id") or item.need_text("id")
-        return [{"role": "tool", "content": _output(kind, item), "tool_call_id": call_id}]
+        result = {"role": "tool", "content": _output(kind, item)}
+        call_id = item.text("call_id") or item.text("id")
+        if call_id is None:  # then its tool is named
+            return [{**result, "name": full_name(item.text("namespace"), item.need_text("name"))}]
+        return [{**result, "tool_call_id": call_id}]
     if kind == "item_reference":
         raise not_stored(item, "id")
+    if kind in _REFUSED:
+        raise item.refuse("type", f"{kind} {_REFUSED[kind]}")
     raise item.refuse("type", f"is {kind!r:.40}; only messages and calls are read")
 
 

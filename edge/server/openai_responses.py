@@ -16,9 +16,10 @@ from edge.server.fields import Fields
 from edge.server.history import Message, turns
 from edge.server.openai_chat import logprobs_of
 from edge.server.openai_fields import MOST_LOGPROBS, options_of, schema_of
-from edge.server.openai_items import messages_of, not_stored
+from edge.server.openai_items import messages_of, not_stored, updated
 from edge.server.refusals import Refusal
-from edge.server.response_tools import CUSTOM_INPUT, Origin, as_functions, origins
+from edge.server.response_tools import Origin, named, origins
+from edge.server.text_tools import text_given
 from edge.server.tools import arguments_text, new_id, openai_tools
 from edge.text.answer_parts import ToolCall
 
@@ -43,6 +44,7 @@ def question_of(body: Fields) -> Question:
     for name in ("background", "prompt"):
         if body.raw(name):
             raise body.refuse(name, "is not supported: this server stores nothing for later")
+    body = updated(body)
     wanted = body.object("text")
     form = None if wanted is None else wanted.object("format")
     schema = schema_of(form, flat=True)
@@ -59,7 +61,7 @@ def question_of(body: Fields) -> Question:
     longest = body.whole("max_output_tokens", least=1)
     likeliest = body.whole("top_logprobs", least=0, most=MOST_LOGPROBS) or 0
     logprobs = likeliest if _LOGPROBS in body.texts("include", most=_MOST_INCLUDED) else None
-    offer = openai_tools(as_functions(body), flat=True)
+    offer = openai_tools(named(body), flat=True)
     return Question(
         messages=messages,
         options=options_of(body, most_new_tokens=longest, logprobs=logprobs, json_schema=schema),
@@ -204,8 +206,8 @@ class Translator:
         """An item of its own, at once whole."""
         events = self._close()
         origin = self._origins.get(call.name, Origin(name=call.name))
-        given = call.arguments.get(CUSTOM_INPUT)
-        if origin.takes_text and isinstance(given, str):
+        given = text_given(call) if origin.takes_text else None
+        if given is not None:
             kind, name, prefix, arguments = "custom_tool_call", "input", "ctc", given
             event = "response.custom_tool_call_input"
         else:

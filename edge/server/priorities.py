@@ -14,6 +14,8 @@ TIERS: Mapping[str, Priority] = {
     "scale": "normal",
     "flex": "low",
     "priority": "high",
+    "fast": "high",
+    "ultrafast": "high",
 }
 """OpenAI's `service_tier`."""
 

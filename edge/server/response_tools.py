@@ -1,4 +1,4 @@
-"""Tools of /v1/responses that are no functions, as functions of a chat template, and back."""
+"""Tools of /v1/responses by the names that the model knows, and by those of the client."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.server.fields import Fields
-
-CUSTOM_INPUT = "input"
-"""The only argument of a tool that takes a text, where it is called as others are."""
+from edge.server.tools import CALLED
 
 Json = dict[str, Any]
 
@@ -28,11 +26,17 @@ def full_name(namespace: str | None, name: str) -> str:
     return name if not namespace else f"{namespace}__{name}"
 
 
-def as_functions(body: Fields) -> Fields:
-    """The request with each tool, and the choice of one, as a function. Tools that a service would
-    run stay as they are."""
+def named(body: Fields) -> Fields:
+    """The request with each tool, and the choice of one, under the name that the model knows. Tools
+    that a service would run stay as they are. What an item offers again is there once."""
     found = dict(body.items())
-    found["tools"] = [_as_function(namespace, tool) for namespace, tool in _each(body)]
+    found["tools"] = tools = []
+    names = set()
+    for namespace, tool in _each(body):
+        each = _named(namespace, tool)
+        if tool.text("type") not in CALLED or each["name"] not in names:
+            names.add(each.get("name"))
+            tools.append(each)
     choice = body.raw("tool_choice")
     if isinstance(choice, dict):
         asked = Fields(choice, body.place("tool_choice"))
@@ -42,12 +46,15 @@ def as_functions(body: Fields) -> Fields:
     return Fields(found)
 
 
+def _named(namespace: str | None, tool: Fields) -> Json:
+    if tool.text("type") not in CALLED:
+        return dict(tool.items())
+    return {**dict(tool.items()), "name": full_name(namespace, tool.need_text("name"))}
+
+
 def _chosen(tool: Fields) -> Json:
     """As a choice names it."""
-    if tool.raw("type") not in ("custom", "function"):
-        return dict(tool.items())
-    name = full_name(tool.text("namespace"), tool.need_text("name"))
-    return {"type": "function", "name": name}
+    return _named(tool.text("namespace"), tool)
 
 
 def origins(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Origin]:
@@ -59,7 +66,7 @@ def origins(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Origin]:
             takes_text=tool.text("type") == "custom",
         )
         for namespace, tool in _each(Fields({"tools": list(tools)}))
-        if tool.text("type") in {"custom", "function"}
+        if tool.text("type") in CALLED
     }
 
 
@@ -71,28 +78,3 @@ def _each(body: Fields) -> Iterator[tuple[str | None, Fields]]:
             yield from ((namespace, each) for each in tool.objects("tools"))
         else:
             yield None, tool
-
-
-def _as_function(namespace: str | None, tool: Fields) -> Json:
-    kind = tool.text("type")
-    if kind not in {"custom", "function"}:
-        return dict(tool.items())
-    named = {"type": "function", "name": full_name(namespace, tool.need_text("name"))}
-    return {**dict(tool.items()), **(_text_taker(tool) if kind == "custom" else {}), **named}
-
-
-def _text_taker(tool: Fields) -> Json:
-    """Its grammar is told to the model, and not kept to."""
-    said = [tool.text("description") or ""]
-    form = tool.object("format")
-    if form is not None and "definition" in form:
-        syntax = form.text("syntax") or "grammar"
-        said.append(f"Its input is of this {syntax}:\n{form.need_text('definition')}")
-    return {
-        "description": "\n\n".join(filter(None, said)),
-        "parameters": {
-            "type": "object",
-            "properties": {CUSTOM_INPUT: {"type": "string"}},
-            "required": [CUSTOM_INPUT],
-        },
-    }

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.server.fields import Fields
+from edge.server.text_tools import CUSTOM_INPUT, text_taker
 from edge.text.answer_parts import ToolCall
 
 MOST_TOOLS = 256
+
+CALLED = ("function", "custom")
+"""Types of OpenAI's tools that clients run and describe; the second takes a text."""
 
 Json = dict[str, Any]
 
@@ -55,19 +59,36 @@ def openai_tools(body: Fields, *, flat: bool = False) -> Offer:
     """flat: a tool's name lies beside its type, as in /v1/responses. Of tools that a service would
     run, which agents offer there unasked, the model is not told."""
     found = []
+    unkept: dict[str, Fields] = {}
     for tool in checked(body):
-        if flat and tool.need_text("type") != "function":
+        kind = tool.need_text("type")
+        if flat and kind not in CALLED:
             continue
-        tool.one_of("type", ("function",))
-        function = tool if flat else tool.object("function")
-        if function is None:
-            raise tool.refuse("function", "is missing")
-        found.append(schema(function))
+        held = _held(tool, flat=flat)
+        if kind == "function":
+            found.append(schema(held))
+        else:
+            taker, grammar = text_taker(held, flat=flat)
+            found.append(taker)
+            if grammar is not None:
+                unkept[taker["function"]["name"]] = grammar
+    offer = _chosen(body, found, flat=flat)
+    for forced in offer.forced:
+        if (grammar := unkept.get(forced["function"]["name"])) is not None:
+            raise grammar.refuse(
+                "syntax",
+                f"is {grammar.raw('syntax')!r:.40}, to which this server keeps no call that must "
+                "be made; give a regex, or let tool_choice be auto",
+            )
+    return offer
+
+
+def _chosen(body: Fields, found: Sequence[Json], *, flat: bool) -> Offer:
     several = body.raw("parallel_tool_calls") is not False
     if not isinstance(body.raw("tool_choice"), str | None):
         choice = body.object("tool_choice")
         assert choice is not None, "it is no text, and there"
-        if choice.one_of("type", ("function", "allowed_tools")) == "allowed_tools":
+        if choice.one_of("type", (*CALLED, "allowed_tools")) == "allowed_tools":
             held = choice if flat else choice.object("allowed_tools")
             if held is None:
                 raise choice.refuse("allowed_tools", "is missing")
@@ -75,7 +96,7 @@ def openai_tools(body: Fields, *, flat: bool = False) -> Offer:
             if held.one_of("mode", ("auto", "required")) == "required":
                 return forced_offer(allowed, None, body, several=several)
             return Offer(tools=allowed, several=several)
-        return forced_offer(found, _named(choice, flat=flat), body)
+        return forced_offer(found, _held(choice, flat=flat).need_text("name"), body)
     mode = "auto"
     if "tool_choice" in body:
         mode = body.one_of("tool_choice", ("auto", "none", "required"))
@@ -88,21 +109,28 @@ def _allowed(tools: Sequence[Json], held: Fields, *, flat: bool) -> list[Json]:
     """Those of the tools that a choice names. Raises Refusal for one that is not here."""
     names = set()
     for tool in held.objects("tools"):
-        if flat and tool.need_text("type") != "function":
+        if flat and tool.need_text("type") not in CALLED:
             continue
-        tool.one_of("type", ("function",))
-        names.add(_named(tool, flat=flat))
+        names.add(_held(tool, flat=flat).need_text("name"))
     found = [tool for tool in tools if tool["function"]["name"] in names]
     if missing := names - {tool["function"]["name"] for tool in found}:
         raise held.refuse("tools", f"has {min(missing)!r:.80}, which is not among the tools")
     return found
 
 
-def _named(tool: Fields, *, flat: bool) -> str:
-    function = tool if flat else tool.object("function")
-    if function is None:
-        raise tool.refuse("function", "is missing")
-    return function.need_text("name")
+def _held(tool: Fields, *, flat: bool) -> Fields:
+    """Where a tool, a choice or a call has its name."""
+    kind = tool.one_of("type", CALLED)
+    held = tool if flat else tool.object(kind)
+    if held is None:
+        raise tool.refuse(kind, "is missing")
+    return held
+
+
+def text_takers(body: Fields) -> frozenset[str]:
+    """Names of the tools of /v1/chat/completions that take a text, in a body that was read."""
+    custom = (tool.object("custom") for tool in body.objects("tools"))
+    return frozenset(held.need_text("name") for held in custom if held is not None)
 
 
 def checked(body: Fields) -> list[Fields]:
@@ -129,11 +157,15 @@ def openai_calls(message: Fields) -> list[Json]:
     """Of an assistant's message."""
     calls = []
     for call in message.objects("tool_calls"):
-        function = call.object("function")
-        if function is None:
-            raise call.refuse("function", "is missing")
-        name, arguments = function.need_text("name"), function.raw("arguments")
-        calls.append(called(name, arguments or {}, call.text("id"), function))
+        if call.text("type") == "custom":
+            held = _held(call, flat=False)
+            arguments: object = {CUSTOM_INPUT: held.need_text("input")}
+        else:
+            function = call.object("function")
+            if function is None:
+                raise call.refuse("function", "is missing")
+            held, arguments = function, function.raw("arguments") or {}
+        calls.append(called(held.need_text("name"), arguments, call.text("id"), held))
     return calls
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -229,6 +230,13 @@ async def ask_openai(client: openai.AsyncOpenAI) -> None:
             assert call.type == "function"
             assert is_valid(dict(FUNCTIONS)[call.function.name], call.function.arguments)
             assert choice == "required" or call.function.name == "answer"
+    digits: Any = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a[0-9]{2,3}"}}
+    custom: Any = {"type": "custom", "custom": {"name": "dial", "format": digits}}
+    dial: Any = {"type": "custom", "custom": {"name": "dial"}}
+    reply = await client.chat.completions.create(**usual, tools=[custom], tool_choice=dial)
+    (made,) = reply.choices[0].message.tool_calls or []
+    assert made.type == "custom"
+    assert re.fullmatch("a[0-9]{2,3}", made.custom.input)
     reply = await client.chat.completions.create(
         **usual, tools=OPENAI_TOOLS, response_format=form, parallel_tool_calls=False
     )

@@ -22,13 +22,22 @@ from edge.text.answer_parts import ToolCall
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 FUNCTION = {"name": "f", "description": "It.", "parameters": SCHEMA}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
+CUSTOM = {
+    "type": "custom",
+    "custom": {
+        "name": "g",
+        "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "x"}},
+    },
+}
+CUSTOM_CALL = {"id": "d", "type": "custom", "custom": {"name": "g", "input": "x"}}
+GONE = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "bash"}}
 TEXT = {"type": "text", "text": "Look."}
 IMAGE = {"type": "image"}
 DOCUMENT = {"type": "document", "source": {"type": "text", "data": "x"}}
 OPENAI_MESSAGES = [
     {"role": "developer", "content": [TEXT]},
     {"role": "user", "content": "Hello"},
-    {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [CALL]},
+    {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [CALL, CUSTOM_CALL]},
     {"role": "tool", "tool_call_id": "c", "content": [TEXT, {"type": "image_url"}]},
 ]
 SAMPLING = {"temperature": 1, "top_p": 0.5, "top_k": 3, "seed": 7, "stop": ["x"]}
@@ -38,7 +47,7 @@ BODIES: dict[str, tuple[Callable[[Fields], object], dict[str, Any]]] = {
         openai_fields.chat_question,
         {
             "messages": OPENAI_MESSAGES,
-            "tools": [{"type": "function", "function": FUNCTION}],
+            "tools": [{"type": "function", "function": FUNCTION}, CUSTOM],
             "tool_choice": {"type": "function", "function": {"name": "f"}},
             "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
             "logprobs": True,
@@ -69,6 +78,8 @@ BODIES: dict[str, tuple[Callable[[Fields], object], dict[str, Any]]] = {
                 {"type": "shell_call_output", "call_id": "e", "output": [{"stdout": "a"}]},
                 {"type": "mcp_call", "id": "m", "name": "f", "arguments": "{}", "output": "z"},
                 {"type": "web_search_call", "id": "w"},
+                {"type": "additional_tools", "tools": [{"type": "function", **FUNCTION}]},
+                {"type": "configuration_update", "reasoning": {"effort": "low"}},
             ],
             "tools": [
                 {"type": "function", **FUNCTION},
@@ -107,6 +118,7 @@ BODIES: dict[str, tuple[Callable[[Fields], object], dict[str, Any]]] = {
                         {"type": "search_result", "title": "t", "source": "s", "content": [TEXT]},
                     ],
                 },
+                {"role": "system", "content": [GONE], "clear_at": "never"},
             ],
             "tools": [
                 {"name": "f", "input_schema": SCHEMA},

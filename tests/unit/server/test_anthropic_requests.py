@@ -124,3 +124,69 @@ def test_servers_of_tools_are_refused() -> None:
     assert question_of(Fields({**ASKED, "mcp_servers": []}))
     with pytest.raises(Refusal, match="mcp_servers is not"):
         question_of(Fields({**ASKED, "mcp_servers": [{"type": "url", "url": "https://a.example"}]}))
+
+
+@pytest.mark.parametrize("name", ["container", "compaction", "thread"])
+def test_what_would_need_a_memory_or_a_service_is_refused(name: str) -> None:
+    assert question_of(Fields({**ASKED, name: None}))
+    with pytest.raises(Refusal, match=f"{name} is not supported: this server"):
+        question_of(Fields({**ASKED, name: {"type": "create"}}))
+
+
+def test_tokens_are_counted_where_a_summary_is_asked_for() -> None:
+    asked = Fields({**ASKED, "compaction": {"type": "enabled"}})
+    assert question_of(asked, counts_only=True).messages
+
+
+def change(kind: str, tool: dict[str, Any]) -> dict[str, Any]:
+    content = [{"type": kind, "tool": tool}]
+    return {"role": "system", "content": content}
+
+
+def test_messages_change_what_may_be_called() -> None:
+    """The tools are those at the end, wherever a message took one away or brought it."""
+    named: dict[str, Any] = {"type": "tool_reference", "name": "weather"}
+    other = {"type": "tool_definition", "definition": {**WEATHER, "name": "other"}}
+    gone, back = change("tool_removal", named), change("tool_addition", named)
+    user = ASKED["messages"]
+
+    def told(*changes: dict[str, Any]) -> list[str]:
+        return list(tools_of(WEATHER, {**WEATHER, "name": "b"}, messages=[*user, *changes]))
+
+    assert told(gone) == told(gone, back, gone) == ["b"]
+    assert told(gone, back) == ["b", "weather"]
+    assert told(gone, change("tool_addition", other)) == ["b", "other"]
+    summary = {"type": "compaction", "content": "x", "tool_changes": gone["content"]}
+    assert told({"role": "assistant", "content": [summary]}) == ["b"]
+    server = {"type": "mcp_toolset_reference", "server_name": "s"}
+    assert told(change("tool_removal", server)) == ["weather", "b"]
+    question = question_of(Fields({**ASKED, "tools": [WEATHER], "messages": [*user, back]}))
+    assert [each["role"] for each in question.messages] == ["user"], "it says nothing"
+    for wrong, why in (
+        ({**named, "name": "c"}, "'c', which is not among the tools"),
+        ({"type": "x"}, "type is one of"),
+        (None, "tool is missing"),
+    ):
+        with pytest.raises(Refusal, match=why):
+            told(change("tool_removal", wrong))  # type: ignore[arg-type]
+
+
+def test_a_reminder_for_one_turn_is_gone_with_the_next() -> None:
+    hello, again = ASKED["messages"][0], {"role": "user", "content": "Again."}
+    reminder = {"role": "system", "content": "Be short.", "clear_at": "next_user_message"}
+    lasting = {**reminder, "clear_at": "never"}
+    for messages, left in (
+        ([hello, reminder], ["Hello", "Be short."]),
+        ([hello, reminder, again], ["Hello\n\nAgain."]),
+        ([hello, lasting, again], ["Hello", "Be short.", "Again."]),
+    ):
+        question = question_of(Fields({**ASKED, "messages": messages}))
+        assert [each["content"] for each in question.messages] == left
+
+
+def test_a_message_says_how_much_is_thought_from_then_on() -> None:
+    effort = {"role": "system", "output_config": {"effort": "low"}}
+    asked = {**ASKED, "output_config": {"effort": "high"}}
+    question = question_of(Fields({**asked, "messages": [*ASKED["messages"], effort]}))
+    assert question.variables["reasoning_effort"] == "low"
+    assert len(question.messages) == 1

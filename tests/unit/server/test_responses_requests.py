@@ -135,10 +135,12 @@ def test_a_tool_that_takes_a_text_is_called_with_one() -> None:
     assert [each["name"] for each in functions] == ["apply_patch", "look"]
     assert functions[0]["parameters"]["required"] == ["input"]
     assert "start: /.+/" in functions[0]["description"]
-    forced = question_of(
-        Fields({**body, "tool_choice": {"type": "custom", "name": "apply_patch"}})
-    ).forced
-    assert forced == question.tools[:1]
+    choice = {"tool_choice": {"type": "custom", "name": "apply_patch"}}
+    with pytest.raises(Refusal, match=r"tools\[0\].format.syntax is 'lark', to which"):
+        question_of(Fields({**body, **choice}))
+    plain = {**PATCH, "format": {"type": "text"}}
+    (forced,) = question_of(Fields({**body, **choice, "tools": [plain, FUNCTION]})).forced
+    assert forced["function"]["name"] == "apply_patch"  # type: ignore[index]
     told = reply(
         body,
         ToolCall(name="apply_patch", arguments={"input": "*** Begin"}),
@@ -235,3 +237,63 @@ def test_what_would_have_to_be_remembered_or_read_is_refused(
     with pytest.raises(Refusal) as told:
         question_of(Fields({"input": "x", **body}))
     assert (told.value.status, told.value.code) == (400, code)
+
+
+def test_a_call_that_must_be_made_keeps_to_a_regular_expression() -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": "a|b+"}
+    choice = {"type": "custom", "name": "apply_patch"}
+    body = {"input": "x", "tools": [{**PATCH, "format": form}], "tool_choice": choice}
+    forced: list[Any] = list(question_of(Fields(body)).forced)
+    assert forced[0]["function"]["parameters"]["properties"] == {
+        "input": {"type": "string", "pattern": "^(?:a|b+)$"}
+    }
+
+
+def test_tools_that_come_with_the_conversation_are_offered_and_called() -> None:
+    later = {"type": "namespace", "name": "n", "tools": [{**FUNCTION, "name": "later"}]}
+    items = [
+        USER,
+        {"type": "additional_tools", "role": "developer", "tools": [PATCH]},
+        {"type": "tool_search_call", "arguments": {}, "execution": "client"},
+        {"type": "tool_search_output", "tools": [later, FUNCTION], "execution": "client"},
+    ]
+    body = {"input": items, "tools": [FUNCTION]}
+    tools: list[Any] = list(question_of(Fields(body)).tools)
+    assert [each["function"]["name"] for each in tools] == ["look", "apply_patch", "n__later"]
+    told = reply(
+        body,
+        ToolCall(name="apply_patch", arguments={"input": "x"}),
+        ToolCall(name="n__later", arguments={}),
+    )
+    patch, later_call = told["output"]
+    assert (patch["type"], patch["input"]) == ("custom_tool_call", "x")
+    assert (later_call["name"], later_call["namespace"]) == ("later", "n")
+
+
+def test_the_last_update_of_a_conversation_counts() -> None:
+    form = {"type": "json_schema", "name": "x", "schema": {"const": 7}}
+    updates = [
+        {"type": "configuration_update", "reasoning": {"effort": "low"}, "text": {"format": form}},
+        {"type": "configuration_update", "reasoning": {"effort": "medium"}},
+    ]
+    body = {"input": [USER, *updates], "reasoning": {"effort": "high", "summary": "auto"}}
+    question = question_of(Fields(body))
+    assert question.variables["reasoning_effort"] == "medium"
+    assert question.options.json_schema == {"const": 7}
+    told = reply(body)
+    assert told["reasoning"] == {"effort": "medium", "summary": "auto"}
+    assert told["text"]["format"] == form
+
+
+def test_a_result_may_name_its_tool_alone() -> None:
+    result = {"type": "function_call_output", "output": "A cat."}
+    (found,) = messages({**result, "name": "look", "namespace": "n"})
+    assert found == {"role": "tool", "content": "A cat.", "name": "n__look"}
+    with pytest.raises(Refusal, match="name is missing"):
+        messages(result)
+
+
+@pytest.mark.parametrize("kind", ["compaction", "compaction_trigger"])
+def test_what_only_the_service_can_sum_up_is_refused(kind: str) -> None:
+    with pytest.raises(Refusal, match=rf"input\[1\].type {kind} .* message"):
+        messages({"type": kind, "encrypted_content": "x"})

@@ -21,6 +21,7 @@ from edge.server.fields import Fields
 from edge.server.gate import Gate, has_room
 from edge.server.keys import Caller
 from edge.server.refusals import Refusal
+from edge.server.tools import text_takers
 from edge.text.answer_parts import ToolCall
 
 THINKING: Sequence[Happening] = (
@@ -170,6 +171,71 @@ def test_calls_of_tools_in_openai_chunks_and_wholes() -> None:
     assert [delta["function"].get("name") for delta in deltas] == ["weather", None, "clock", None]
     assert deltas[1]["function"]["arguments"] == '{"city": "Rom"}'
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_tool_that_takes_a_text_is_called_with_one_in_chat() -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}
+    custom = {"name": "patch", "description": "Changes files.", "format": form}
+    before = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    body: dict[str, Any] = {
+        "messages": [
+            {"role": "user", "content": "Change it."},
+            {"role": "assistant", "tool_calls": [before]},
+            {"role": "tool", "tool_call_id": "c", "content": "Done."},
+        ],
+        "tools": [{"type": "custom", "custom": custom}],
+    }
+    question = openai_fields.chat_question(Fields(body))
+    tools: list[Any] = list(question.tools)
+    (told,) = (tool["function"] for tool in tools)
+    assert told["parameters"]["required"] == ["input"]
+    assert "start: /.+/" in str(told["description"])
+    messages: list[Any] = list(question.messages)
+    (call,) = messages[1]["tool_calls"]
+    assert call["function"] == {"name": "patch", "arguments": {"input": "*** Begin"}}
+    choice = {"tool_choice": {"type": "custom", "custom": {"name": "patch"}}}
+    with pytest.raises(Refusal, match=r"tools\[0\].custom.format.grammar.syntax is 'lark'"):
+        openai_fields.chat_question(Fields({**body, **choice}))
+
+    def translator() -> openai_chat.Translator:
+        takers = text_takers(Fields(body))
+        return openai_chat.Translator(model="m", chat=True, with_logprobs=False, text_takers=takers)
+
+    made = (
+        Begin(prompt_tokens=3),
+        Piece(answer=0, calls=(ToolCall(name="patch", arguments={"input": "*** Add"}),)),
+        Piece(answer=0, calls=(ToolCall(name="patch", arguments={"text": 1}),)),
+        End(answer=0, why="stop", new_tokens=9, calls=2),
+    )
+    (whole,) = asyncio.run(translator().whole(stream(made)))["choices"]
+    patch, wrong = whole["message"]["tool_calls"]
+    assert (patch["type"], patch["custom"]) == ("custom", {"name": "patch", "input": "*** Add"})
+    assert wrong["function"]["arguments"] == '{"text": 1}', "it gave no text"
+    chunks = asyncio.run(all_of(translator().chunks(stream(made))))
+    first, second, *_ = (d for c in chunks for d in c["choices"][0]["delta"].get("tool_calls", ()))
+    assert (first["type"], first["custom"]) == ("custom", {"name": "patch", "input": ""})
+    assert second == {"index": 0, "custom": {"input": "*** Add"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"web_search_options": {}}, "web_search_options is not supported: this server searches"),
+        ({"moderation": {"model": "x"}}, "moderation is not supported: this server judges"),
+        ({"messages": [{"role": "assistant", "function_call": {}}]}, "give tool_calls"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "x"}}]}, "give its transcript"),
+    ],
+)
+def test_what_a_service_would_do_is_refused(body: dict[str, Any], why: str) -> None:
+    asked = {"messages": [{"role": "user", "content": "x"}], **body}
+    with pytest.raises(Refusal, match=why):
+        openai_fields.chat_question(Fields(asked))
+
+
+def test_a_refusal_of_before_is_what_was_said() -> None:
+    message = {"role": "assistant", "content": None, "refusal": "No."}
+    question = openai_fields.chat_question(Fields({"messages": [message]}))
+    assert question.messages[0]["content"] == "No."
 
 
 def test_the_tokens_of_a_call_are_told_once() -> None:

@@ -1,0 +1,51 @@
+"""OpenAI's custom tools, which take a text: as functions of a chat template, and their calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge.server.fields import Fields
+from edge.text.answer_parts import ToolCall
+
+CUSTOM_INPUT = "input"
+"""The only argument of a tool that takes a text, where it is called as others are."""
+
+Json = dict[str, Any]
+
+
+def text_taker(tool: Fields, *, flat: bool) -> tuple[Json, Fields | None]:
+    """One as a function, and its form where calls are not kept to it.
+
+    A regular expression is what the argument must match, as a schema says it. Another grammar is
+    told to the model alone.
+    """
+    said = [tool.text("description") or ""]
+    taken: Json = {"type": "string"}
+    grammar = tool.object("format")
+    if grammar is not None and not flat and grammar.text("type") == "grammar":
+        grammar = grammar.object("grammar") or grammar
+    is_told = grammar is not None and "definition" in grammar
+    if is_told:
+        assert grammar is not None
+        syntax, definition = grammar.text("syntax"), grammar.need_text("definition")
+        if syntax == "regex":
+            taken["pattern"] = f"^(?:{definition})$"
+            is_told = False
+        else:
+            said.append(f"Its input is of this {syntax or 'grammar'}:\n{definition}")
+    function = {
+        "name": tool.need_text("name"),
+        "description": "\n\n".join(filter(None, said)),
+        "parameters": {
+            "type": "object",
+            "properties": {CUSTOM_INPUT: taken},
+            "required": [CUSTOM_INPUT],
+        },
+    }
+    return {"type": "function", "function": function}, grammar if is_told else None
+
+
+def text_given(call: ToolCall) -> str | None:
+    """What a call gives such a tool; None where that is no text."""
+    given = call.arguments.get(CUSTOM_INPUT)
+    return given if isinstance(given, str) else None
