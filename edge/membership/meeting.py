@@ -38,8 +38,6 @@ _GATHER_S = 1.0
 """After the first announcement, for others of the same place: the first may be a squatter's."""
 
 _MOST_ASKED = 3
-_MOST_ADDRESSES = 8
-"""That are tried of one who announces."""
 
 _log = logging.getLogger(__name__)
 
@@ -229,7 +227,7 @@ class _Asked:
         Nobody is asked at a second address before all others were at one.
         """
         few = secrets.SystemRandom().sample(announced, min(_MOST_ASKED, len(announced)))
-        waiting = deque(iter(addresses[:_MOST_ADDRESSES]) for addresses in few)
+        waiting = deque(iter(addresses) for addresses in few)
         left = _MOST_ASKED
         failure = "it has no address"
         while waiting and left:

@@ -17,7 +17,6 @@ from typing import Any
 
 from edge import transport
 from edge.errors import RequestError
-from edge.protocol.carrying import MAX_ADDRESSES
 from edge.protocol.expulsion import LOOK_EVERY_S
 from edge.transport import Credentials, Discovery, Member, PeerFound, PeerGone, PeerRecord
 
@@ -181,11 +180,9 @@ class News:
             self._is_due.set()
 
     async def _reached(self, record: PeerRecord) -> bool:
-        """All addresses at once, each with its full time: anybody can repeat an announcement with
-        other addresses, and is not to see by its own when another one answered."""
-        answered = await asyncio.gather(
-            *map(self._answers, dict.fromkeys(record.addresses[:MAX_ADDRESSES]))
-        )
+        """All addresses at once, each with its full time: an expelled device can still announce
+        any, and is not to see by its own when another one answered."""
+        answered = await asyncio.gather(*map(self._answers, record.addresses))
         return any(answered)
 
     async def _answers(self, address: str) -> bool:

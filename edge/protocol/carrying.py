@@ -9,9 +9,6 @@ from collections.abc import Callable, Sequence
 from edge import transport
 from edge.transport import Credentials, Past, PeerFound, PeerRecord
 
-MAX_ADDRESSES = 8
-"""Of a member, that are tried."""
-
 _TELL_WITHIN_S = 3.0
 
 
@@ -55,7 +52,7 @@ async def _of_key(
             async for event in discovery.watch():
                 if not isinstance(event, PeerFound):
                     continue
-                for address in event.record.addresses[:MAX_ADDRESSES]:
+                for address in event.record.addresses:
                     if await transport.bring_rotation(
                         address, credentials, timeout_s=_TELL_WITHIN_S
                     ):

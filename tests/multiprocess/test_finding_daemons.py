@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from zeroconf import Zeroconf
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 import edge
 from edge.membership.store import CONFIG_VARIABLE, config_root
 from edge.protocol.discovery import find_peers
 from edge.transport import PeerRecord, ZeroconfDiscovery, parse_address
+from edge.transport.discovery.zeroconf_record import SERVICE_TYPE
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.keys import own_credentials
@@ -107,6 +111,73 @@ def test_without_an_interface_every_address_is_told_and_loopback_last(tmp_path: 
             (peer,) = cluster.peers  # however many ways lead to it
             assert peer.addresses == daemon.addresses
             assert peer.address == daemon.addresses[0]
+
+
+@contextlib.asynccontextmanager
+async def repeated(overheard: Daemon, to: str) -> AsyncIterator[None]:
+    """What a stranger does who overhears this daemon: its announcement again, leading elsewhere:
+    with another address and port beside its entries, and with others among them."""
+    host, port = parse_address(to)
+    async with AsyncZeroconf(interfaces=[LOOPBACK]) as network:
+        entries = (await announcement(overheard, network)).properties
+        for changed in ({}, {b"at.0": to.encode()}):
+            name = f"stranger-{uuid.uuid4().hex[:12]}"
+            service = AsyncServiceInfo(
+                SERVICE_TYPE,
+                f"{name}.{SERVICE_TYPE}",
+                port=port,
+                properties={**entries, **changed},
+                server=f"{name}.local.",
+                parsed_addresses=[host],
+            )
+            await network.async_register_service(service, cooperating_responders=True)
+        yield
+
+
+async def announcement(daemon: Daemon, network: AsyncZeroconf) -> AsyncServiceInfo:
+    """As everybody on the network hears it."""
+    names: asyncio.Queue[str] = asyncio.Queue()
+
+    def heard(zeroconf: Zeroconf, service_type: str, name: str, state_change: object) -> None:
+        names.put_nowait(name)
+
+    browser = AsyncServiceBrowser(network.zeroconf, SERVICE_TYPE, handlers=[heard])
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                info = AsyncServiceInfo(SERVICE_TYPE, await names.get())
+                if await info.async_request(network.zeroconf, 3000) and info.port == daemon.port:
+                    return info
+    finally:
+        await browser.async_cancel()
+
+
+def test_a_strangers_copy_of_an_announcement_leads_nobody_anywhere(
+    cluster_name: str, tmp_path: Path
+) -> None:
+    """Neither a daemon that starts nor a coordinator that looks dials what a stranger names: it
+    would look around in their network for him."""
+
+    async def scenario(north: Daemon, elsewhere: socket.socket) -> None:
+        host, port = elsewhere.getsockname()
+        async with repeated(north, f"{host}:{port}"):
+            await asyncio.to_thread(look, north)
+
+    def look(north: Daemon) -> None:
+        with (
+            announced(tmp_path, cluster_name, "south") as south,
+            discover(cluster_name, at_least=3, timeout_s=5.0) as cluster,
+        ):
+            assert [peer.address for peer in cluster.peers] == [north.address, south.address]
+
+    with (
+        announced(tmp_path, cluster_name, "north") as north,
+        socket.create_server((LOOPBACK, 0)) as elsewhere,
+    ):
+        asyncio.run(scenario(north, elsewhere))
+        elsewhere.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
 
 
 def test_announced_but_not_reachable(cluster_name: str) -> None:

@@ -12,6 +12,10 @@ MAX_PEERS = 1024
 """Sources of records that are remembered. A local network that has more is being flooded."""
 
 
+MAX_ADDRESSES = 8
+"""Of a peer, that are told of it, and dialled."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRecord:
     """A peer as it announces itself."""
@@ -103,7 +107,8 @@ class PeerTable:
 
 
 def _merge(records: Mapping[str, PeerRecord]) -> PeerRecord:
-    """The latest of one peer's records (never none), with the addresses of all of them."""
+    """The latest of one peer's records (never none), with addresses of all of them, as
+    far as anybody would dial them."""
     *_, latest = records.values()
     addresses = {address for record in records.values() for address in record.addresses}
-    return replace(latest, addresses=tuple(sorted(addresses)))
+    return replace(latest, addresses=tuple(sorted(addresses))[:MAX_ADDRESSES])

@@ -4,10 +4,7 @@ Knows zeroconf; what its records mean is in ``zeroconf_record``, who is there is
 """
 
 import asyncio
-import hashlib
-import hmac
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 
 from zeroconf import Error, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
@@ -45,7 +42,9 @@ class ZeroconfDiscovery:
         """``interfaces`` are names or IPv4 addresses; without them, all but loopback.
 
         With a ``key`` the cluster is announced as a tag, by which others who have the key know it
-        again; it says nothing to anybody else, and differs with each id.
+        again; it says nothing to anybody else, and differs with each id. It covers all that is
+        announced, so that nobody else can make a peer of the cluster of it, or lead to another
+        address by it.
         """
         self._cluster = cluster
         self._key = key
@@ -68,8 +67,7 @@ class ZeroconfDiscovery:
         random numbers. So nobody can keep a peer from announcing itself either.
         """
         check_cluster(record, self._cluster)
-        told = replace(record, cluster=self._told_cluster(record.id))
-        services = services_of(told, interface_addresses(self._interfaces))
+        services = services_of(record, interface_addresses(self._interfaces), self._key)
         async with self._changing:
             if self._is_closed:
                 raise ChannelClosedError("the discovery was closed")
@@ -172,19 +170,10 @@ class ZeroconfDiscovery:
                     break
             else:
                 return
-            record = record_of(info.properties, info.parsed_scoped_addresses(), info.port)
+            record = record_of(name, info.properties, self._cluster, self._key)
         except (Error, ValueError):
             return  # What a stranger sent cannot even be read: it is not one of ours.
-        if record is None or not hmac.compare_digest(
-            record.cluster.encode(), self._told_cluster(record.id).encode()
-        ):
+        if record is None:
             self._watchers.lost(name)  # It may have been one of ours before it changed.
         else:
-            self._watchers.seen(name, replace(record, cluster=self._cluster))
-
-    def _told_cluster(self, id: str) -> str:
-        """The cluster as a peer with this id announces it."""
-        if self._key is None:
-            return self._cluster
-        told = f"edge announces {self._cluster}\0{id}"
-        return hmac.digest(self._key, told.encode(), hashlib.sha256).hex()[:32]
+            self._watchers.seen(name, record)

@@ -1,18 +1,25 @@
 """A peer's record as zeroconf carries it.
 
 Knows the TXT entries, and what of a stranger's entries is believed; sends nothing.
+
+A service is its name, an address, a port and TXT entries. Anybody on the network can announce one,
+and repeat the entries of another one beside addresses of his own. So a record is made of the
+entries alone: its addresses are among them, and where there is a key, a tag covers all of them
+and the service's name. The address and port of the service are for other programs.
 """
 
 import hashlib
+import hmac
 import ipaddress
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import psutil
 from zeroconf.asyncio import AsyncServiceInfo
 
 from edge.transport.address import format_address, parse_address
-from edge.transport.discovery.peers import PeerRecord
+from edge.transport.discovery.peers import MAX_ADDRESSES, PeerRecord
 from edge.transport.errors import AddressError
 
 SERVICE_TYPE = "_edge-peer._tcp.local."
@@ -23,57 +30,56 @@ _MAX_ENTRY_BYTES = 255
 _PROPERTY = "p."
 """Set before the names of properties, which are free, so that they never hide an own entry."""
 
+_AT = "at."
+"""Set before the number of an address."""
 
-def services_of(record: PeerRecord, interfaces: tuple[str, ...]) -> list[AsyncServiceInfo]:
+_TAG_HEX = 32
+
+
+def services_of(
+    record: PeerRecord, interfaces: tuple[str, ...], key: bytes | None
+) -> list[AsyncServiceInfo]:
     """The services that announce ``record``: one for each port, since a service has only one.
 
-    An address of all interfaces (0.0.0.0) is announced as the addresses of ``interfaces``.
+    An address of all interfaces (0.0.0.0) is announced as the addresses of ``interfaces``. Of each
+    port, as many addresses are told as anybody would dial. With a ``key``, the cluster is told as a
+    tag that only who has the key can make, and know again.
 
     Raises:
-        ValueError: the record has no address, an address that is not a number, or too long a text.
+        ValueError: the record has no address, one that others cannot dial, or too long a text.
     """
-    entries = _entries(record)
-    hosts_of: dict[int, list[str]] = {}
+    hosts_of: dict[int, dict[str, None]] = {}
     for address in record.addresses:
-        try:
-            host, port = parse_address(address)
-            is_any = not host or ipaddress.ip_address(host).is_unspecified
-        except (ValueError, AddressError) as error:
-            raise ValueError(
-                f"'{address}' of peer '{record.name}' cannot be announced: write the number of "
-                "the interface, not a name"
-            ) from error
-        hosts_of.setdefault(port, []).extend(interfaces if is_any else [host])
+        host, port, is_any = _parsed(record, address)
+        hosts_of.setdefault(port, {}).update(dict.fromkeys(interfaces if is_any else [host]))
     if not hosts_of:
         raise ValueError(f"peer '{record.name}' has no address to announce: let it listen first")
-    digest = hashlib.sha256(f"{record.cluster}\n{record.id}".encode()).hexdigest()[:16]
     return [
-        AsyncServiceInfo(
-            SERVICE_TYPE,
-            f"edge-{digest}-{port}.{SERVICE_TYPE}",
-            port=port,
-            properties=entries,
-            server=f"edge-{digest}-{port}.local.",
-            parsed_addresses=list(dict.fromkeys(hosts)),
-        )
+        _service(record, port, tuple(hosts)[:MAX_ADDRESSES], key)
         for port, hosts in hosts_of.items()
     ]
 
 
 def record_of(
-    properties: Mapping[bytes, bytes | None], hosts: Iterable[str], port: int | None
+    service: str, properties: Mapping[bytes, bytes | None], cluster: str, key: bytes | None
 ) -> PeerRecord | None:
-    """The record that a stranger announces, or None where it is not one of ours.
+    """What the service of this name announces, or None where that is no peer of the cluster.
 
-    Texts must be printable: they end up on people's terminals.
+    Texts must be printable: they end up on people's terminals. Addresses are numbers, so that
+    nobody is asked for names.
     """
     try:
-        texts = {key.decode(): (value or b"").decode() for key, value in properties.items()}
+        texts = {name.decode(): (value or b"").decode() for name, value in properties.items()}
     except UnicodeDecodeError:
         return None
-    peer, cluster, protocol = texts.get("id"), texts.get("cluster"), texts.get("protocol", "")
-    addresses = tuple(sorted(format_address(host, port) for host in hosts)) if port else ()
-    if not (peer and cluster and addresses and all(text.isprintable() for text in texts.values())):
+    told, peer, protocol = (texts.pop(name, "") for name in ("cluster", "id", "protocol"))
+    entries = {**texts, "id": peer, "protocol": protocol}
+    if not hmac.compare_digest(told.encode(), _told_cluster(service, entries, cluster, key)):
+        return None
+    addresses = [value for name, value in texts.items() if name.startswith(_AT)]
+    if not (peer and all(text.isprintable() for text in (told, *entries, *entries.values()))):
+        return None
+    if not (0 < len(addresses) <= MAX_ADDRESSES and all(map(_is_dialable, addresses))):
         return None
     if not (protocol.isascii() and protocol.isdecimal() and 0 < int(protocol) < 1 << 16):
         return None
@@ -81,12 +87,12 @@ def record_of(
         id=peer,
         name=texts.get("name") or peer,
         cluster=cluster,
-        addresses=addresses,
+        addresses=tuple(sorted(addresses)),
         protocol=int(protocol),
         properties={
-            key.removeprefix(_PROPERTY): value
-            for key, value in sorted(texts.items())
-            if key.startswith(_PROPERTY)
+            name.removeprefix(_PROPERTY): value
+            for name, value in sorted(texts.items())
+            if name.startswith(_PROPERTY)
         },
     )
 
@@ -119,14 +125,85 @@ def interface_addresses(interfaces: Iterable[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def _entries(record: PeerRecord) -> dict[Any, Any]:
+def _parsed(record: PeerRecord, address: str) -> tuple[str, int, bool]:
+    """Host and port, and whether that stands for all interfaces."""
+    try:
+        host, port = parse_address(address)
+        number = ipaddress.ip_address(host or "0.0.0.0")  # noqa: S104  as `listen` reads it
+    except (ValueError, AddressError) as error:
+        raise ValueError(
+            f"'{address}' of peer '{record.name}' cannot be announced: write the number of the "
+            "interface, not a name"
+        ) from error
+    if not (number.is_unspecified or _leads_somewhere(number)):
+        raise ValueError(
+            f"'{address}' of peer '{record.name}' cannot be announced: it leads nowhere from "
+            "another device; listen on another address, or do not announce"
+        )
+    return host, port, number.is_unspecified
+
+
+def _is_dialable(address: str) -> bool:
+    try:
+        host, port = parse_address(address)
+        return port > 0 and _leads_somewhere(ipaddress.ip_address(host))
+    except (ValueError, AddressError):
+        return False
+
+
+def _leads_somewhere(number: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether another device can connect to that. A link-local address of IPv6 means something on
+    one interface alone, which each device calls otherwise."""
+    if number.version == 6 and (number.is_link_local or number.scope_id is not None):
+        return False
+    return not (number.is_unspecified or number.is_multicast)
+
+
+def _service(
+    record: PeerRecord, port: int, hosts: Sequence[str], key: bytes | None
+) -> AsyncServiceInfo:
+    named = f"{record.cluster}\n{record.id}".encode()
+    if key is None:
+        digest = hashlib.sha256(named).hexdigest()[:16]
+    else:  # the cluster's name could be guessed by a plain one
+        digest = hmac.digest(key, b"edge is announced as " + named, hashlib.sha256).hex()[:16]
+    instance = f"edge-{digest}-{port}"
+    service = f"{instance}.{SERVICE_TYPE}"
     entries = {
         "id": record.id,
         "name": record.name,
-        "cluster": record.cluster,
         "protocol": str(record.protocol),
+        **{f"{_AT}{number}": format_address(host, port) for number, host in enumerate(hosts)},
         **{_PROPERTY + key: value for key, value in record.properties.items()},
     }
+    told: dict[str, str] = {
+        **entries,
+        "cluster": _told_cluster(service, entries, record.cluster, key).decode(),
+    }
+    _check(record, told)
+    return AsyncServiceInfo(
+        SERVICE_TYPE,
+        service,
+        port=port,
+        properties=told,
+        server=f"{instance}.local.",
+        parsed_addresses=list(hosts),
+    )
+
+
+def _told_cluster(
+    service: str, entries: Mapping[str, str], cluster: str, key: bytes | None
+) -> bytes:
+    """The cluster as it is told beside these entries: with a key, a tag of all that is told."""
+    if key is None:
+        return cluster.encode()
+    covered = json.dumps([service.lower(), cluster, sorted(entries.items())]).encode()
+    tag = hmac.digest(key, b"edge announces " + covered, hashlib.sha256)
+    return tag.hex()[:_TAG_HEX].encode()
+
+
+def _check(record: PeerRecord, entries: Mapping[str, str]) -> None:
+    """Raise ``ValueError`` for what cannot be told."""
     for key, value in entries.items():
         size = len(f"{key}={value}".encode())
         if size > _MAX_ENTRY_BYTES:
@@ -141,4 +218,3 @@ def _entries(record: PeerRecord) -> dict[Any, Any]:
             )
     if not (record.id and record.cluster):
         raise ValueError("a peer needs an id and a cluster to be announced")
-    return dict(entries)

@@ -15,7 +15,7 @@ from edge.transport import (
     PeerRecord,
     ZeroconfDiscovery,
 )
-from edge.transport.discovery.peers import MAX_PEERS, PeerTable
+from edge.transport.discovery.peers import MAX_ADDRESSES, MAX_PEERS, PeerTable
 from edge.transport.discovery.zeroconf_record import (
     SERVICE_TYPE,
     interface_addresses,
@@ -70,8 +70,8 @@ def test_a_flood_of_peers_is_cut_off() -> None:
     assert table.seen("late", record("late")) == [PeerFound(record("late"))]
 
 
-def believed(service: AsyncServiceInfo) -> PeerRecord | None:
-    return record_of(service.properties, service.parsed_addresses(), service.port)
+def believed(service: AsyncServiceInfo, key: bytes | None = None) -> PeerRecord | None:
+    return record_of(service.name, service.properties, "default", key)
 
 
 def test_what_is_announced_is_what_is_read() -> None:
@@ -83,7 +83,7 @@ def test_what_is_announced_is_what_is_read() -> None:
         properties={"empty": "", "id": "not mine", "ünlike": "x"} | {"k" * 50: "v" * 202},
     )
     with pytest.raises(ValueError, match="names are ASCII"):
-        services_of(announced, ())
+        services_of(announced, (), None)
     announced = record(
         "one",
         "10.0.0.1:7",
@@ -92,17 +92,22 @@ def test_what_is_announced_is_what_is_read() -> None:
         protocol=3,
         properties={"empty": "", "id": "not mine", "k" * 50: "v" * 202},
     )
-    [service] = services_of(announced, ())
+    [service] = services_of(announced, (), None)
     assert believed(service) == announced
 
 
 def test_one_service_for_each_port_and_all_interfaces_for_a_wildcard() -> None:
-    services = services_of(record("one", "0.0.0.0:7", "10.0.0.9:8", ":8"), ("10.0.0.1", "10.0.0.2"))
+    told = record("one", "0.0.0.0:7", "10.0.0.9:8", ":8")
+    services = services_of(told, ("10.0.0.1", "10.0.0.2"), None)
     assert [believed(service).addresses for service in services] == [  # type: ignore[union-attr]
         ("10.0.0.1:7", "10.0.0.2:7"),
         ("10.0.0.1:8", "10.0.0.2:8", "10.0.0.9:8"),
     ]
     assert len({service.name for service in services}) == 2
+    assert [(service.port, service.parsed_addresses()) for service in services] == [
+        (7, ["10.0.0.1", "10.0.0.2"]),
+        (8, ["10.0.0.9", "10.0.0.1", "10.0.0.2"]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +116,9 @@ def test_one_service_for_each_port_and_all_interfaces_for_a_wildcard() -> None:
         (record("one", addresses=()), "no address"),
         (record("one", "laptop:7"), "write the number"),
         (record("one", "10.0.0.1"), "write the number"),
+        (record("one", "224.0.0.1:7"), "leads nowhere from another device"),
+        (record("one", "[fe80::1]:7"), "leads nowhere from another device"),
+        (record("one", "[fd00::1%eth0]:7"), "leads nowhere from another device"),
         (record("one", name="x" * 251), "shorten it"),
         (record("one", name="bell\a"), "printable"),
         (record("one", properties={"a=b": "c"}), "without"),
@@ -119,13 +127,14 @@ def test_one_service_for_each_port_and_all_interfaces_for_a_wildcard() -> None:
 )
 def test_what_cannot_be_announced_is_refused(bad: PeerRecord, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        services_of(bad, ())
+        services_of(bad, (), None)
 
 
 GOOD: dict[bytes, bytes | None] = {
     b"id": b"one",
     b"cluster": b"default",
     b"protocol": str(PROTOCOL_VERSION).encode(),
+    b"at.0": b"10.0.0.1:1",
 }
 
 
@@ -145,17 +154,76 @@ GOOD: dict[bytes, bytes | None] = {
         {**GOOD, b"name": b"\xff"},
         {**GOOD, b"\xff": b"x"},
         {**GOOD, b"name": b"\x1b[31mred"},
+        {**GOOD, b"\x1b[31m": b"red"},
+        {**GOOD, b"at.0": None},
+        {**GOOD, b"at.0": b"laptop:7"},
+        {**GOOD, b"at.0": b"10.0.0.1:0"},
+        {**GOOD, b"at.0": b":7"},
+        {**GOOD, b"at.0": b"0.0.0.0:7"},
+        {**GOOD, b"at.0": b"[::]:7"},
+        {**GOOD, b"at.0": b"224.0.0.1:7"},
+        {**GOOD, b"at.0": b"[fe80::1]:7"},
+        {**GOOD, b"at.0": b"[fe80::1%eth0]:7"},
+        {**GOOD, b"at.1": b"10.0.0.1"},
+        {**GOOD, **{f"at.{n}".encode(): f"10.0.0.{n + 1}:7".encode() for n in range(9)}},
+        {name: value for name, value in GOOD.items() if name != b"at.0"},
     ],
 )
 def test_a_malformed_record_is_not_believed(bad: Mapping[bytes, bytes | None]) -> None:
-    assert record_of(GOOD, ["10.0.0.1"], 7) == record("one", "10.0.0.1:7", name="one")
-    assert record_of(GOOD, [], 7) is None
-    assert record_of(GOOD, ["10.0.0.1"], None) is None
-    assert record_of(bad, ["10.0.0.1"], 7) is None
+    assert record_of("s", GOOD, "default", None) == record("one", name="one")
+    assert record_of("s", bad, "default", None) is None
+    assert record_of("s", GOOD, "another", None) is None
+
+
+KEY, OTHER_KEY = b"k" * 32, b"o" * 32
+
+
+def test_with_a_key_nothing_that_is_announced_can_be_changed() -> None:
+    """Whoever overhears an announcement can repeat it as it is, and nothing else."""
+    announced = record("one", "10.0.0.1:7", "10.0.0.2:7", properties={"memory": "24 GB"})
+    [service] = services_of(announced, (), KEY)
+    assert believed(service, KEY) == announced
+    assert believed(service, OTHER_KEY) is None
+    assert believed(service) is None
+    assert b"default" not in service.properties.values()
+    entries, name = service.properties, service.name
+    assert record_of(name.upper(), entries, "default", KEY) == announced
+    assert record_of(name, entries, "another", KEY) is None
+    assert record_of(f"other-{name}", entries, "default", KEY) is None
+    assert {b"id", b"name", b"protocol", b"at.0", b"at.1", b"p.memory"} < entries.keys()
+    for changed in entries:
+        left = {key: value for key, value in entries.items() if key != changed}
+        assert record_of(name, left, "default", KEY) is None
+        other = b"10.0.0.9:7" if changed.startswith(b"at.") else b"9"
+        assert record_of(name, {**entries, changed: other}, "default", KEY) is None
+    for added in (b"at.2", b"at.", b"p.x", b"x"):
+        assert record_of(name, {**entries, added: b"10.0.0.9:7"}, "default", KEY) is None
+    swapped = {**entries, b"at.0": entries[b"at.1"], b"at.1": entries[b"at.0"]}
+    assert record_of(name, swapped, "default", KEY) is None
+
+
+def test_a_name_on_the_network_tells_nobody_the_clusters_name() -> None:
+    """Else whoever guesses it sees by the digest that it is the right one."""
+    [one], [other], [plain] = (services_of(record(), (), key) for key in (KEY, OTHER_KEY, None))
+    assert len({one.name, other.name, plain.name}) == 3
+
+
+def test_of_many_addresses_as_many_are_told_as_anybody_would_dial() -> None:
+    interfaces = tuple(f"10.0.0.{number}" for number in range(100, 130))
+    [service] = services_of(record("one", "0.0.0.0:7"), interfaces, KEY)
+    believed_record = believed(service, KEY)
+    assert believed_record is not None
+    assert believed_record.addresses == tuple(f"{each}:7" for each in interfaces[:MAX_ADDRESSES])
+    table = PeerTable()
+    table.seen("eth0", believed_record)
+    [found] = table.seen("wlan0", record("one", "10.0.0.0:7"))
+    assert isinstance(found, PeerFound)
+    assert len(found.record.addresses) == MAX_ADDRESSES
 
 
 def test_malformed_announcements_on_the_network_are_passed_over() -> None:
     cluster = f"test-{uuid.uuid4().hex}"
+    at = {b"at.0": b"127.0.0.1:7"}
 
     async def scenario() -> None:
         network = AsyncZeroconf(interfaces=["127.0.0.1"])
@@ -163,16 +231,18 @@ def test_malformed_announcements_on_the_network_are_passed_over() -> None:
         try:
             for number, entries in enumerate(
                 (
-                    {b"id": b"bad", b"cluster": cluster.encode(), b"protocol": b"x"},
+                    {b"id": b"bad", b"cluster": cluster.encode(), b"protocol": b"x", **at},
                     {
                         b"id": b"\xff",
                         b"cluster": cluster.encode(),
                         b"protocol": str(PROTOCOL_VERSION).encode(),
+                        **at,
                     },
                     {
                         b"id": b"good",
                         b"cluster": cluster.encode(),
                         b"protocol": str(PROTOCOL_VERSION).encode(),
+                        **at,
                     },
                 )
             ):
