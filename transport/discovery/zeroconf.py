@@ -4,6 +4,8 @@ Knows zeroconf; what its records mean is in ``zeroconf_record``, who is there is
 """
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 from zeroconf import Error, ServiceStateChange, Zeroconf
@@ -19,9 +21,14 @@ from edge.transport.discovery.zeroconf_record import (
 )
 from edge.transport.errors import AddressError, ChannelClosedError
 
+_log = logging.getLogger(__name__)
+
 _LOOK_UP_TIMEOUT_MS = 3000
 _LOOK_UPS = 3
 """A packet may get lost more than once on a busy radio."""
+
+INTERFACES_EVERY_S = 5.0
+"""How often it is seen whether this device has got another address, or joined another network."""
 
 
 class ZeroconfDiscovery:
@@ -29,7 +36,8 @@ class ZeroconfDiscovery:
 
     Nothing is opened before the first ``announce`` or ``watch``. A peer that leaves says so and is
     gone at once; one that dies without a word is gone when its record expires, which takes minutes:
-    whoever is connected to it learns earlier.
+    whoever is connected to it learns earlier. When this device gets another address, its peers are
+    announced anew and others are looked for there.
     """
 
     def __init__(
@@ -50,12 +58,17 @@ class ZeroconfDiscovery:
         self._key = key
         self._interfaces = None if interfaces is None else tuple(interfaces)
         self._watchers = Watchers()
+        self._records: dict[str, PeerRecord] = {}
+        """Own ones, by their ids."""
         self._own: dict[str, dict[str, AsyncServiceInfo]] = {}
         self._own_services: set[str] = set()
         self._telling: dict[str, asyncio.Future[None]] = {}
         """What is told again, since packets get lost; by the service."""
         self._look_ups: dict[str, asyncio.Task[None]] = {}
         self._zeroconf: AsyncZeroconf | None = None
+        self._addresses: tuple[str, ...] = ()
+        """Of this device, on which it is open."""
+        self._following: asyncio.Task[None] | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._changing = asyncio.Lock()
         self._is_closed = False
@@ -67,45 +80,53 @@ class ZeroconfDiscovery:
         random numbers. So nobody can keep a peer from announcing itself either.
         """
         check_cluster(record, self._cluster)
-        services = services_of(record, interface_addresses(self._interfaces), self._key)
         async with self._changing:
             if self._is_closed:
                 raise ChannelClosedError("the discovery was closed")
             zeroconf = self._open()
-            wanted = {service.name: service for service in services}
-            present = self._own.get(record.id, {})
+            services = services_of(record, self._addresses, self._key)
             try:
-                for name in present.keys() - wanted.keys():
-                    self._stop_telling(name)
-                    await (await zeroconf.async_unregister_service(present.pop(name)))
-                for name, service in wanted.items():
-                    self._own_services.add(name)
-                    if name in present:
-                        telling = await zeroconf.async_update_service(service)
-                    else:
-                        telling = await zeroconf.async_register_service(
-                            service, cooperating_responders=True
-                        )
-                    self._own.setdefault(record.id, {})[name] = service
-                    self._stop_telling(name)
-                    self._telling[name] = asyncio.ensure_future(telling)
-                await asyncio.sleep(0)  # in which each is told
+                await self._tell(zeroconf, record.id, services)
             except (Error, OSError) as error:
                 raise AddressError(
                     f"cannot announce peer '{record.name}' by {self.describe()}: {error}"
                 ) from error
+            self._records[record.id] = record
+
+    async def _tell(
+        self, zeroconf: AsyncZeroconf, id: str, services: Sequence[AsyncServiceInfo]
+    ) -> None:
+        """Announce these of an own peer, in place of what was announced of it."""
+        wanted = {service.name: service for service in services}
+        present = self._own.get(id, {})
+        for name in present.keys() - wanted.keys():
+            self._stop_telling(name)
+            await (await zeroconf.async_unregister_service(present.pop(name)))
+        for name, service in wanted.items():
+            self._own_services.add(name)
+            if name in present:
+                telling = await zeroconf.async_update_service(service)
+            else:
+                telling = await zeroconf.async_register_service(
+                    service, cooperating_responders=True
+                )
+            self._own.setdefault(id, {})[name] = service
+            self._stop_telling(name)
+            self._telling[name] = asyncio.ensure_future(telling)
+        await asyncio.sleep(0)  # in which each is told
 
     async def watch(self) -> AsyncIterator[PeerEvent]:
         if self._browser is None and not self._is_closed:
-            self._browser = AsyncServiceBrowser(
-                self._open().zeroconf, SERVICE_TYPE, handlers=[self._on_change]
-            )
+            self._browser = self._browsing(self._open())
         async for event in self._watchers.watch():
             yield event
 
     async def aclose(self) -> None:
         """See :class:`Discovery`. Takes a moment: goodbyes are said three times."""
         self._is_closed = True
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         async with self._changing:
             browser, self._browser = self._browser, None
             zeroconf, self._zeroconf = self._zeroconf, None
@@ -131,15 +152,46 @@ class ZeroconfDiscovery:
 
     def _open(self) -> AsyncZeroconf:
         if self._zeroconf is None:
-            addresses = interface_addresses(self._interfaces)
+            self._addresses = interface_addresses(self._interfaces)
             try:
-                self._zeroconf = AsyncZeroconf(interfaces=list(addresses))
+                self._zeroconf = AsyncZeroconf(interfaces=list(self._addresses))
             except (Error, OSError) as error:
                 raise AddressError(
                     f"cannot use {self.describe()}: {error}; check that the interface is up and "
                     "that multicast DNS (UDP port 5353) is allowed"
                 ) from error
+            self._following = asyncio.get_running_loop().create_task(self._follow_addresses())
         return self._zeroconf
+
+    def _browsing(self, zeroconf: AsyncZeroconf) -> AsyncServiceBrowser:
+        """Asks at once, everywhere, who is there."""
+        return AsyncServiceBrowser(zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._on_change])
+
+    async def _follow_addresses(self) -> None:
+        """While it is open, be open on the addresses that this device has."""
+        while True:
+            await asyncio.sleep(INTERFACES_EVERY_S)
+            with contextlib.suppress(AddressError):  # no such interface, for now
+                addresses = interface_addresses(self._interfaces)
+                if addresses and addresses != self._addresses:
+                    async with self._changing:
+                        await self._move(addresses)
+
+    async def _move(self, addresses: tuple[str, ...]) -> None:
+        zeroconf = self._zeroconf
+        assert zeroconf is not None
+        try:
+            await zeroconf.async_update_interfaces(list(addresses))
+            for record in self._records.values():
+                services = services_of(record, addresses, self._key)
+                await self._tell(zeroconf, record.id, services)
+        except (Error, OSError) as error:  # networks come and go: the next look finds the next
+            _log.info("cannot use the addresses that this device has now: %s", error)
+            return
+        self._addresses = addresses
+        if self._browser is not None:
+            await self._browser.async_cancel()
+            self._browser = self._browsing(zeroconf)
 
     def _on_change(
         self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange

@@ -13,7 +13,6 @@ import hmac
 import ipaddress
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import psutil
 from zeroconf.asyncio import AsyncServiceInfo

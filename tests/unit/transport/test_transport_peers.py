@@ -16,12 +16,14 @@ from edge.transport import (
     ZeroconfDiscovery,
 )
 from edge.transport.discovery.peers import MAX_ADDRESSES, MAX_PEERS, PeerTable
+from edge.transport.discovery.zeroconf import INTERFACES_EVERY_S
 from edge.transport.discovery.zeroconf_record import (
     SERVICE_TYPE,
     interface_addresses,
     record_of,
     services_of,
 )
+from tests.support.passing_time import let_pass
 
 
 def record(peer: str = "one", *addresses: str, **changes: object) -> PeerRecord:
@@ -266,6 +268,40 @@ def test_malformed_announcements_on_the_network_are_passed_over() -> None:
             await network.async_close()
 
     asyncio.run(scenario())
+
+
+def test_another_address_of_a_device_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when it gets one by DHCP, or joins another network."""
+    key, cluster = b"k" * 32, f"test-{uuid.uuid4().hex}"
+    has = dict.fromkeys(("here", "there"), ("127.0.0.1",))
+    monkeypatch.setattr(
+        "edge.transport.discovery.zeroconf.interface_addresses", lambda names: has[names[0]]
+    )
+
+    async def scenario() -> None:
+        here, there = (
+            ZeroconfDiscovery(cluster=cluster, key=key, interfaces=[name]) for name in has
+        )
+        events = here.watch()
+        try:
+            await there.announce(record("one", "0.0.0.0:7", cluster=cluster))
+            await there.announce(record("two", "127.0.0.9:7", cluster=cluster))
+            found: dict[str, tuple[str, ...]] = {}
+            while len(found) < 2:
+                event = await anext(events)
+                assert isinstance(event, PeerFound)
+                found[event.record.id] = event.record.addresses
+            assert found == {"one": ("127.0.0.1:7",), "two": ("127.0.0.9:7",)}
+            has["there"] = ("127.0.0.2",)
+            let_pass(INTERFACES_EVERY_S)
+            event = await anext(events)
+            assert isinstance(event, PeerFound)
+            assert (event.record.id, event.record.addresses) == ("one", ("127.0.0.2:7",))
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]
+            await asyncio.gather(here.aclose(), there.aclose())
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_interfaces_are_named_or_numbered() -> None:
