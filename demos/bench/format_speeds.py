@@ -23,7 +23,7 @@ from edge.api.versus_llama_cpp import Llama
 from edge.demos.bench import llama_logits, results
 from edge.demos.bench.limited.sides import gguf_of
 from edge.demos.bench.options import append_option, folder_option, shape_option
-from edge.demos.bench.quality import EDGE_FORMATS, FEW_BIT_FORMATS
+from edge.demos.bench.quality import EDGE_FORMATS, FEW_BIT_FORMATS, calibrated_name
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint, described
 from edge.planning.load_options import LoadOptions
@@ -48,6 +48,14 @@ _PROMPT_TOKENS = 16
     multiple=True,
     help=f"Of Edge: these, and of llama.cpp {YARDSTICK} alone.",
 )
+@click.option(
+    "--bits",
+    "several_bits",
+    type=float,
+    multiple=True,
+    help="Of edge quantize: folders of so many bits, which are made if they are not there; "
+    f"and of llama.cpp {YARDSTICK} alone.",
+)
 @folder_option
 @append_option
 def main(
@@ -57,6 +65,7 @@ def main(
     new_tokens: int,
     rounds: int,
     dtypes: tuple[Dtype, ...],
+    several_bits: tuple[float, ...],
     folder: Path,
     append: bool,
 ) -> None:
@@ -80,14 +89,22 @@ def main(
             return lambda: (new_tokens - 1) / llama.run(_PROMPT_TOKENS, new_tokens)["decode_s"]
 
         opened = held.enter_context(Checkpoint.open(path))
-        some = tuple(LoadOptions(dtype=dtype) for dtype in dtypes)
-        for options in some or EDGE_FORMATS + FEW_BIT_FORMATS:
+        some = bool(dtypes or several_bits)
+        formats = tuple(LoadOptions(dtype=dtype) for dtype in dtypes)
+        for options in formats if some else EDGE_FORMATS + FEW_BIT_FORMATS:
             if options.dtype == "float32":
                 continue  # nobody decodes with it, and it takes as much memory as all others
             cluster = held.enter_context(edge.Cluster.local(1, threads=threads))
             model = held.enter_context(cluster.load(path, options, context_tokens=context))
             name = format_name(options.weight_format(opened), options)
             decode[f"Edge {name}"] = ours(model)
+        for bits in several_bits:
+            rounded = folder / f"{shape}-{bits:g}-bits"
+            cluster = held.enter_context(edge.Cluster.local(1, threads=threads))
+            if not rounded.exists():
+                cluster.quantize(path, rounded, bits=bits)
+            model = held.enter_context(cluster.load(rounded, context_tokens=context))
+            decode[calibrated_name(bits)] = ours(model)
         for form in [YARDSTICK] if some else llama_logits.FORMATS:
             gguf = gguf_of(shape, folder, python=llama_python, form=form)
             llama = Llama(gguf, python=llama_python, threads=threads, context_tokens=context)

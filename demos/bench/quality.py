@@ -168,6 +168,11 @@ def edge_rows(
             )
 
 
+def calibrated_name(bits: float | None) -> str:
+    """Of a folder that `edge quantize` wrote, in rows; None: with as many bits as int4."""
+    return f"Edge {'int4' if bits is None else f'{bits:g} bits'}, calibrated"
+
+
 def calibrated_rows(
     path: Path,
     reference: Logits,
@@ -188,7 +193,7 @@ def calibrated_rows(
             with Checkpoint.open(folder) as checkpoint:
                 count = num_weights(checkpoint.spec)
             yield FormatRow(
-                name=f"Edge {'int4' if bits is None else f'{bits:g} bits'}, calibrated",
+                name=calibrated_name(bits),
                 figures=found,
                 bytes_per_weight=made.bytes_per_weight,
                 num_weights=count,

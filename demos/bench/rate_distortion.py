@@ -174,6 +174,47 @@ class Simulation:
                 found[name] = rotated(self.weights[name], (inputs[0], inputs[1]), squares[name])
         return found
 
+    def written(self, windows: int, tokens: int) -> list[list[int]]:
+        """Texts that the model writes at random, from nothing, always the same."""
+        torch = self._torch
+        torch.manual_seed(0)
+        begin = torch.full((windows, 1), self._model.config.bos_token_id)
+        with torch.inference_mode():
+            found: list[list[int]] = self._model.generate(
+                begin,
+                attention_mask=torch.ones_like(begin),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                min_new_tokens=tokens - 1,
+                max_new_tokens=tokens - 1,
+            ).tolist()
+        return found
+
+    def grams(self, windows: Sequence[list[int]]) -> dict[tuple[str, ...], Array]:
+        """x^T x, by the names of the matrices that are given the same x."""
+        given: dict[int, tuple[Any, list[str]]] = {}
+        found: dict[tuple[str, ...], Any] = {}
+
+        def looked_at(name: str) -> Any:
+            def hook(_module: Any, arguments: tuple[Any], _result: Any) -> None:
+                given.setdefault(id(arguments[0]), (arguments[0], []))[1].append(name)
+
+            return hook
+
+        hooks = [
+            each.register_forward_hook(looked_at(name)) for name, each in self._modules.items()
+        ]
+        for window in windows:
+            self.logits(window)
+            for x, names in given.values():
+                found[tuple(names)] = found.get(tuple(names), 0) + x[0].T @ x[0]
+            given.clear()
+        for each in hooks:
+            each.remove()
+        return {names: each.numpy() for names, each in found.items()}
+
     def _moments(
         self, windows: Sequence[list[int]]
     ) -> tuple[dict[tuple[str, ...], Array], dict[str, Array]]:
