@@ -11,6 +11,7 @@ from edge.models.decoder import activation, decoder, head_size_of, num_layers
 from edge.models.experts import MAX_EXPERTS, Experts, SharedExpert
 from edge.models.families import Family, llama_tensor_name
 from edge.models.rope import read_rotary
+from edge.models.sparse_layers import check_routing
 from edge.models.spec import MAX_LAYERS, ModelSpec
 
 
@@ -33,10 +34,7 @@ def describe(config: Config) -> ModelSpec:
 
 def experts_beside_shared(config: Config) -> Experts:
     """Those of this family, and of DeepSeek's."""
-    for name, known in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
-        value = config.values.get(name, known)
-        if value != known:
-            raise config.error(f"{name} must be {known}, which is what this family computes")
+    check_routing(config, scoring_func="sigmoid", topk_method="noaux_tc")
     columns = config.size("moe_intermediate_size", 1408)
     shared = config.size("n_shared_experts", 1, most=MAX_EXPERTS)
     local = config.values.get("n_routed_experts") is None and "num_local_experts" in config.values

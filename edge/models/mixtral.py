@@ -6,12 +6,14 @@ from edge.models.config import Config
 from edge.models.decoder import activation, decoder, num_layers, one_window
 from edge.models.experts import MAX_EXPERTS, Experts
 from edge.models.families import Family, llama_tensor_name
+from edge.models.sparse_layers import check_routing
 from edge.models.spec import ModelSpec
 
 _MATRICES = {"gate": "w1", "down": "w2", "up": "w3"}
 
 
 def describe(config: Config) -> ModelSpec:
+    check_routing(config, scoring_func="softmax", topk_method="greedy")
     experts = Experts(
         num_experts=config.size("num_local_experts", 8, most=MAX_EXPERTS),
         top_k=config.size("num_experts_per_tok", 2, most=MAX_EXPERTS),

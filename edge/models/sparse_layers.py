@@ -17,6 +17,13 @@ def num_experts(config: Config) -> int:
     return config.size(name or "num_experts", most=MAX_EXPERTS)
 
 
+def check_routing(config: Config, **known: str) -> None:
+    """Of these fields, what the family computes. Raises CheckpointError for anything else."""
+    for name, value in known.items():
+        if config.values.get(name, value) != value:
+            raise config.error(f"{name} must be {value}, which is what this family computes")
+
+
 def shared_expert(config: Config, usual: int) -> SharedExpert:
     """As Qwen's families have one; `usual` columns where the file does not say how many."""
     columns = config.size("shared_expert_intermediate_size", usual)
@@ -30,6 +37,7 @@ def sparse_layers(
 
     `renormalized`: where the file does not say.
     """
+    check_routing(config, scoring_func="softmax", topk_method="greedy")
     experts = Experts(
         num_experts=num_experts(config),
         top_k=config.size("num_experts_per_tok", most=MAX_EXPERTS),

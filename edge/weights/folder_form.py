@@ -11,6 +11,7 @@ from edge.models.families import Family, note_on, read_family, reads_pictures
 from edge.offload import SafetensorsStore, StoreError
 from edge.text import read_end_ids, read_sampling, read_tokenizer_files, unused_settings
 from edge.text.files import TOKENIZER, read_json
+from edge.weights.expert_tensors import check_experts
 from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm, with_tied_head
 from edge.weights.fused_rows import (
@@ -70,6 +71,14 @@ def open_folder(folder: Path) -> CheckpointForm:
         own = packed_encoding(store, spec, name)
         if spec.has_states and isinstance(store, PackedStore):
             _check_states(store, family, str(source))
+        check_experts(
+            spec,
+            name,
+            files=files.names(),
+            found=frozenset(store.names()),
+            wholes={each: part.tensor for each, part in {**of_experts, **by_column}.items()},
+            source=str(folder),
+        )
     except BaseException as error:
         files.close()
         if isinstance(error, StoreError):

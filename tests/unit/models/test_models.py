@@ -572,6 +572,8 @@ def test_which_layers_are_linear_attention() -> None:
             "through 8 experts of 2 of 64 groups of 2",
         ),
         ({"model_type": "glm4_moe", "scoring_func": "softmax"}, "scoring_func must be sigmoid"),
+        ({"model_type": "mixtral", "scoring_func": "sigmoid"}, "scoring_func must be softmax"),
+        ({"model_type": "mixtral", "topk_method": "noaux_tc"}, "topk_method must be greedy"),
         ({"model_type": "glm4_moe", "first_k_dense_replace": -1}, "first_k_dense_replace must"),
         ({"model_type": "glm4_moe", "routed_scaling_factor": 0}, "routed_scaling_factor must be"),
         ({"model_type": "gpt_oss", "swiglu_limit": 0}, "swiglu_limit must be positive"),
