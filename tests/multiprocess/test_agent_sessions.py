@@ -33,19 +33,31 @@ TEMPLATE = """\
 {% for message in messages %}<|{{ "user" if message.role == "tool" else message.role }}|>\
 {{ message.content }}\
 {% for call in message.tool_calls or () %}{{ call.function.arguments | tojson }}{% endfor %}\
-{% endfor %}{% for tool in tools or () %} <tool_call>{% endfor %}<|assistant|>{# <function= #}"""
+{% endfor %}{% for tool in tools or () %} <|tool_call>{% endfor %}<|assistant|>"""
 """Short: twenty turns have room. Calls are in a form without JSON, of which a small model would
 write white space most of all."""
+MARKS = ("<|tool_call>", "<tool_call|>", '<|"|>')
+"""Of that form. They are tokens, as those of a model that was taught it are: else a call has 80."""
 Body = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model, with a template that takes calls and their results."""
+    """The bundled model, with a template that takes calls and their results.
+
+    The marks of a call have the places of the last words that its tokenizer merges.
+    """
     folder = Path(shutil.copytree(MODEL, tmp_path_factory.mktemp("agent") / MODEL.name))
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text())
     file.write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    bpe, added = tokenizer["model"], tokenizer["added_tokens"]
+    for mark in MARKS:
+        word = "".join(bpe["merges"].pop())
+        added.append(added[-1] | {"id": bpe["vocab"].pop(word), "content": mark})
+    file.write_text(json.dumps(tokenizer))
     return folder
 
 
