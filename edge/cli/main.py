@@ -13,7 +13,6 @@ import io
 import json
 import logging
 import os
-import re
 import signal
 import sys
 import termios
@@ -24,6 +23,7 @@ from typing import Any
 import click
 
 from edge.cli.hangup import HungUp, give_up, has_hung_up
+from edge.cli.wrong_usage import as_sentence, remedy_of, unknown_command
 from edge.errors import EdgeError
 from edge.host.huge_pages import restart_with_malloc_settings
 from edge.version import __version__
@@ -53,10 +53,6 @@ COMMANDS = {
 }
 
 
-_SEMICOLON = re.compile(r"""(?:(?>(?<!\w)'[^']*'(?!\w)|"[^"]*"|;(?! )|[^;]))*?; """)
-"""The beginning of a sentence up to its first semicolon that is in no quotes."""
-
-
 class _LazyGroup(click.Group):
     """Imports a command's module only when it is called, so that `--help` is instant."""
 
@@ -78,10 +74,10 @@ class _LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if not (near := difflib.get_close_matches(args[0], COMMANDS, 1)):
+            if args[0] in COMMANDS or args[0].startswith("-"):
                 raise
-            message = f"{error.message} Do you mean '{near[0]}'?"
-            raise click.UsageError(message, ctx) from None
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            raise click.UsageError(unknown_command(args[0], args[1:], near), ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -116,11 +112,15 @@ def main(arguments: list[str] | None = None) -> Any:
     wants_json = "--json" in (sys.argv if arguments is None else arguments)
     try:
         cli.main(args=arguments, prog_name="edge", standalone_mode=False)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        if wants_json:
-            _tell_json(*_of_usage(error))
         sys.exit(error.exit_code)
+    except click.UsageError as error:
+        told = as_sentence(error)
+        told.show()
+        if wants_json:
+            _tell_json("wrong_usage", told.message, remedy_of(told))
+        sys.exit(told.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("\nInterrupted; everything this command started was ended.", err=True)
         sys.exit(130)
@@ -151,20 +151,6 @@ def main(arguments: list[str] | None = None) -> Any:
 def _tell_json(code: str, message: str, remedy: str) -> None:
     """What failed, for scripts: see `edge/errors.py`."""
     click.echo(json.dumps({"error": {"code": code, "message": message, "remedy": remedy}}))
-
-
-def _of_usage(error: click.ClickException) -> tuple[str, str, str]:
-    """The same three of what was typed wrong: `wrong_usage`, for every such mistake."""
-    message = error.format_message()
-    semicolon = _SEMICOLON.match(message)
-    remedy = message[semicolon.end() :] if semicolon else ""
-    if not remedy:
-        context = getattr(error, "ctx", None)
-        command = "edge" if context is None else context.command_path
-        remedy = f"see {command} --help"
-        if near := getattr(error, "possibilities", None):
-            remedy = f"write {' or '.join(sorted(near))}, or {remedy}"
-    return "wrong_usage", message, remedy
 
 
 class _Terminated(SystemExit):

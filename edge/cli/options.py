@@ -139,10 +139,11 @@ def way_to(options: ClusterOptions, load: LoadOptions | None = None) -> Way:
     announce itself later than the others.
     """
     if options.local is not None and options.addresses:
-        raise click.UsageError("give either --local or --peer, not both")
+        raise click.UsageError("--local and --peer exclude each other; give either --local or --peer")
     if options.local is None and (options.memory or options.model_memory or options.threads):
         raise click.UsageError(
-            "--memory, --model-memory and --threads are for --local peers; others have their own"
+            "--memory, --model-memory and --threads are for --local peers, and others have their "
+            "own; add --local N, or leave them out"
         )
     named: dict[str, Any] = {"insecure": options.insecure}
     if options.local is not None:
@@ -181,7 +182,9 @@ def read_plan(plan_file: Path | None, parallel: Parallel) -> Parallel | Plan:
     if plan_file is None:
         return parallel
     if parallel != "auto":
-        raise click.UsageError("give either --plan or --parallel, not both")
+        raise click.UsageError(
+            "--plan and --parallel exclude each other; give either --plan or --parallel"
+        )
     try:
         value = parse_json(read_file(plan_file, _MAX_PLAN_BYTES))
         # `edge plan --json` prints the plan with other things.

@@ -12,7 +12,7 @@ import pytest
 
 import edge
 from edge.api.local_peers import _command_lines
-from edge.cli.main import _of_usage
+from edge.cli.wrong_usage import as_sentence, remedy_of
 from tests.architecture.test_docs import MODULES
 from tests.architecture.test_names import REPOSITORY
 
@@ -62,13 +62,15 @@ def test_a_plan_that_cannot_run_lists_its_problems() -> None:
     ("message", "remedy"),
     [
         ("give either --a or --b; leave out one", "leave out one"),
-        ("'q; r' is not one of 'a', 'b'", "see edge --help"),
+        ("'q; r' is not one of 'a', 'b'", "edge --help shows what can be"),
         ("no 'q; r' and no \"s; t\"; give 'u; v'", "give 'u; v'"),
         ("the cat's; take 'it'", "take 'it'"),
     ],
 )
 def test_of_what_was_typed_wrong_no_value_is_a_remedy(message: str, remedy: str) -> None:
-    assert _of_usage(click.UsageError(message)) == ("wrong_usage", message, remedy)
+    told = as_sentence(click.UsageError(message))
+    assert told.message.startswith(message)
+    assert remedy_of(told) == remedy
 
 
 @pytest.mark.parametrize(

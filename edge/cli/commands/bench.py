@@ -67,7 +67,7 @@ def command(
       edge bench path/to/checkpoint --local 1 --vs llama.cpp --gguf model-q4_0.gguf
     """
     if (vs is None) != (gguf is None):
-        raise click.UsageError("--vs llama.cpp and --gguf FILE go together")
+        raise click.UsageError("--vs llama.cpp and --gguf FILE go together; give both")
     context_tokens = wanted.prompt_tokens + wanted.new_tokens
     options = replace(
         options,

@@ -123,7 +123,7 @@ def clean(
     It shows first what would go, and asks. Of --older-than and --model together, what is both.
     """
     if older_than is None and model is None and not everything:
-        raise click.UsageError("give --older-than, --model or --all: nothing goes by itself")
+        raise click.UsageError("nothing goes by itself; give --older-than, --model or --all")
     least_s = 0.0 if older_than is None else parse_age(older_than)
     with _places(wanted, with_peers=with_peers) as places:
         going = {place.name: chosen(place.files, least_s=least_s, model=model) for place in places}

@@ -18,17 +18,23 @@ from edge.cli.options import (
     open_cluster,
 )
 from edge.cli.reply_view import adapt_option, tell_why_not_predicted
-from edge.errors import EdgeError, RequestError
+from edge.errors import EdgeError, RequestError, shown
 from edge.planning.load_options import LoadOptions
 
 
-@click.command("chat", short_help="Talk with a model in turns.")
+@click.command(
+    "chat",
+    short_help="Talk with a model in turns.",
+    context_settings={"allow_extra_args": True},  # refused below, with what is to be typed
+)
 @model_options()
 @click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 @generation_options
 @adapt_option
 @cluster_options
+@click.pass_context
 def command(
+    context: click.Context,
     model: str,
     system: str | None,
     options: LoadOptions,
@@ -47,6 +53,12 @@ def command(
       edge chat path/to/checkpoint --local 2 --temperature 0.7
       edge chat path/to/checkpoint --system "Answer in one sentence." --peer 192.168.1.7:5000
     """
+    if context.args:
+        raise click.UsageError(
+            f"Got unexpected extra argument {shown(context.args[0])}; ask when the conversation "
+            "has begun, or write edge run MODEL -p TEXT",
+            context,
+        )
     is_terminal = is_a_terminal()
     with typed_ahead(), open_cluster(peers, options, model=model) as cluster:
         loaded = cluster.load(model, options)

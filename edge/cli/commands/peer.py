@@ -128,7 +128,7 @@ def command(
     if context.invoked_subcommand is not None:
         if _has_given(context):
             raise click.UsageError(
-                "options of the daemon go into a file: edge peer install --config"
+                "options of the daemon go into a file; write edge peer install --config FILE"
             )
         return
     if logs != LogOptions() and not print_config:

@@ -71,7 +71,7 @@ def show(as_json: bool) -> None:
 def clean(ids: tuple[str, ...], everything: bool) -> None:
     """Remove those with these IDs. What is under way stays."""
     if not ids and not everything:
-        raise click.UsageError("give ids, or --all: nothing goes by itself")
+        raise click.UsageError("nothing goes by itself; give ids, or --all")
     replies = kept_replies()
     there = {each.id for each in replies.entries()}
     if unknown := sorted(set(ids) - there):

@@ -123,7 +123,7 @@ def command(
       edge run --resume last
     """
     if generation.logprobs is not None and not as_json:
-        raise click.UsageError("--logprobs needs --json: it is told in the reply's JSON")
+        raise click.UsageError("--logprobs is told in the reply's JSON; add --json")
     with contextlib.ExitStack() as stack:
         kept = None
         if resume is not None:
@@ -136,11 +136,11 @@ def command(
                 f"Got unexpected extra argument {shown(context.args[0])}; {what}", context
             )
         elif model is None or prompt is None:
-            missing = "model" if model is None else "prompt"
-            (parameter,) = (each for each in context.command.params if each.name == missing)
-            hint = "'MODEL'" if model is None else None
-            said = None if model is None else "Give one, or talk in turns: edge chat MODEL"
-            raise click.MissingParameter(said, ctx=context, param=parameter, param_hint=hint)
+            missing, remedy = "argument 'MODEL'", "write edge run MODEL -p TEXT"
+            if model is not None:
+                missing = "option '-p' / '--prompt'"
+                remedy = "give one, or talk in turns: edge chat MODEL"
+            raise click.UsageError(f"Missing {missing}; {remedy}", context)
         if prompt == "-":
             prompt = sys.stdin.read()
         cluster = stack.enter_context(open_cluster(peers, options, model=model))

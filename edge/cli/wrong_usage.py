@@ -1,0 +1,116 @@
+"""What was typed wrong, in one sentence: the cause, and behind a semicolon what is to be typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+_SEMICOLON = re.compile(r"""(?:(?>(?<!\w)'[^']*'(?!\w)|"[^"]*"|;(?! )|[^;]))*?; """)
+"""The beginning of a sentence up to its first semicolon that is in no quotes."""
+
+_HABITS: Mapping[str, str] = {
+    "pull": "name the model where it is used: edge run org/name fetches what is not here",
+    "list": "write edge models",
+    "ls": "write edge models",
+    "show": "write edge inspect MODEL",
+    "rm": "write edge cache clean for what Edge keeps, and hf cache for models",
+    "create": "write edge quantize MODEL --out FOLDER",
+    "stop": "end the command that uses the model; edge ps shows which one",
+    "start": "write edge peer, or edge serve MODEL",
+    "generate": "write edge run MODEL -p TEXT",
+    "status": "write edge ps, or edge doctor",
+    "version": "write edge --version",
+}
+"""Commands of others, and what they are here."""
+
+
+def as_sentence(error: click.UsageError) -> click.UsageError:
+    """The same, with what is to be typed at its end."""
+    sentence = error.format_message()
+    if not _SEMICOLON.match(sentence):
+        cause, remedy = _told(error)
+        sentence = f"{cause.rstrip('.')}; {remedy}"
+    return click.UsageError(sentence, error.ctx)
+
+
+def remedy_of(error: click.UsageError) -> str:
+    """The end of such a sentence."""
+    sentence = error.format_message()
+    semicolon = _SEMICOLON.match(sentence)
+    return sentence[semicolon.end() :] if semicolon else ""
+
+
+def unknown_command(name: str, further: Sequence[str], near: Sequence[str]) -> str:
+    """A sentence. further: what was typed behind it. near: commands that are called alike."""
+    if name == "help":
+        remedy = f"write edge {' '.join([*further[:1], '--help'])}"
+    elif name in _HABITS:
+        remedy = _HABITS[name]
+    elif near:
+        remedy = f"do you mean '{near[0]}'?"
+    else:
+        remedy = "edge --help lists them"
+    return f"No such command '{name}'; {remedy}"
+
+
+def _told(error: click.UsageError) -> tuple[str, str]:
+    """Of one that click raised: the cause, and the remedy."""
+    command = "edge" if error.ctx is None else error.ctx.command_path
+    near: Sequence[str] = sorted(getattr(error, "possibilities", None) or ())
+    cause = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        return error.message, (
+            f"write {_one_of(near)}" if near else f"leave it out; {command} --help lists them"
+        )
+    if near:  # a command of a command
+        return error.message, f"write {_one_of([f'{command} {each}' for each in near])}"
+    if isinstance(error, click.MissingParameter):
+        return cause, f"write {_with_what_is_missing(error, command)}"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        wrong, remedy = _of_type(error.message, error.param.type)
+        return cause.replace(error.message, wrong), remedy
+    if isinstance(error, click.BadOptionUsage):
+        value = "takes no value" in cause or "does not take a value" in cause
+        return cause, "leave out the value" if value else f"write one behind {error.option_name}"
+    if cause.startswith("Got unexpected extra argument"):
+        return cause, "leave it out, or put what belongs together in quotes"
+    return cause, f"{command} --help shows what can be"
+
+
+def _with_what_is_missing(error: click.MissingParameter, command: str) -> str:
+    param, context = error.param, error.ctx
+    if param is None or context is None:
+        return f"{command} with it"
+    if isinstance(param, click.Option):
+        return f"{command} … {max(param.opts, key=len)} {param.make_metavar(context)}"
+    return " ".join([command, *context.command.collect_usage_pieces(context)])
+
+
+def _of_type(message: str, kind: click.ParamType[Any]) -> tuple[str, str]:
+    """Of a value that is not of its type: what is wrong with it, and what is not."""
+    value = message.partition(" is not ")[0]
+    if isinstance(kind, click.Choice):
+        return f"{value} is not one of its values", f"write {_one_of([*map(str, kind.choices)])}"
+    if isinstance(kind, click.IntRange | click.FloatRange):
+        what = "a whole number" if isinstance(kind, click.IntRange) else "a number"
+        wrong = message if "in the range" in message else f"{value} is not {what}"
+        return wrong, f"write {what} {_within(kind.min, kind.max)}"
+    if kind.name in ("integer", "float"):
+        what = "a whole number" if kind.name == "integer" else "a number"
+        return f"{value} is not {what}", f"write {what}"
+    if isinstance(kind, click.Path):
+        return message, "write the path of one that is there"
+    return message, "write another value"
+
+
+def _within(least: float | None, most: float | None) -> str:
+    if least is None:
+        return f"of at most {most}"
+    return f"of at least {least}" if most is None else f"from {least} to {most}"
+
+
+def _one_of(values: Sequence[str]) -> str:
+    return " or ".join([", ".join(values[:-1]), values[-1]] if len(values) > 1 else values)
