@@ -10,7 +10,8 @@ new tokens alone, from an empty context, and the whole prompt anew, of which not
 what the peers themselves computed of prompts for it, in which attention looks at all that was said.
 
 With --compare the answers of the measured turns are made again by peers that know nothing of the
-turns before, so what was said is read as one prompt there.
+turns before. They compute all that was said in the same steps: what was an answer, one token at a
+time. A reply's journal tells them which tokens these were.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def prompt_s(times: Sequence[PeerTimes]) -> float:
     return sum(stages.values())
 
 
+def answering(tokens: int) -> edge.GenerationOptions:
+    """So many, whatever they are."""
+    return edge.GenerationOptions(max_new_tokens=tokens, temperature=0.0, ignore_eos=True)
+
+
 @click.command()
 @shape_option()
 @click.option("--checkpoint", "own", type=click.Path(exists=True, path_type=Path))
@@ -58,7 +64,7 @@ def prompt_s(times: Sequence[PeerTimes]) -> float:
 @click.option(
     "--beginning", type=click.IntRange(0), default=0, show_default=True, help="Before the first."
 )
-@click.option("--compare", is_flag=True, help="Answers with those of peers that know nothing.")
+@click.option("--compare", is_flag=True, help="Tokens with those of peers that know nothing.")
 @folder_option
 @append_option
 def main(
@@ -99,8 +105,7 @@ def main(
             read: Callable[[], object] = lambda: None,
         ) -> edge.Reply:
             """`read` is called when the prompt is read: at the first token."""
-            options = edge.GenerationOptions(max_new_tokens=count, temperature=0.0, ignore_eos=True)
-            with model.stream(prompt, options) as stream:
+            with model.stream(prompt, answering(count)) as stream:
                 for index, _token in enumerate(stream):
                     if index == 0:
                         read()
@@ -109,8 +114,16 @@ def main(
         def first_token_s(prompt: list[int]) -> float:
             return ask(prompt, 1).statistics["first_token_s"]
 
-        measured: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-        """Prompts of measured turns, and their answers."""
+        measured: list[tuple[str, tuple[int, ...]]] = []
+        """Journals of measured turns, and their answers."""
+
+        def keep(prompt: list[int], answer: tuple[int, ...]) -> None:
+            """A measured turn is asked once more, and left with its first token."""
+            with model.stream(prompt, answering(answer_tokens), journal=True) as stream:
+                next(stream)
+                if stream.kept_as is None:
+                    raise SystemExit("no journal can be written: see the warning above")
+                measured.append((stream.kept_as, answer))
 
         def converse(figures: Figures) -> None:
             history = said(beginning)
@@ -125,7 +138,8 @@ def main(
                         times += model.measure()
 
                     reply = ask(history, answer_tokens, read=read)
-                    measured.append((tuple(history), reply.token_ids))
+                    if compare:
+                        keep(history, reply.token_ids)
                     taken_s, peers_s = reply.statistics["first_token_s"], prompt_s(times)
                     alone_s = first_token_s(said(new_tokens))
                     anew_s = first_token_s([*said(1), *history])
@@ -142,18 +156,15 @@ def main(
         figures = Figures()
         for _round in range(rounds):
             converse(figures)
-    if compare:
-        same = 0
-        for prompt, answer in measured:
-            with (
-                edge.Cluster.local(peers, threads=threads) as cluster,
-                cluster.load(path, **loading) as model,
-            ):
-                anew = model.generate(
-                    prompt, max_new_tokens=answer_tokens, temperature=0.0, ignore_eos=True
-                )
-            same += anew.token_ids == answer
-        figures.add("answers as computed anew", "%", 100.0 * same / len(measured))
+    for kept_as, answer in measured:
+        with (
+            edge.Cluster.local(peers, threads=threads) as cluster,
+            edge.KeptReply.open(kept_as) as kept,
+            cluster.load(kept.model, kept.options, resumes=kept) as model,
+        ):
+            anew = model.resume(kept).token_ids
+        same = sum(each == other for each, other in zip(anew, answer, strict=True))
+        figures.add("tokens as computed anew in the same steps", "%", 100.0 * same / len(answer))
     results.publish(
         figures.metrics(),
         question="the next turn of a conversation",

@@ -16,6 +16,7 @@ from edge.demos.bench.results import Metric, Row
 from edge.demos.bench.sealed_messages import WAYS
 from edge.demos.bench.sealed_messages import measure as measure_sealing
 from edge.demos.bench.shapes import SHAPES, checkpoint
+from edge.host.state_paths import STATE_VARIABLE
 from edge.weights.checkpoint import Checkpoint
 from tests.support.processes import PATIENCE_S
 
@@ -68,23 +69,28 @@ def test_the_checkpoint_is_made_once_and_opens(tmp_path: Path) -> None:
     assert float(weights.astype("float32").std()) == pytest.approx(0.02, rel=0.01)
 
 
-def test_a_run_reports_speed_loading_and_memory(tmp_path: Path) -> None:
+def medians_of(bench: str, tmp_path: Path, *options: object) -> dict[str, float]:
+    """What a program of `demos/bench` prints, by name."""
     # Peers that were measured first answer no faster.
     program = (
         "from tests.support.known_rates import know_rates\n"
-        "from edge.demos.bench.bench_decode import main\n"
+        f"from edge.demos.bench.{bench} import main\n"
         "know_rates(); main()"
     )
-    command = [sys.executable, "-c", program, "--folder", str(tmp_path)]
-    command += ["--prompt-tokens", "8", "--new-tokens", "8", "--repeats", "2"]
+    command = [sys.executable, "-c", program, "--folder", str(tmp_path), *map(str, options)]
     run = subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert run.returncode == 0, run.stderr
-    medians = {
+    return {
         match[1]: float(match[2])
         for match in re.finditer(r"^(\S.*?)  .* +[\d.e+]+ +([\d.e+]+) +[\d.e+]+$", run.stdout, re.M)
     }
+
+
+def test_a_run_reports_speed_loading_and_memory(tmp_path: Path) -> None:
+    options = ("--prompt-tokens", 8, "--new-tokens", 8, "--repeats", 2)
+    medians = medians_of("bench_decode", tmp_path, *options)
     for timed in ("decode", "first token", "prefill", "load, shards cached"):
         assert medians[timed] > 0
     assert "load, quantising and sending" in medians
@@ -96,6 +102,18 @@ def test_a_run_reports_speed_loading_and_memory(tmp_path: Path) -> None:
         planned += held
     assert 0.5 * planned < medians["bytes sent"] < 2 * planned
     assert not list(tmp_path.glob("shards-*"))
+
+
+def test_turns_of_a_conversation_are_timed_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With random weights another row would be another answer."""
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
+    turns = ("--shape", "tiny", "--turns", 4, "--rounds", 1, "--answer-tokens", 64)
+    medians = medians_of("conversation", tmp_path, *turns, "--compare")
+    assert medians["tokens as computed anew in the same steps"] == 100
+    assert medians["first token of a later turn"] > 0
+    assert not list((tmp_path / "state").rglob("*.reply")), "each was gone on with"
 
 
 def test_what_sealing_costs_is_measured_of_every_way() -> None:
