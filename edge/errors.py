@@ -65,7 +65,7 @@ class EdgeError(Exception):
     """Every error that Edge raises on purpose: one sentence with the cause and the remedy.
 
     remedy: what is to be done, where it is known; the sentence ends with it, behind a semicolon
-    unless the message does already.
+    unless the message says it already.
     It is given apart wherever a path or another text from outside stands before it. Else it is
     found in the sentence: behind its first semicolon, or as the rule of a value.
     """
@@ -74,7 +74,7 @@ class EdgeError(Exception):
     """The kind of error, for programs; it does not change."""
 
     def __init__(self, message: str = "", *, remedy: str | None = None) -> None:
-        is_said = remedy is None or message.endswith(remedy)
+        is_said = remedy is None or remedy in message
         super().__init__(message if is_said else f"{message}; {remedy}")
         self._remedy = remedy
 

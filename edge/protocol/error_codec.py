@@ -20,6 +20,7 @@ from edge.protocol.fields import Printable, ReadBy, printable
 from edge.protocol.frame_codec import Event
 
 _LONGEST_MESSAGE = 4000
+_LONGEST_REMEDY = 1000
 
 _KINDS: dict[str, type[EdgeError]] = {
     "request": RequestError,
@@ -30,6 +31,7 @@ _KINDS: dict[str, type[EdgeError]] = {
 }
 
 _Message = Annotated[str, ReadBy(lambda value, _name: printable(value, limit=_LONGEST_MESSAGE))]
+_Remedy = Annotated[str, ReadBy(lambda value, _name: printable(value, limit=_LONGEST_REMEDY))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,37 +42,37 @@ class Failed(Event):
     error: Printable
     """Its kind."""
     message: _Message
+    remedy: _Remedy | None = None
+    """What is to be done, which the message may say, too."""
     peer: Printable | None = None
     """Who was lost."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failed:
         """As the other side will raise it again."""
+        message = str(error)[:_LONGEST_MESSAGE]  # a header has a limit, and it may quote anything
+        if not isinstance(error, EdgeError):
+            return cls(error="internal", message=f"{type(error).__name__}: {message}")
+        remedy = error.remedy[:_LONGEST_REMEDY] or None
         if isinstance(error, PeerLostError):
-            return cls(error="lost", message=_cut(error), peer=error.peer)
+            return cls(error="lost", message=message, remedy=remedy, peer=error.peer)
         for kind, known in _KINDS.items():
             if isinstance(error, known):
-                return cls(error=kind, message=_cut(error))
+                return cls(error=kind, message=message, remedy=remedy)
         if isinstance(error, PeerError):  # the other side puts our name before it
-            return cls(error="peer", message=_cut(error).removeprefix(f"peer {error.peer}: "))
-        if isinstance(error, EdgeError):
-            return cls(error="peer", message=_cut(error))
-        return cls(error="internal", message=f"{type(error).__name__}: {_cut(error)}")
+            message = message.removeprefix(f"peer {error.peer}: ")
+        return cls(error="peer", message=message, remedy=remedy)
 
     def as_error(self, peer: str) -> EdgeError:
         """The error that `peer` reported, naming it."""
         if self.error == "lost":
             lost = self.peer or "?"
-            return PeerLostError(lost, self.message.removeprefix(f"peer {lost}: "))
+            message = self.message.removeprefix(f"peer {lost}: ")
+            return PeerLostError(lost, message, remedy=self.remedy)
         known = _KINDS.get(self.error)
         if known is not None:
-            return known(f"peer {peer}: {self.message}")
-        return PeerError(peer, self.message)
-
-
-def _cut(error: BaseException) -> str:
-    """A frame's header has a limit, and a message may quote anything."""
-    return str(error)[:_LONGEST_MESSAGE]
+            return known(f"peer {peer}: {self.message}", remedy=self.remedy)
+        return PeerError(peer, self.message, remedy=self.remedy)
 
 
 def map_store_error(error: Exception) -> Exception:

@@ -153,7 +153,8 @@ def test_logits_of_another_size(payload: bytes) -> None:
 
 
 def test_a_failure_is_passed_on() -> None:
-    failed = Frame("failed", {"error": "peer", "message": "no memory\x1b[2J left", "peer": None})
+    told = {"error": "peer", "message": "no memory\x1b[2J left", "remedy": None, "peer": None}
+    failed = Frame("failed", told)
     results = asyncio.run(run(on_step(failed)))
     assert str(results.errors[0]) == "peer odd: no memory [2J left"
 

@@ -456,6 +456,26 @@ def test_a_step_that_cannot_be(step: dict[str, Any]) -> None:
     ("error", "kind", "message"),
     [
         (errors.RequestError("no"), errors.RequestError, "peer far: no"),
+        (
+            errors.RequestError("top_p must be at most 1, not 'a; b'"),
+            errors.RequestError,
+            "peer far: top_p must be at most 1, not 'a; b'",
+        ),
+        (
+            errors.CapacityError("/a; b is full", remedy="remove something"),
+            errors.CapacityError,
+            "peer far: /a; b is full; remove something",
+        ),
+        (
+            errors.PeerLostError("near", "it; left", remedy="start it"),
+            errors.PeerLostError,
+            "peer near: it; left; start it",
+        ),
+        (
+            errors.EdgeError("x; y", remedy="z"),
+            errors.PeerError,
+            "peer far: x; y; z",
+        ),
         (errors.CapacityError("full"), errors.CapacityError, "peer far: full"),
         (errors.PlanError("wrong"), errors.PlanError, "peer far: wrong"),
         (errors.CheckpointError("torn"), errors.CheckpointError, "peer far: torn"),
@@ -473,6 +493,7 @@ def test_an_error_arrives_as_its_kind_and_names_its_peer(
     raised = arrived.as_error("far")
     assert type(raised) is kind
     assert str(raised) == message
+    assert raised.remedy == (error.remedy if isinstance(error, errors.EdgeError) else "")
     if isinstance(error, errors.PeerLostError):
         assert isinstance(raised, errors.PeerLostError)
         assert raised.peer == "near"
@@ -481,9 +502,10 @@ def test_an_error_arrives_as_its_kind_and_names_its_peer(
 @pytest.mark.parametrize(
     "header",
     [
-        {"error": "unknown", "message": "m", "peer": None},
-        {"error": ["x"], "message": None, "peer": None},
-        {"error": "lost", "message": "m", "peer": None},
+        {"error": "unknown", "message": "m", "remedy": None, "peer": None},
+        {"error": ["x"], "message": None, "remedy": None, "peer": None},
+        {"error": "lost", "message": "m", "remedy": None, "peer": None},
+        {"error": "peer", "message": "m", "remedy": ["x"], "peer": None},
     ],
     ids=repr,
 )
@@ -496,10 +518,12 @@ def test_a_failure_of_a_kind_nobody_knows_is_still_a_peers_error(header: dict[st
 
 
 def test_long_and_wild_messages_are_tamed() -> None:
-    wild = errors.RequestError("\x1b[2J\n" + "x" * 10_000_000)
+    wild = errors.RequestError("\x1b[2J\n" + "x" * 10_000_000, remedy="\x1b[2J" * 1_000_000)
     failed = Failed.of(wild)
     assert len(failed.message) < 10_000
-    header = {"error": "request", "message": str(wild), "peer": None}
+    assert failed.remedy is not None
+    assert len(failed.remedy) < 10_000
+    header = {"error": "request", "message": str(wild), "remedy": wild.remedy, "peer": None}
     raised = str(from_frame(Failed, Frame("failed", header)).as_error("far"))
     assert raised.isprintable()
     assert len(raised) < 10_000
