@@ -186,8 +186,9 @@ def test_what_ci_runs_is_what_the_pages_say(block: Block) -> None:
     else:
         install = (REPOSITORY / "scripts" / "first-reply").read_text()
         assert block.code == "pip install .\n"
-        assert '--wheel-dir "$scratch/wheels" .\n' in install
-        assert '[@]}" install --no-index --find-links "$scratch/wheels" edge-inference' in install
+        clock = install.index("\nSECONDS=0\n")
+        assert install.index('rm "$scratch"/wheels/edge_inference-*.whl') < clock
+        assert clock < install.index('[@]}" install --no-index --find-links "$scratch/wheels" .\n')
         assert "\nscripts/first-reply " in script
 
 
