@@ -34,7 +34,7 @@ from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.observation import gather_grams
 from edge.coordinator.shares import ANYBODY, Priority, Who
 from edge.coordinator.work import Work
-from edge.errors import PromptLengthError, RequestError, shown
+from edge.errors import PromptLengthError, RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.spec import ModelSpec
 from edge.option_fields import names_near_keywords, with_overrides
@@ -340,15 +340,17 @@ class DescribedModel:
         """Token ids of a conversation, how to answer it, and how the answer is read."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        if not isinstance(cast(object, messages), Sequence):
-            raise RequestError(
-                f"messages are a list of objects with role and content, not {shown(messages)}",
-                remedy='write [{"role": "user", "content": "..."}], or the text of the only one',
-            )
         schemas, must = chosen(tool_schemas(tools) or (), tool_choice)
         ids = self.tokenizer.encode_chat(
             messages, tools=schemas or None, thinking=options.thinking, variables=variables
         )
+        if schemas and not self.tokenizer.has_told_tools(
+            ids, messages, thinking=options.thinking, variables=variables
+        ):
+            raise RequestError(
+                f"the chat template of {self.name} takes no tools, and writes the same without",
+                remedy="leave tools out, or use a model that was made to call some",
+            )
         options = with_calls(
             options,
             self.tokenizer.answer_form,
@@ -608,8 +610,14 @@ class AsyncModel(DescribedModel):
 
     async def score(self, prompt: Prompt) -> Score:
         """How likely a text is, token by token. It takes the memory of its logits: a float32 for
-        each of its tokens and each token of the vocabulary."""
+        each of its tokens and each token of the vocabulary. Raises RequestError for one of fewer
+        than two tokens: each is judged by those before it."""
         tokens = self._checked_ids(self._ids(prompt))
+        if len(tokens) < 2:
+            raise RequestError(
+                "a score is of each token after the first, and there is one token",
+                remedy="give a longer text",
+            )
         return await run_blocking(partial(score_of, tokens, await self.logits(tokens)))
 
     def _observed(self, spec: ModelSpec) -> AsyncIterator[tuple[ObservedRun, NDArray[np.float32]]]:

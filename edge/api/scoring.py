@@ -26,8 +26,8 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """NaN for a single token, which nothing is before."""
-        return float(np.exp(-self.logprobs.mean())) if len(self.logprobs) else float("nan")
+        """What a token would be chosen among, were all of them as likely as these are."""
+        return float(np.exp(-self.logprobs.mean()))
 
 
 def score_of(token_ids: tuple[int, ...], logits: NDArray[np.float32]) -> Score:

@@ -139,7 +139,9 @@ def way_to(options: ClusterOptions, load: LoadOptions | None = None) -> Way:
     announce itself later than the others.
     """
     if options.local is not None and options.addresses:
-        raise click.UsageError("--local and --peer exclude each other; give either --local or --peer")
+        raise click.UsageError(
+            "--local and --peer exclude each other; give either --local or --peer"
+        )
     if options.local is None and (options.memory or options.model_memory or options.threads):
         raise click.UsageError(
             "--memory, --model-memory and --threads are for --local peers, and others have their "

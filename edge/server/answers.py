@@ -239,19 +239,21 @@ class Answers:
                 for prompt in question.prompts
             ]
         messages, tools = question.messages, question.tools or None
-        encode = partial(tokenizer.encode_chat, variables=dict(question.variables))
+        variables = dict(question.variables)
+        encode = partial(tokenizer.encode_chat, tools=tools, variables=variables)
         ways = arranged(messages)
         refused = None
         while True:
             try:
-                ids = await run_blocking(partial(encode, messages, tools=tools))
+                ids = await run_blocking(partial(encode, messages))
                 break
             except RequestError as error:
                 refused = refused or error
                 if (other := next(ways, None)) is None:
                     raise refused from None
                 messages = other
-        if tools is not None and ids == await run_blocking(partial(encode, messages)):
+        has_told = partial(tokenizer.has_told_tools, ids, messages, variables=variables)
+        if tools is not None and not await run_blocking(has_told):
             raise Refusal(400, "the model's chat template takes no tools", param="tools")
         return [(ids, tokenizer.begins_thinking(ids))]
 

@@ -12,6 +12,7 @@ from edge.server.history import NOT_SEEN, turns
 from edge.server.priorities import priority_or_tier_of
 from edge.server.tools import openai_calls, openai_tools
 from edge.text.grammar import JsonSchema
+from edge.text.message_texts import TEXT_PARTS
 
 MOST_STOPS = 16
 MOST_ANSWERS = 16
@@ -208,7 +209,7 @@ def content_of(message: Fields, name: str = "content", *, of_tool: bool = False)
     parts = []
     for part in message.objects(name):
         kind = part.need_text("type")
-        if kind in {"text", "input_text", "output_text"}:
+        if kind in TEXT_PARTS:
             parts.append(part.text("text") or "")
         elif kind == "refusal":
             parts.append(part.text("refusal") or "")

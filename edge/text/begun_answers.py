@@ -17,8 +17,9 @@ def begun_answer(messages: Messages) -> tuple[Messages, bool]:
 
     One that calls tools is whole, and one that says nothing is left out.
     """
-    if len(messages) < 2 or not isinstance(last := messages[-1], Mapping):
+    if len(messages) < 2:
         return messages, False
+    last = messages[-1]
     content = last.get("content")
     if last.get("role") != "assistant" or last.get("tool_calls"):
         return messages, False

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edge.errors import CheckpointError, RequestError, shown
+from edge.errors import CheckpointError, RequestError
 from edge.text.template_turns import template_turns
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
@@ -63,15 +63,10 @@ class ChatTemplate:
     ) -> str:
         """The prompt as text. `variables` are further names the template may use.
 
-        Raises RequestError for no messages, for data that JSON could not hold, and for whatever the
-        template itself refuses; CheckpointError, naming `origin`, for a template that is not valid
+        Raises RequestError for data that JSON could not hold, and for whatever the template itself
+        refuses; CheckpointError, naming `origin`, for a template that is not valid
         Jinja, or takes more time or memory than any template needs.
         """
-        if not messages:
-            raise RequestError(
-                "a chat needs at least one message, and there is none",
-                remedy="give one with role and content",
-            )
         values: dict[str, object] = {"documents": None, **variables}
         values["tools"] = tools
         values["add_generation_prompt"] = add_generation_prompt
@@ -203,12 +198,8 @@ def _cause(process: subprocess.Popen[bytes], error: Exception) -> str:
     return str(error) if isinstance(error, ValueError) else ""
 
 
-def _plain_object(message: object) -> dict[str, object]:
+def _plain_object(message: Mapping[str, object]) -> dict[str, object]:
     """A copy in JSON's types: the sandbox cannot know what methods of other objects would do."""
-    if not isinstance(message, Mapping):
-        raise RequestError(
-            f"a chat message must be an object with role and content, not {shown(message)}"
-        )
     return {str(_plain(name)): _plain(item) for name, item in message.items()}
 
 

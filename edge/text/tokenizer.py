@@ -32,6 +32,7 @@ from edge.text.files import (
     TokenizerFiles,
     read_tokenizer_files,
 )
+from edge.text.message_texts import with_texts
 from edge.text.thinking import SWITCHES
 from edge.text.tokenizer_limits import check_model, check_parts, read_parts
 
@@ -142,14 +143,15 @@ class Tokenizer:
     ) -> str:
         """The prompt for a conversation, by the checkpoint's chat template.
 
-        messages: objects with role and content. One of the assistant at the end, without calls,
-        is gone on with: the prompt ends behind its content.
+        messages: objects with role and content, a text or a list of its parts. One of the
+        assistant at the end, without calls, is gone on with: the prompt ends behind its content.
         tools: JSON schemas of what the model may call.
         thinking: whether the model thinks before it answers; None: as the template has it.
         variables: further names for the template, such as {"documents": []}.
         Raises RequestError where there is no template, the template refuses the messages, or it has
-        no switch for thinking.
+        no switch for thinking; and for messages that are none, or are not of text alone.
         """
+        messages = with_texts(messages)
         told, begun = begun_answer(messages) if add_generation_prompt else (messages, False)
 
         def rendered(switch: Mapping[str, object], *, asks: bool) -> str:
@@ -192,6 +194,21 @@ class Tokenizer:
             messages, add_generation_prompt, tools=tools, thinking=thinking, variables=variables
         )
         return self._encode(prompt, add_special_tokens=False)
+
+    def has_told_tools(
+        self,
+        prompt_ids: Sequence[int],
+        messages: Sequence[Mapping[str, object]],
+        *,
+        thinking: bool | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> bool:
+        """Whether a prompt that was made with tools is another than the one without."""
+        try:
+            alone = self.encode_chat(messages, thinking=thinking, variables=variables)
+        except RequestError:  # the template cannot do without
+            return True
+        return alone != list(prompt_ids)
 
     def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends in the mark of thinking, as some chat templates have it."""

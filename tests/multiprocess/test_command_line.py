@@ -99,7 +99,10 @@ def test_the_answer_goes_to_stdout_and_figures_to_stderr(
     likely = json.loads(run_edge(*command, "-p", "Once", "--json", "--logprobs", 2).out)
     assert [each["token_id"] for each in likely["logprobs"]] == whole["token_ids"]
     assert all(each["logprob"] == each["top"][0]["logprob"] for each in likely["logprobs"])
-    assert "--logprobs is told in the reply's JSON; add --json" in run_edge(*command, "-p", "Once", "--logprobs", 2).err
+    assert (
+        "--logprobs is told in the reply's JSON; add --json"
+        in run_edge(*command, "-p", "Once", "--logprobs", 2).err
+    )
     cut, figures = given.err.splitlines()
     assert cut == "[cut at 8 tokens; -n N for longer ones]"
     assert figures.startswith("[8 tokens, first after ")

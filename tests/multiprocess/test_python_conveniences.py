@@ -115,6 +115,52 @@ def test_tools_are_told_and_calls_are_read(
         assert weather(**call.arguments) == "fine in Lima"
 
 
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ({"role": "user", "content": "x"}, r"not {'content': 'x', 'role': 'user'}; write \[{"),
+        (3, "messages are a list of objects with role and content, not 3; write"),
+        ([], "at least one message, and there is none; give one"),
+        (["x"], "an object with role and content, not 'x'; write"),
+        ([{"content": "x"}], "a chat message has no role"),
+        ([{"role": "user", "content": {"text": "x"}}], "a text or a list of its parts, not {'text"),
+        ([{"role": "user", "content": ["x"]}], "a text or a list of its parts, not ..x"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}],
+            "a part of type 'image_url', and only text is read; leave it out",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], "a part of a message has no text"),
+    ],
+    ids=str,
+)
+def test_messages_that_are_none_are_refused(
+    model: edge.Model, messages: Any, sentence: str
+) -> None:
+    with pytest.raises(edge.RequestError, match=sentence) as raised:
+        model.chat(messages, max_new_tokens=1)
+    assert raised.value.remedy
+    with pytest.raises(edge.RequestError, match=sentence):
+        model.tokenizer.chat(messages)
+
+
+def test_parts_of_a_text_are_one(model: edge.Model) -> None:
+    """Also of an answer that is gone on with."""
+    parts = [{"type": "text", "text": "Hel"}, {"type": "input_text", "text": "lo"}]
+    assert model.tokenizer.chat([TURNS[0], {"role": "user", "content": parts}]) == (
+        model.tokenizer.chat(TURNS)
+    )
+    begun: dict[str, object] = {"role": "assistant", "content": [{"type": "text", "text": "Hi"}]}
+    assert model.tokenizer.chat([*TURNS, begun]).endswith("<assistant>Hi")
+    found: dict[str, object] = {"role": "tool", "content": {"fine": True}}
+    assert "{'fine': True}" in model.tokenizer.chat([*TURNS, found])
+
+
+def test_tools_that_no_template_tells_of_are_refused(model: edge.Model) -> None:
+    with pytest.raises(edge.RequestError, match=r"talker takes no tools, .*; leave tools out, or"):
+        model.chat("Hi", tools=[weather], max_new_tokens=1)
+    assert model.chat("Hi", tools=[weather], tool_choice="none", max_new_tokens=1).token_ids
+
+
 def test_a_conversation_on_a_loop(cluster: edge.Cluster, talker: Path, model: edge.Model) -> None:
     async def talk() -> tuple[edge.Reply, str]:
         async with (
@@ -168,7 +214,10 @@ def test_a_text_is_scored(
     np.testing.assert_allclose(score.logprobs, wanted, atol=1e-4)
     assert score.total == pytest.approx(sum(wanted), abs=1e-3)
     assert score.perplexity == pytest.approx(np.exp(-np.mean(wanted)), rel=1e-3)
-    assert np.isnan(model.score(ids[:1]).perplexity)
+    with pytest.raises(edge.RequestError, match="there is one token; give a longer text"):
+        model.score(ids[:1])
+    with pytest.raises(edge.RequestError, match=r"a longer text|the prompt is empty"):
+        model.score("")
     np.testing.assert_array_equal(model.logits("Hello there"), model.logits(ids))
 
 

@@ -117,7 +117,9 @@ def test_a_file_with_a_wrong_option_is_not_installed(settings: Path) -> None:
 def test_options_of_the_daemon_are_not_forgotten(settings: Path) -> None:
     outcome = run_edge("peer", "--memory", "4GiB", "install")
     assert outcome.code == 2
-    assert "options of the daemon go into a file; write edge peer install --config FILE" in outcome.err
+    assert (
+        "options of the daemon go into a file; write edge peer install --config FILE" in outcome.err
+    )
     assert not (settings / "systemd").exists()
 
 

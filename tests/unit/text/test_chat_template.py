@@ -182,7 +182,7 @@ def test_a_switch_for_thinking_is_seen_where_no_answer_begins(tmp_path: Path) ->
         ([{"name": "rag", "template": "x"}], MESSAGES, r"no default .* \(only rag\); send"),
         (CHAT_TEMPLATE, [], "at least one message"),
         (CHAT_TEMPLATE, ["hello"], "an object with role and content, not 'hello'"),
-        (CHAT_TEMPLATE, ["x" * 5000], r"an object with role and content, not '.{,80}$"),
+        (CHAT_TEMPLATE, ["x" * 5000], r"an object with role and content, not '.{,80}; write"),
         (CHAT_TEMPLATE, [{"role": "user", "content": b"x"}], "text, numbers, .* not bytes"),
         ("{{ raise_exception('roles must alternate') }}", MESSAGES, "roles must alternate"),
         ("{{ 1 // 0 }}", MESSAGES, "refused these messages: .*zero"),
