@@ -6,15 +6,14 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from edge.errors import NetworkError, RequestError
 from edge.host.cuda_driver import num_cuda_devices
 from edge.host.free_memory import parse_folder_and_size, parse_size
 from edge.host.huge_pages import with_malloc_settings
+from edge.host.started_again import edge_command
 from edge.protocol.peer_info import BACKEND_CHOICES
 
 STOP_TIMEOUT_S = 10.0
@@ -148,8 +147,7 @@ def _one_each(value: T | Sequence[T] | None, peers: int, name: str) -> Sequence[
 
 
 def _spawn(options: list[str], keys: bytes | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, *_safely(), "-m", "edge"]
-    command += ["peer", "--listen", "127.0.0.1:0", "--supervised"]
+    command = [*edge_command(), "peer", "--listen", "127.0.0.1:0", "--supervised"]
     process = subprocess.Popen(
         command + options + ["--handed-keys" if keys else "--insecure"],
         stdin=subprocess.PIPE,
@@ -164,15 +162,6 @@ def _spawn(options: list[str], keys: bytes | None) -> subprocess.Popen[bytes]:
             process.stdin.write(keys + b"\n")
             process.stdin.flush()
     return process
-
-
-def _safely() -> list[str]:
-    """What is called edge in the folder of this moment may be another one, such as a newer clone:
-    then Python is not to look there."""
-    with contextlib.suppress(OSError):  # the folder is gone
-        if Path(__file__).parents[2].samefile(os.curdir):
-            return []
-    return ["-P"]
 
 
 def _await_ready(process: subprocess.Popen[bytes]) -> str:

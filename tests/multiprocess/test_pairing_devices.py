@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -130,6 +131,21 @@ def test_two_fresh_devices_four_commands(
         refused = answer(attic, daemon, checkpoint).sentence()
         assert "has been expelled" in refused
         assert daemon.end() == 0
+
+
+def test_who_pairs_to_lend_goes_on_as_a_peer(device: Callable[[str], Device]) -> None:
+    attic, kitchen = device("attic"), device("kitchen")
+    with attic.inviting("--lend") as (process, shown):
+        where = "--peer", shown["addresses"][0]
+        assert kitchen.edge("pair", shown["code"], *where, "--name", "kitchen").code == 0
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["paired"]["name"] == "kitchen"
+        ready = json.loads(process.stdout.readline())
+        (peer,) = kitchen.json("peers", "--peer", ready["addresses"][0])
+        assert peer["name"] == ready["name"] == "attic"
+        process.send_signal(signal.SIGINT)
+        _out, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, err
 
 
 def test_an_expelled_device_is_refused_by_a_member_that_was_away(

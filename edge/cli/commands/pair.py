@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ import segno
 
 from edge.errors import RequestError
 from edge.host.addresses import reachable
+from edge.host.huge_pages import with_malloc_settings
+from edge.host.started_again import edge_command
 from edge.membership.identity import fingerprint
 from edge.membership.meeting import find_and_join, invite
 from edge.membership.own import OwnMembership
@@ -52,6 +55,11 @@ from edge.membership.store import MembershipStore, config_root
     help="Without a code: all that the other device may do; lend: compute for others, use: have "
     "others compute for it.  [default: both]",
 )
+@click.option(
+    "--lend",
+    is_flag=True,
+    help="Then lend this device, as edge peer does, until Ctrl-C.",
+)
 @click.option("--leave", is_flag=True, help="Leave the cluster that this device is in.")
 @click.option("--json", "as_json", is_flag=True, help="Print lines of JSON.")
 def command(
@@ -61,6 +69,7 @@ def command(
     listen: str,
     interfaces: tuple[str, ...],
     roles: tuple[str, ...],
+    lend: bool,
     leave: bool,
     as_json: bool,
 ) -> None:
@@ -75,6 +84,7 @@ def command(
     Examples:
       edge pair                                       shows six words
       edge pair --role use                            for a phone that computes nothing
+      edge pair --lend                                and then goes on as edge peer
       edge pair otter violin cedar atlas muffin kite  on the other device
       edge pair -                                     the same, and asks for the words
     """
@@ -85,6 +95,8 @@ def command(
         _join(read_code(words), name, address, interfaces, leave=leave, as_json=as_json)
     else:
         _invite(name, listen, interfaces, roles or ROLES, as_json=as_json)
+    if lend:
+        _go_on_as_peer(name, interfaces, as_json=as_json)
 
 
 def _asked_for() -> str:
@@ -148,6 +160,18 @@ def _join(
     )
     store.keep(membership)
     _tell(other, membership.identity.id, as_json=as_json)
+
+
+def _go_on_as_peer(name: str, interfaces: tuple[str, ...], *, as_json: bool) -> None:
+    """In the place of this process, so that a daemon's memory holds nothing of pairing."""
+    options = ["--name", name]
+    for interface in interfaces:
+        options += ["--interface", interface]
+    if as_json:
+        options.append("--json")
+    command = [*edge_command(), "peer", *options]
+    sys.stdout.flush()
+    os.execve(command[0], command, with_malloc_settings(os.environ))  # noqa: S606 - Edge itself
 
 
 def _tell(other: Other, own_id: str, *, as_json: bool) -> None:
