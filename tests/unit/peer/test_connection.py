@@ -170,7 +170,7 @@ def test_what_waits_for_a_compute_thread_is_bounded(
 
         try:
             hosted.shard.at_turn(wait)
-            connection._mine["s"] = hosted
+            connection._sessions._mine["s"] = hosted
             flooding = asyncio.create_task(flood())
             for _ in range(20 * most):
                 await asyncio.sleep(0)
@@ -186,7 +186,7 @@ def test_what_waits_for_a_compute_thread_is_bounded(
                 await asyncio.sleep(0)
         finally:
             may_go_on.set()
-            connection._mine.clear()
+            connection._sessions._mine.clear()
             await hosted.aclose()
 
     talk(tmp_path, coordinate)
@@ -219,8 +219,8 @@ def test_the_room_of_what_waits_is_given_back_once_where_its_connection_ends(
             end_reports=may_go_on.set,  # as the session is ended
         )
         hosted.shard.at_turn(wait)
-        connection._mine["s"] = resources.sessions[assignment.key] = hosted
-        connection._take_shard(assignment)
+        connection._sessions._mine["s"] = resources.sessions[assignment.key] = hosted
+        connection._sessions._take_shard(assignment)
         await ours.send(LOOK_FOR)
         while not hosted.unbegun.held_bytes:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
@@ -255,11 +255,11 @@ def test_what_waits_for_a_session_that_ends_is_refused(tmp_path: Path) -> None:
         hosted.shard.at_turn(wait)
         begun = await hosted.unbegun.take(MOST_UNBEGUN_BYTES)
         hosted.shard.at_turn(begun)
-        connection._mine["s"] = hosted
+        connection._sessions._mine["s"] = hosted
         await channel.send(FINISH)
         for _ in range(100):
             await asyncio.sleep(0)
-        connection._mine.clear()
+        connection._sessions._mine.clear()
         may_go_on.set()
         await hosted.aclose()
         assert "not open" in (await told(channel)).header["message"]
@@ -296,14 +296,14 @@ def test_a_large_header_of_a_step_is_read_next_to_the_loop(
         hosted = HostedShard(
             assignment, Manifest(tensors=(), total_bytes=0), lambda _: None, resources.kv_room
         )
-        connection._mine["s"] = hosted
+        connection._sessions._mine["s"] = hosted
         try:
             await channel.send(step)
             await channel.send(to_frame(Describe.kind, Describe(), call=1))
             await told(channel)
             assert threads[0] is aside
         finally:
-            connection._mine.clear()
+            connection._sessions._mine.clear()
             await hosted.aclose()
 
     talk(tmp_path, coordinate)
@@ -336,8 +336,8 @@ def test_the_end_of_a_session_does_not_wait_for_a_neighbour_that_is_gone(tmp_pat
         hosted = HostedShard(
             assignment, Manifest(tensors=(), total_bytes=0), lambda _: None, resources.kv_room
         )
-        connection._mine["s"] = resources.sessions[assignment.key] = hosted
-        connection._take_shard(assignment)
+        connection._sessions._mine["s"] = resources.sessions[assignment.key] = hosted
+        connection._sessions._take_shard(assignment)
         with socket.create_server(("127.0.0.1", 0)) as mute:
             mute.setblocking(False)
             address = f"127.0.0.1:{mute.getsockname()[1]}"

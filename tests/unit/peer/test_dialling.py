@@ -76,7 +76,11 @@ def test_a_member_learns_nothing_of_ports_where_no_member_is() -> None:
     asyncio.run(scenario())
 
 
-def test_an_address_before_the_right_one_tells_nothing_by_its_time() -> None:
+def test_an_address_before_the_right_one_tells_nothing_by_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine too slow for the moment that each has asks again, with time enough."""
+    monkeypatch.setattr(dialling, "_QUICK_S", LIMIT_S)
     own = Membership.founded("own")
     assert own.authority is not None
     neighbour = Membership.enrolled(own.authority, own.tag_key, "neighbour")
@@ -90,7 +94,7 @@ def test_an_address_before_the_right_one_tells_nothing_by_its_time() -> None:
                     name="it", addresses=(first, *listener.addresses), device=neighbour.identity.id
                 )
                 begun_s = loop.time()
-                (await dial(place, {}, shown(own), {}, timeout_s=LIMIT_S)).close()
+                (await dial(place, {}, shown(own), {}, timeout_s=20)).close()
                 return loop.time() - begun_s >= LIMIT_S
 
             assert all(await asyncio.gather(*map(takes_all, there.values())))

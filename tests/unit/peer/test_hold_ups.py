@@ -186,15 +186,15 @@ def test_the_links_of_a_members_plans_have_a_limit(tmp_path: Path) -> None:
         async with connected(resources, MALLORY) as (_, connection):
             most = last_of_pipeline(MAX_LINKS + 1)
             with pytest.raises(CapacityError, match=f"may have {MAX_LINKS} links between shards"):
-                connection._take_shard(last_of_pipeline(MAX_LINKS + 2))
-            connection._take_shard(most)
+                connection._sessions._take_shard(last_of_pipeline(MAX_LINKS + 2))
+            connection._sessions._take_shard(most)
             with pytest.raises(CapacityError):
-                connection._take_shard(last_of_pipeline(2))
+                connection._sessions._take_shard(last_of_pipeline(2))
             async with connected(resources, ALICE) as (_, other):
-                other._take_shard(last_of_pipeline(2))
-                other._give_back_shard(last_of_pipeline(2))
+                other._sessions._take_shard(last_of_pipeline(2))
+                other._sessions._give_back_shard(last_of_pipeline(2))
             assert resources.shards.held == 1
-            connection._give_back_shard(most)
+            connection._sessions._give_back_shard(most)
             assert resources.links.held == resources.shards.held == 0
         await resources.aclose()
 

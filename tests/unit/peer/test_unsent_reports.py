@@ -66,7 +66,7 @@ def test_who_is_told_and_does_not_listen_is_not_read_any_more(tmp_path: Path) ->
 
             async def flood() -> None:
                 """As fast as the session's thread carries them out, which nothing else slows."""
-                (hosted,) = connection._mine.values()
+                (hosted,) = connection._sessions._mine.values()
                 for _ in range(count):
                     await ours.send(RESERVE)
                     while (  # noqa: ASYNC110 - a thread carries them out

@@ -1,0 +1,485 @@
+"""The sessions that a coordinator has open here: loaded, linked, given steps, and ended.
+
+A session is open from `Open` until `Close`, until another coordinator comes for it, or until its
+coordinator goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.backends.interface import ShardWeights, StageProgram
+from edge.concurrency.blocking import run_blocking, uninterrupted
+from edge.engine.kv_copies import CopyRoom
+from edge.engine.prefix_cache import PrefixPlaces
+from edge.engine.shard_engine import NO_MASKS
+from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
+from edge.host.free_memory import process_memory
+from edge.memory.ledger import MEASURING, Use
+from edge.memory.shard_memory import check_plan, host_share, shard_use
+from edge.memory.step_memory import load_bytes
+from edge.offload import DerivedCache, Manifest
+from edge.peer.arriving_weights import ArrivingWeights
+from edge.peer.hosted_shard import HostedShard
+from edge.peer.outgoing_frames import OutgoingFrames
+from edge.peer.profiling_calls import ProfilingCalls
+from edge.peer.quota import Held
+from edge.peer.resources import PeerResources
+from edge.peer.unsent import Unsent
+from edge.protocol import messages
+from edge.protocol.assignment import Assignment
+from edge.protocol.description import MAX_SESSIONS
+from edge.protocol.error_codec import Failed
+from edge.protocol.fields import token_ids
+from edge.protocol.frame_codec import Call, Event, Post
+from edge.protocol.heartbeat import LINK_SILENT_AFTER_S, Hearing
+from edge.protocol.step_times import ShardTimes
+from edge.protocol.token_masks import read_masks
+from edge.protocol.topology import neighbours
+from edge.transport import Member
+from edge.weights.shard_tensors import check_tensors
+
+
+class CoordinatorSessions:
+    """One coordinator's. Close it with `aclose`."""
+
+    def __init__(
+        self,
+        resources: PeerResources,
+        user: Member | None,
+        owner: object,
+        *,
+        weights: ArrivingWeights,
+        profiling: ProfilingCalls,
+        outgoing: OutgoingFrames,
+        hearing: Hearing,
+        copy_room: CopyRoom,
+    ) -> None:
+        """What they take counts as the user's, and as the owner's; weights: what they load;
+        outgoing, hearing: the way to whoever has them open, and how long nothing came by it."""
+        self._peer = resources
+        self._user_id = None if user is None else user.id
+        self._user = user
+        self._owner = owner
+        self._weights = weights
+        self._profiling = profiling
+        self._outgoing = outgoing
+        self._hearing = hearing
+        self._copy_room = copy_room
+        self._shards = Held(resources.shards, owner)
+        self._links = Held(resources.links, owner)
+        self._mine: dict[str, HostedShard] = {}
+        self._ending: dict[str, asyncio.Event] = {}
+        """Sessions that are being closed, by this coordinator or for another one."""
+        self._replaced: dict[str, RequestError] = {}
+        """Why sessions have ended that another coordinator's came for."""
+        self._parked: list[str] = []
+        """What is kept ready for this coordinator, as long as it is there."""
+        self._is_gone = False
+
+    @property
+    def calls(self) -> dict[type[Call[Any]], Callable[[Any], Awaitable[object]]]:
+        return {
+            messages.Open: self._open,
+            messages.Connect: self._connect,
+            messages.PutKv: self._put_kv,
+            messages.Measure: self._measure,
+            messages.Observed: self._observed,
+            messages.Close: self._close,
+        }
+
+    @property
+    def posts(self) -> dict[type[Post], Callable[[Any], None]]:
+        return {
+            messages.MatchPrefix: self._match_prefix,
+            messages.Reserve: self._reserve,
+            messages.RunStep: self._run_step,
+            messages.YieldRun: self._yield_run,
+            messages.SwapOut: self._swap_out,
+            messages.SaveState: self._save_state,
+            messages.Finish: self._finish,
+            messages.AskLink: self._ask_link,
+        }
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """Of those that are open."""
+        return [hosted.assignment for hosted in self._mine.values()]
+
+    @property
+    def neighbour_devices(self) -> list[str | None]:
+        """The devices that they are linked with."""
+        return [id for hosted in self._mine.values() for id in hosted.neighbour_devices]
+
+    def get(self, session: str) -> HostedShard:
+        """Raises ProtocolError for one that is not open; RequestError says who came for it."""
+        hosted = self._mine.get(session)
+        if hosted is None:
+            raise self._replaced.get(session) or ProtocolError("a session that is not open")
+        return hosted
+
+    def end_waits(self, session: object) -> None:
+        """Of one that is to be closed; anything else is ignored."""
+        hosted = self._mine.get(session) if isinstance(session, str) else None
+        if hosted is not None:
+            hosted.end_waits()
+
+    def silent_links(self) -> list[messages.Waits]:
+        """The links from which nothing has come for long."""
+        return [
+            messages.Waits(stage=stage, rank=rank, received=state.received, silent_s=state.silent_s)
+            for hosted in self._mine.values()
+            for (stage, rank), state in hosted.shard.links.silent(
+                at_least_s=LINK_SILENT_AFTER_S
+            ).items()
+        ]
+
+    async def aclose(self) -> None:
+        """Nothing of the coordinator's is loaded, or kept ready, when this returns."""
+        self._is_gone = True
+        async with AsyncExitStack() as stack:  # each of these whatever became of those before
+            for parked in self._parked:
+                stack.callback(self._peer.let_go, parked)
+            for session in (*self._mine, *self._ending):
+                stack.push_async_callback(self._end, session)
+
+    async def _open(self, call: messages.Open) -> messages.Opened:
+        assignment = call.assignment
+        if assignment.session.startswith(MEASURING):
+            raise ProtocolError("a session with the name of a measurement")
+        self._check_new(assignment)
+        await run_blocking(lambda: check_plan(assignment))
+        if assignment.manifest_digest == messages.MADE_UP_WEIGHTS:
+            return await uninterrupted(self._load_made_up(call))
+        cached = self._weights.sealed(assignment.manifest_digest)
+        await run_blocking(lambda: cached.note(assignment.plan.model))
+        check_tensors(
+            cached.manifest,
+            assignment.layout,
+            assignment.weight_format.recipe,
+            hidden_size=assignment.model.hidden_size,
+        )
+        return await self._load(call, cached.path, cached.manifest, self._peer.packed)
+
+    def _check_new(self, assignment: Assignment) -> None:
+        """Raises ProtocolError for a key that another one has: it is that of its memory, too.
+
+        PeerError when no session may begin any more.
+        """
+        if self._peer.leaving.is_set():
+            raise PeerError(
+                self._peer.settings.name,
+                "it is leaving: it was stopped by its user; load on other peers",
+            )
+        taken = assignment.key in self._peer.sessions or assignment.key in self._peer.ledger.uses
+        if taken or assignment.session in self._mine:
+            raise ProtocolError("this session is open already")
+
+    async def _load_made_up(self, call: messages.Open) -> messages.Opened:
+        """Random weights, which are gone from the disk once they are loaded."""
+        with ExitStack() as stack:
+            written = await run_blocking(
+                lambda: stack.enter_context(self._profiling.made_up_weights(call.assignment))
+            )
+            return await self._load(call, written.path, written.manifest, None)
+
+    async def _load(
+        self, call: messages.Open, path: Path, manifest: Manifest, packed: DerivedCache | None
+    ) -> messages.Opened:
+        assignment = call.assignment
+        use = await run_blocking(
+            lambda: shard_use(
+                assignment, manifest, host_bytes=self._host_share(assignment, manifest)
+            )
+        )
+        parked = await self._reserve_for(call, use)
+        host_free_bytes = self._peer.host_free_bytes
+        host_bytes = self._host_share(assignment, manifest) or 0  # others may have come
+        loop, unsent = asyncio.get_running_loop(), Unsent()
+
+        def report(event: Event) -> None:
+            sent = unsent.take(event)
+            with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
+                loop.call_soon_threadsafe(self._outgoing.report, event, sent)
+
+        try:
+            hosted = HostedShard(
+                assignment,
+                manifest,
+                report,
+                self._peer.kv_room,
+                host_bytes=host_bytes,
+                kv_host_bytes=None if host_free_bytes is None else host_free_bytes - host_bytes,
+                copy_room=self._copy_room,
+                expected=call.expected,
+                end_reports=unsent.end,
+            )
+        except BaseException:
+            self._peer.leases.give_back(assignment.key)
+            self._peer.release(assignment.key)
+            self._give_back_shard(assignment)
+            if parked is not None:
+                await uninterrupted(run_blocking(parked.close))
+            raise
+        if parked is not None:
+            hosted.shard.resume(parked)
+        self._peer.sessions[assignment.key] = hosted
+        self._peer.fit_beginnings()  # its host may have less than before
+        self._mine[assignment.session] = hosted
+        prefixes = None
+        if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
+            prefixes = PrefixPlaces(
+                memory=self._peer.kv_room.beginnings,
+                disk=hosted.kv.prefixes,
+                secret=call.prefix_secret,
+                owner=self._user_id or "",
+                trusted=call.prefixes_of,
+            )
+        try:
+            backend = await run_blocking(self._peer.backend)
+            more_bytes = load_bytes(assignment.layout, assignment.weight_format)
+            # Two at once would take the same room.
+            async with (
+                self._peer.loading.turn(self._owner),
+                self._peer.room_to_load(more_bytes),
+            ):
+                weights = ShardWeights(
+                    path=path,
+                    manifest=manifest,
+                    packed=packed,
+                    # Nothing is kept in the cache before the first step.
+                    load_room_bytes=self._peer.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
+                    # Where they have a limit of their own, it is of weights and KV caches together.
+                    lends_buffers=self._peer.ledger.model_limit_bytes is None,
+                    host_bytes=hosted.host_bytes,
+                )
+                loaded_bytes = await asyncio.wrap_future(
+                    hosted.shard.load(
+                        backend,
+                        weights,
+                        hosted.kv.tier,
+                        prefixes,
+                    )
+                )
+        except BaseException:
+            await uninterrupted(self._end(assignment.session))
+            if (replaced := self._replaced.get(assignment.session)) is not None:
+                raise replaced from None
+            raise
+        if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
+            self._peer.audit.loaded(self._user, assignment, use.total)
+        return messages.Opened(
+            weight_bytes=loaded_bytes,
+            rows_agree=hosted.shard.rows_agree,
+            batches_agree=hosted.shard.batches_agree,
+        )
+
+    async def _reserve_for(self, call: messages.Open, use: Use) -> StageProgram | None:
+        """Its memory, a shard of its owner's, and its place among the run's coordinators. And what
+        was parked of the same, if there is that: it takes no more memory."""
+        key, leases = call.assignment.key, self._peer.leases
+
+        async def end(replaced: RequestError) -> None:
+            await self._end_replaced(call.assignment.session, replaced)
+
+        await leases.take(
+            self._user_id, call.lease, key, end, silent_s=lambda: self._hearing.silent_s
+        )
+        parked = None
+        try:
+            parked = self._peer.parked(self._user_id, call.assignment)
+            await self._peer.reserve(key, use, self._user)
+            try:
+                leases.check(self._user_id, call.lease)  # it may have waited for memory
+                self._take_shard(call.assignment)
+            except EdgeError:
+                self._peer.release(key)
+                raise
+        except BaseException:
+            leases.give_back(key)
+            if parked is not None:
+                await uninterrupted(run_blocking(parked.close))
+            raise
+        return parked
+
+    def _take_shard(self, assignment: Assignment) -> None:
+        self._shards.take()
+        try:
+            self._links.take(_links(assignment))
+        except CapacityError:
+            self._shards.give_back()
+            raise
+
+    def _give_back_shard(self, assignment: Assignment) -> None:
+        self._shards.give_back()
+        self._links.give_back(_links(assignment))
+
+    def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
+        """What a new shard's weights are given of the host's memory; None where there is none."""
+        free_bytes = self._peer.host_free_bytes
+        return None if free_bytes is None else host_share(free_bytes, assignment, manifest)
+
+    async def _connect(self, call: messages.Connect) -> messages.Connected:
+        hosted = self.get(call.session)
+        peer = self._peer
+        await hosted.connect(call.places, peer.settings.name, peer.credentials, peer.reached)
+        digest = await asyncio.wrap_future(hosted.shard.prepare())
+        return messages.Connected(kv_digest=digest or None)
+
+    async def _put_kv(self, call: messages.PutKv) -> messages.Done:
+        hosted = self.get(call.session)
+        vocab_size = hosted.assignment.model.vocab_size
+        if not all(0 <= token < vocab_size for token in call.tokens):
+            raise ProtocolError(f"tokens outside a vocabulary of {vocab_size}")
+        last = call.first + len(call.tokens)
+        if not 0 <= call.first < last <= hosted.assignment.limits.context_tokens:
+            raise ProtocolError(f"keys and values of tokens {call.first} to {last}")
+        hosted.announce(call.request)
+        put = hosted.shard.put_kv(call.request, call.first, call.tokens, call.rows)
+        await asyncio.wrap_future(put)
+        return messages.Done()
+
+    async def _measure(self, call: messages.Measure) -> ShardTimes:
+        hosted = self.get(call.session)
+        prompt, decode = await asyncio.wrap_future(hosted.shard.measure())
+        memory = process_memory()
+        return ShardTimes(
+            prompt=prompt,
+            decode=decode,
+            resident_bytes=memory["resident_bytes"],
+            peak_bytes=memory["peak_bytes"],
+            kv_written_bytes=hosted.kv.tier.written_bytes if hosted.kv.tier is not None else 0,
+        )
+
+    async def _observed(self, call: messages.Observed) -> messages.Gram:
+        gram = await asyncio.wrap_future(self.get(call.session).shard.gram(call.run))
+        return messages.Gram(content=gram.view(np.uint8).reshape(-1).data)
+
+    async def _close(self, call: messages.Close) -> messages.Done:
+        await uninterrupted(self._end(call.session, parks=call.parks))
+        return messages.Done()
+
+    def _match_prefix(self, post: messages.MatchPrefix) -> None:
+        hosted = self.get(post.session)
+        prompt = token_ids(
+            post.prompt,
+            hosted.assignment.model.vocab_size,
+            most_tokens=hosted.assignment.limits.context_tokens,
+        )
+        if not 0 <= post.tokens <= len(prompt):
+            raise ProtocolError(f"{post.tokens} tokens of a prompt of {len(prompt)}")
+        hosted.announce(post.request, prompt_tokens=len(prompt))
+        hosted.shard.match_prefix(
+            post.request, prompt, source=post.source, tokens=post.tokens, moves=post.moves
+        )
+
+    def _reserve(self, post: messages.Reserve) -> None:
+        hosted = self.get(post.session)
+        if post.tokens > hosted.assignment.limits.context_tokens:
+            raise ProtocolError(f"room for {post.tokens} tokens, which is not in the context")
+        hosted.shard.reserve(post.request, post.tokens)
+
+    def _run_step(self, post: messages.RunStep) -> None:
+        hosted = self.get(post.session)
+        vocab_size = hosted.assignment.model.vocab_size
+        for request, terms in post.terms.items():
+            if any(token >= vocab_size for token in terms.end_ids):
+                raise ProtocolError(f"a reply that ends outside a vocabulary of {vocab_size}")
+            if any(token >= vocab_size for token in terms.sampling.logit_bias):
+                raise ProtocolError(f"a bias of a token outside a vocabulary of {vocab_size}")
+            hosted.announce(request)
+        masks = NO_MASKS
+        if hosted.shard.layout.is_last_stage:
+            masks = read_masks(post.masked, post.masks, vocab_size)
+        hosted.shard.step(post.step, post.terms, masks)
+
+    def _yield_run(self, post: messages.YieldRun) -> None:
+        self.get(post.session).shard.yield_run()
+
+    def _swap_out(self, post: messages.SwapOut) -> None:
+        self.get(post.session).shard.swap_out(post.request)
+
+    def _save_state(self, post: messages.SaveState) -> None:
+        self.get(post.session).save_state(post.request, post.tokens, post.place)
+
+    def _finish(self, post: messages.Finish) -> None:
+        hosted = self.get(post.session)
+        hosted.forget(post.request)
+        most_tokens = hosted.assignment.limits.context_tokens
+        vocab_size = hosted.assignment.model.vocab_size
+        answer = (
+            token_ids(post.answer, vocab_size, most_tokens=most_tokens) if post.answer else None
+        )
+        answer_tokens = 0 if answer is None else len(answer)
+        if not answer_tokens <= post.kept_tokens <= most_tokens:
+            raise ProtocolError(
+                f"{post.kept_tokens} tokens of a cache, {answer_tokens} of an answer"
+            )
+        hosted.shard.finish(post.request, kept_tokens=post.kept_tokens, answer=answer)
+
+    def _ask_link(self, post: messages.AskLink) -> None:
+        state = self.get(post.session).shard.links.state((post.stage, post.rank))
+        self._outgoing.report(messages.LinkSent(stage=post.stage, rank=post.rank, sent=state.sent))
+
+    async def _end_replaced(self, session: str, replaced: RequestError) -> None:
+        """Another coordinator has taken over. Whoever had it is told, and refused from now on."""
+        self._replaced[session] = replaced
+        while len(self._replaced) > MAX_SESSIONS:
+            del self._replaced[next(iter(self._replaced))]
+        self._outgoing.report(Failed.of(replaced))
+        await uninterrupted(self._end(session, parks=True, is_asked=False))
+
+    async def _end(self, session: str, *, parks: bool = False, is_asked: bool = True) -> None:
+        """Its memory is free when this returns, whoever has begun to end it.
+
+        parks: see `Close`. is_asked: by this coordinator, which may come for it.
+        """
+        hosted = self._mine.pop(session, None)
+        if hosted is None:
+            if (ending := self._ending.get(session)) is not None:
+                await ending.wait()
+            return
+        ended = self._ending[session] = asyncio.Event()
+        key = hosted.assignment.key
+        program = None
+        self._peer.fit_beginnings()  # this session's, too
+        try:
+            program = await hosted.aclose(parks=parks)
+        finally:
+            self._peer.sessions.pop(key, None)
+            self._peer.leases.give_back(key)
+            self._give_back_shard(hosted.assignment)
+            try:
+                if program is not None:
+                    await self._park(hosted, program, stays=is_asked)
+            finally:
+                self._peer.release(key)
+                self._peer.audit.ended(key)
+                del self._ending[session]
+                ended.set()
+
+    async def _park(self, hosted: HostedShard, program: StageProgram, *, stays: bool) -> None:
+        name = None
+        if hosted.is_as_planned:  # else the ledger has what it was to take since it began to end
+            name = self._peer.park(self._user_id, hosted.assignment, program)
+        if name is None:
+            await run_blocking(program.close)
+        elif stays and not self._is_gone:
+            self._parked.append(name)
+            if len(self._parked) > MAX_SESSIONS:
+                self._peer.let_go(self._parked.pop(0))
+        else:
+            self._peer.let_go(name)
+
+
+def _links(assignment: Assignment) -> int:
+    """That a shard has with others of its plan."""
+    sizes = tuple(len(stage.shards) for stage in assignment.plan.stages)
+    return len(neighbours(sizes, (assignment.stage, assignment.rank)))
