@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from edge.coordinator.acks import Acks
 from edge.coordinator.connections import Connections
 from edge.coordinator.kept_kv import Copy, HeldLayer, KeptKv, KvForm
+from edge.coordinator.orders import Orders
 from edge.coordinator.requests import OnEnd, Request
-from edge.coordinator.scheduler import Orders, Scheduler
+from edge.coordinator.scheduler import Scheduler
 from edge.coordinator.stalls import Silence, Stalls
 from edge.coordinator.work import Work
 from edge.errors import (

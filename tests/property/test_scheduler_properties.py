@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from edge.coordinator.beginnings import Beginnings
 from edge.coordinator.kv_residency import Residency
+from edge.coordinator.orders import Match, Orders
 from edge.coordinator.saved_states import SavedStates
-from edge.coordinator.scheduler import Match, Orders, Scheduler
+from edge.coordinator.scheduler import Scheduler
 from edge.coordinator.shares import PRIORITIES, Who
 from edge.protocol.step import FinishReason, Step
 

@@ -13,8 +13,9 @@ from edge.backends.interface import HostLogits
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.lasting_model import MOST_LOSSES_WITHOUT_A_TOKEN, LastingModel
 from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.orders import Orders
 from edge.coordinator.requests import OnEnd, Request
-from edge.coordinator.scheduler import Orders, Scheduler
+from edge.coordinator.scheduler import Scheduler
 from edge.engine.distributed_sampling import TokenChoice
 from edge.errors import (
     CapacityError,

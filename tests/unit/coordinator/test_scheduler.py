@@ -9,7 +9,8 @@ import pytest
 
 from edge.coordinator.beginnings import Beginnings
 from edge.coordinator.kv_residency import Residency
-from edge.coordinator.scheduler import Match, Orders, Scheduler
+from edge.coordinator.orders import Match, Orders
+from edge.coordinator.scheduler import Scheduler
 from edge.offload.kv.slot_order import SlotOrder
 from edge.protocol.step import FinishReason, Step, StepEntry
 
