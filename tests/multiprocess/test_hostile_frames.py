@@ -25,16 +25,17 @@ from tests.support.keys import own_credentials
 from tests.support.processes import Daemon, poll_until
 
 MIB = 1 << 20
+PROMISED = PROMISED_BYTES["null"]
 CHANGED = 300
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    options = ("--no-announce", "--backend", "null", "--memory", format_size(PROMISED_BYTES))
+    options = ("--no-announce", "--backend", "null", "--memory", format_size(PROMISED))
     with Daemon(tmp_path_factory.mktemp("daemon"), *options) as daemon:
         yield daemon
         daemon.await_free()
-        assert peak_bytes(daemon.process.pid) < PROMISED_BYTES
+        assert peak_bytes(daemon.process.pid) < PROMISED
         assert daemon.messages == "", "what is refused is not our failure"
 
 
@@ -135,8 +136,8 @@ def test_a_budget_is_no_more_than_there_is(daemon: Daemon, tmp_path: Path) -> No
             await client.aclose()
 
     with pytest.raises(RequestError, match=r"more than the 256.0 MiB that it was started with"):
-        asyncio.run(ask(daemon.address, PROMISED_BYTES + MIB))
-    for allowed in (PROMISED_BYTES - 50 * MIB, PROMISED_BYTES):
+        asyncio.run(ask(daemon.address, PROMISED + MIB))
+    for allowed in (PROMISED - 50 * MIB, PROMISED):
         assert asyncio.run(ask(daemon.address, allowed)) == allowed
     with Daemon(tmp_path, "--no-announce", "--backend", "null") as unbounded:
         with pytest.raises(RequestError, match="that this machine has"):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.kept_inputs import kept
 from tests.support.mutated_files import Files
 
 
@@ -26,6 +27,12 @@ def closed_afterwards(files: Files) -> Iterator[None]:
 def test_sound_files_are_read(files: Files) -> None:
     for kind in files.kinds.values():
         kind.read(kind.sound)
+
+
+def test_files_that_once_showed_more_are_read_or_refused(files: Files) -> None:
+    found = [files.outcome(*each) for each in kept("files")]
+    assert found
+    assert all(each.endswith(("read", "refused")) for each in found)
 
 
 @settings(max_examples=500, deadline=None)

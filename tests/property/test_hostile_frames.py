@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from pathlib import Path
 
@@ -12,25 +13,37 @@ from hypothesis import strategies as st
 
 from edge.protocol import messages
 from edge.protocol.client import PeerClient
+from tests.support.guided_talks import Talk
 from tests.support.hostile_talks import (
     attack,
     bother,
     check_free,
     hostile_member,
+    kept_frames,
     measures,
     say,
     talk,
 )
-from tests.support.mutated_frames import try_decoder
+from tests.support.kept_inputs import kept
+from tests.support.mutated_frames import outcome, try_decoder
 
 TALKS = 60
 BOTHERED = 400
 
 
+READ = "frame", "record", "accepted"
+
+
+def test_frames_that_once_showed_more_are_refused_or_understood() -> None:
+    found = [outcome(*each) for each in kept("frames")]
+    assert found
+    assert set(found) <= set(READ)
+
+
 @settings(max_examples=1000)
 @given(seed=st.integers(0, 2**64))
 def test_the_decoder_refuses_or_understands(seed: int) -> None:
-    assert try_decoder(seed) in ("frame", "record", "accepted")
+    assert try_decoder(seed) in READ
 
 
 def test_a_peer_lives_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -52,6 +65,10 @@ def test_a_peer_lives_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
                     if number % 10 == 0:
                         await check_free(daemon, free_bytes, shown)
             await bother(address, frames, seldom, BOTHERED, random.Random(TALKS), shown)
+            await check_free(daemon, free_bytes, shown)
+            async with contextlib.aclosing(Talk(address, shown)) as told:
+                answers = {await told.say(frame) for frame in kept_frames()}
+            assert {"ok", "failed"} <= answers
             await check_free(daemon, free_bytes, shown)
 
     asyncio.run(main())

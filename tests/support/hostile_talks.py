@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.fields import to_json, token_bytes
 from edge.protocol.frame_codec import Call, to_frame
+from edge.protocol.heartbeat import ALIVE
 from edge.protocol.kept_files import Keep
 from edge.protocol.lease import Lease
 from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile
@@ -43,7 +45,9 @@ from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
 from edge.transport import Credentials, Frame, WireRule
+from edge.transport.frame import decode
 from tests.support.formats import uniform_format
+from tests.support.kept_inputs import kept
 from tests.support.mutated_frames import mutated_frame
 from tests.support.null_peers import null_peers
 from tests.support.processes import Daemon
@@ -52,8 +56,12 @@ from tests.support.specs import plain_spec
 ROUND = 1000
 """Changed frames, after which the peer is looked at."""
 
-PROMISED_BYTES = 256 << 20
-"""What the peer of `main` promises to have at most. Of that it has 67 MiB before anything comes."""
+LASTS = 100
+"""Changed frames in one session: sooner or later one of them ends it, and the rest are refused."""
+
+PROMISED_BYTES = {"null": 256 << 20, "ort": 320 << 20}
+"""What the peer of `main` promises to have at most, by its back end. Of that it has 67 MiB before
+anything comes, and with ONNX Runtime 125."""
 
 ROW_BYTES = 2 * 2 * 3 * 8 * 4
 """Of keys and values of a token: two layers, three heads of 8, in float32."""
@@ -98,7 +106,7 @@ def shard() -> tuple[Assignment, Manifest, dict[str, bytes]]:
     return assignment, builder.build(), pieces
 
 
-def talk(address: str) -> list[Frame]:
+def talk(address: str, memory_bytes: int = 4 << 30) -> list[Frame]:
     """What a coordinator sends that loads the shard and asks it once. Of three things the peer says
     that there are none: places for states, neighbours, and inputs that it has observed."""
     assignment, manifest, pieces = shard()
@@ -108,7 +116,7 @@ def talk(address: str) -> list[Frame]:
     terms = SamplingTerms(sampling=SamplingParameters(), end_ids=frozenset({7}), max_new_tokens=4)
     sent: list[Any] = [
         messages.Describe(),
-        messages.SetMemory(bytes=4 << 30),
+        messages.SetMemory(bytes=memory_bytes),
         messages.TakeOver(lease=Lease()),
         Keep(remove=("shards/x", "packed/y")),
         messages.Offer(manifest=manifest),
@@ -155,15 +163,27 @@ def _frames(sent: Sequence[Any]) -> list[Frame]:
     ]
 
 
-def of_run(frames: list[Frame], run: str) -> list[Frame]:
-    """The same, for a run of this name: whoever takes over another one with a changed term has that
-    one refused from then on."""
-    return [
-        replace(each, header={**each.header, "lease": to_json(Lease(run=run))})
-        if "lease" in each.header
-        else each
-        for each in frames
-    ]
+def of_run(frames: Sequence[Frame], run: str, session: str = "s") -> list[Frame]:
+    """The same, for a run and a session of these names: whoever takes over a run with a changed
+    term has that one refused from then on, and a session is of one connection."""
+
+    def named(header: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(header)
+        if "lease" in found:
+            found["lease"] = to_json(Lease(run=run))
+        if found.get("session") == "s":
+            found["session"] = session
+        if isinstance(found.get("assignment"), dict):
+            found["assignment"] = named(found["assignment"])
+        return found
+
+    return [replace(each, header=named(each.header)) for each in frames]
+
+
+@functools.cache
+def kept_frames() -> tuple[Frame, ...]:
+    """Those that once reached a branch of the peer that none before them had."""
+    return tuple(decode(content) for _kind, content in kept("talks"))
 
 
 async def attack(
@@ -218,6 +238,25 @@ async def check_free(daemon: PeerDaemon, free_bytes: int, shown: Credentials | N
     assert (resources.shards.held, resources.manifest_entries.held) == (0, 0)
 
 
+async def load(
+    address: str, frames: list[Frame], shown: Credentials | None
+) -> tuple[transport.Channel, str]:
+    """A connection in a session that is loaded as in `frames`; and the answer to the last of these,
+    "ok" if it is ready."""
+    loading = 1 + next(at for at, each in enumerate(frames) if each.kind == messages.Connect.kind)
+    channel = await transport.connect(address, credentials=shown, hello={"name": "hostile"})
+    try:
+        for frame in frames[:loading]:
+            await channel.send(frame)
+            answer = await channel.receive()
+            while answer.kind == ALIVE.kind:
+                answer = await channel.receive()
+    except BaseException:
+        await channel.aclose()
+        raise
+    return channel, answer.kind
+
+
 async def bother(
     address: str,
     frames: list[Frame],
@@ -225,22 +264,22 @@ async def bother(
     count: int,
     chance: random.Random,
     shown: Credentials | None = None,
+    session: str = "s",
 ) -> Counter[str]:
     """Load as in `frames`, then send so many changed ones, of `seldom` one in a hundred; what came
     back, by kind."""
     found: Counter[str] = Counter()
-    loading = 1 + next(at for at, each in enumerate(frames) if each.kind == messages.Connect.kind)
     while count > 0:
-        channel = await transport.connect(address, credentials=shown, hello={"name": "hostile"})
-        frames = of_run(frames, f"{chance.getrandbits(64):x}")
+        run = f"{chance.getrandbits(64):x}"
+        frames = of_run(frames, run, session)
+        channel, answer = await load(address, frames, shown)
+        found["loaded" if answer == "ok" else "not loaded"] += 1
+        meant = [*frames, *of_run(kept_frames(), run, session)]
         try:
-            for frame in frames[:loading]:
-                await channel.send(frame)
-                await channel.receive()
-            while count > 0:
+            for _ in range(min(count, LASTS)):
                 count -= 1
-                meant = frames if chance.randrange(100) else seldom
-                frame = mutated_frame(chance.choice(meant), chance)
+                whose = meant if chance.randrange(100) else seldom
+                frame = mutated_frame(chance.choice(whose), chance)
                 await channel.send(frame)
                 if frame.header.get("call") is not None:
                     found[(await channel.receive()).kind] += 1
@@ -275,12 +314,13 @@ def peak_bytes(process: int) -> int:
 
 
 @contextlib.contextmanager
-def promising_daemon(folder: Path) -> Iterator[tuple[Daemon, Credentials]]:
+def promising_daemon(folder: Path, backend: str) -> Iterator[tuple[Daemon, Credentials]]:
     """A peer in a process of its own, and another device of its cluster."""
     attic = MembershipStore(folder / "attic").founded("attic")
     assert attic.authority is not None
     cellar = Membership.enrolled(attic.authority, attic.tag_key, "cellar")
-    options = ("--backend", "null", "--memory", format_size(PROMISED_BYTES), "--no-announce")
+    promised = format_size(PROMISED_BYTES[backend])
+    options = ("--backend", backend, "--memory", promised, "--no-announce")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CONFIG_VARIABLE, str(folder / "attic"))
         daemon = Daemon(folder / "peer", *options, "--kv-disk", f"{folder / 'kv'}:1MiB")
@@ -294,24 +334,38 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", choices=PROMISED_BYTES, default="null")
+    parser.add_argument("--connections", type=int, default=1, help="that send at once")
     given = parser.parse_args()
     began_s, outcomes = time.perf_counter(), Counter[str]()
-    with tempfile.TemporaryDirectory() as folder, promising_daemon(Path(folder)) as (daemon, shown):
+    promised_bytes = PROMISED_BYTES[given.backend]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        promising_daemon(Path(folder), given.backend) as (daemon, shown),
+    ):
         first_bytes = peak_bytes(daemon.process.pid)
         device = (await describe_peer(daemon.address, shown)).id
-        frames, seldom = talk(daemon.address), measures(daemon.address, device)
+        frames, seldom = talk(daemon.address, promised_bytes), measures(daemon.address, device)
+
+        async def bothered(number: int, count: int, seed: int) -> None:
+            nonlocal outcomes
+            chance, session = random.Random(seed + number), f"s{number}"
+            outcomes += await bother(daemon.address, frames, seldom, count, chance, shown, session)
+
         for first in range(0, given.count, ROUND):
             seed = (given.seed << 40) + first
+            count = min(ROUND, given.count - first)
             try:
-                async with asyncio.timeout(120):
-                    count = min(ROUND, given.count - first)
-                    chance = random.Random(seed)
-                    outcomes += await bother(daemon.address, frames, seldom, count, chance, shown)
+                async with asyncio.timeout(300), asyncio.TaskGroup() as group:
+                    for number in range(given.connections):
+                        part = (count + number) // given.connections
+                        group.create_task(bothered(number, part, seed))
+                async with asyncio.timeout(300):
                     while holds_something(await describe_peer(daemon.address, shown)):
                         pass
                 assert daemon.process.poll() is None
                 assert daemon.messages == ""
-                assert peak_bytes(daemon.process.pid) < PROMISED_BYTES
+                assert peak_bytes(daemon.process.pid) < promised_bytes
             except BaseException:
                 print(f"seed {seed} failed")
                 raise

@@ -18,7 +18,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,7 @@ from edge.weights.packed_matrix import CodedMatrix
 from tests.support import gguf_bytes
 from tests.support.checkpoints import make_checkpoint
 from tests.support.devices import Kept
+from tests.support.kept_inputs import Target, kept
 from tests.support.kept_journals import journal_of
 from tests.support.mutated_frames import mutated, mutated_bytes
 from tests.support.packed_folders import (
@@ -81,6 +82,8 @@ class Kind:
 
     sound: bytes
     read: Callable[[bytes], object]
+    has_own_keys: bool = False
+    """Made anew with each `Files`."""
 
 
 class Files:
@@ -89,6 +92,7 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._template = ChatTemplate("", "it")
+        self._kept = kept("files")
         self.kinds: Mapping[str, Kind] = {
             **self._checkpoints(folder / "checkpoint"),
             **self._tokenizers(folder / "tokenizer"),
@@ -103,15 +107,22 @@ class Files:
         }
 
     def try_one(self, seed: int) -> str:
-        """What became of one changed file: its kind, and "read" or "refused"."""
+        """What became of one changed file: see `outcome`."""
         chance = random.Random(seed)
         name = chance.choice(tuple(self.kinds))
-        kind = self.kinds[name]
+        return self.outcome(name, changed(chance.choice(self._known(name)), chance))
+
+    def outcome(self, name: str, content: bytes) -> str:
+        """What becomes of one with this content: its kind, and "read" or "refused"."""
         try:
-            kind.read(changed(kind.sound, chance))
+            self.kinds[name].read(content)
         except REFUSALS as error:
             return f"{name} refused" if len(str(error)) < _MOST_TOLD else f"{name} told at length"
         return f"{name} read"
+
+    def _known(self, name: str) -> list[bytes]:
+        """The sound one, and those that were worth keeping."""
+        return [self.kinds[name].sound, *(each for kind, each in self._kept if kind == name)]
 
     def _checkpoints(self, folder: Path) -> dict[str, Kind]:
         model = Path(__file__).parents[2] / "demos" / "model"
@@ -391,7 +402,7 @@ class Files:
 
             return Kind(base64.b64decode(values[part]), read)
 
-        return {
+        kinds = {
             **{name: open_with(name) for name in ("membership.json", "identity.pem")},
             **{
                 part: reading_der(part)
@@ -405,6 +416,7 @@ class Files:
                 founded.expelled.signed, lambda signed: Expelled.read(signed, founded.cluster)
             ),
         }
+        return {name: dataclasses.replace(kind, has_own_keys=True) for name, kind in kinds.items()}
 
     def _reply(self, folder: Path) -> Kind:
         path = folder / f"{'0' * 8}.reply"
@@ -546,6 +558,22 @@ def told(path: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         show_inspection(found, given=str(path), template=True)
     assert all(map(str.isprintable, out.getvalue().split("\n")))
+
+
+@contextlib.contextmanager
+def target() -> Iterator[Target]:
+    """For `coverage_guided`, on a disk that is memory."""
+    memory = Path("/dev/shm")
+    with (
+        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
+        contextlib.closing(Files(Path(folder))) as files,
+    ):
+        yield Target(
+            sound=[(name, kind.sound) for name, kind in files.kinds.items()],
+            lasting=lambda name: not files.kinds[name].has_own_keys,
+            changed=changed,
+            outcome=files.outcome,
+        )
 
 
 def main() -> None:

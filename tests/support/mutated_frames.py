@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import itertools
 import json
 import random
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,13 +26,24 @@ from edge.protocol.frame_codec import from_frame, to_frame
 from edge.transport import Frame
 from edge.transport import ProtocolError as FrameError
 from edge.transport.frame import decode, encode
+from tests.support.kept_inputs import Input, Target, kept
 from tests.unit.protocol.test_messages import ANSWERS, FRAMES_SENT
 
-CORPUS: tuple[tuple[type[Any], Frame], ...] = (
-    *((type(sent), to_frame(sent.kind, sent, call=1)) for sent in FRAMES_SENT),
-    *((type(sent), to_frame("ok", sent, call=1)) for sent in ANSWERS),
+
+def wire(frame: Frame) -> bytes:
+    """As it is sent."""
+    return b"".join(map(bytes, encode(frame)))
+
+
+READ_AS: dict[str, type[Any]] = {
+    type(sent).__name__: type(sent) for sent in (*FRAMES_SENT, *ANSWERS)
+}
+
+SOUND: tuple[Input, ...] = (
+    *((type(sent).__name__, wire(to_frame(sent.kind, sent, call=1))) for sent in FRAMES_SENT),
+    *((type(sent).__name__, wire(to_frame("ok", sent, call=1))) for sent in ANSWERS),
 )
-"""One valid frame of every kind, and how it is read."""
+"""One valid frame of every kind, and what it is read as."""
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 63, 64, 4096, 4097, 2**24, 2**31, 2**32, 2**53, 2**63, 2**64,
@@ -92,23 +105,28 @@ def mutated_frame(frame: Frame, chance: random.Random) -> Frame:
     return Frame(frame.kind, header, payload)
 
 
-def try_decoder(seed: int) -> str:
-    """What became of one mutated frame: "frame", "record" or "accepted", where all is well.
+def changed(data: bytes, chance: random.Random) -> bytes:
+    """A frame on the wire, changed as a frame, in its bytes, or both."""
+    try:
+        data = wire(mutated_frame(decode(data), chance))
+    except (FrameError, RecursionError):  # none any more, or nested too deeply to be copied
+        return mutated_bytes(data, chance)
+    return data if chance.randrange(4) else mutated_bytes(data, chance)
+
+
+def outcome(kind: str, data: bytes) -> str:
+    """What becomes of a frame that is read as `kind`: "frame", "record" or "accepted", where all is
+    well.
 
     It raises what should not be raised. A plan that came through is tried, too: no layout may fail
     after the checks before it.
     """
-    chance = random.Random(seed)
-    cls, frame = chance.choice(CORPUS)
     try:
-        data = b"".join(map(bytes, encode(mutated_frame(frame, chance))))
-        if chance.randrange(4) == 0:
-            data = mutated_bytes(data, chance)
         arrived = decode(data, messages.limits_of)
     except FrameError:
         return "frame"
     try:
-        body = from_frame(cls, arrived)
+        body = from_frame(READ_AS[kind], arrived)
     except ProtocolError as error:
         return "record" if len(str(error)) < 2000 else "told at length"
     if isinstance(body, messages.Open):
@@ -118,6 +136,24 @@ def try_decoder(seed: int) -> str:
             return "record"
         assert body.assignment.layout.layers
     return "accepted"
+
+
+def try_decoder(seed: int) -> str:
+    """What became of one mutated frame: see `outcome`."""
+    chance = random.Random(seed)
+    kind, data = chance.choice(_known())
+    return outcome(kind, changed(data, chance))
+
+
+@functools.cache
+def _known() -> tuple[Input, ...]:
+    return *SOUND, *kept("frames")
+
+
+@contextlib.contextmanager
+def target() -> Iterator[Target]:
+    """For `coverage_guided`."""
+    yield Target(sound=SOUND, lasting=lambda _kind: True, changed=changed, outcome=outcome)
 
 
 def _places(value: Any) -> Iterator[_Place]:
@@ -206,17 +242,17 @@ def main() -> None:
         seed = (given.seed << 40) + number
         start_s = time.perf_counter()
         try:
-            outcome = try_decoder(seed)
+            outcomes[try_decoder(seed)] += 1
         except BaseException:
             print(f"seed {seed} failed")
             raise
-        outcomes[outcome] += 1
         took_s = time.perf_counter() - start_s
         if took_s > slowest_s:
             slowest_s, slowest = took_s, seed
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
         f"{given.count} frames in {time.perf_counter() - began_s:.0f} s: {dict(outcomes)}; the "
-        f"slowest took {1e3 * slowest_s:.0f} ms (seed {slowest})"
+        f"slowest took {1e3 * slowest_s:.0f} ms (seed {slowest}), with at most {peak} MiB"
     )
 
 

@@ -1,0 +1,132 @@
+"""Inputs are changed at random; what reaches a branch of Edge that none before has is changed on.
+
+`python -m tests.support.coverage_guided frames 100000 --seed 7` tries that many frames, and keeps
+those that show more than what is kept so far: see `kept_inputs`. What ends in another error than
+Edge's own, takes seconds or too much memory ends the run, and is left in a file, which `--again`
+tries alone. It needs `pip install atheris`, which is libFuzzer for Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import importlib
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import atheris
+
+from tests.support.kept_inputs import MOST_BYTES, Target, joined, keep, kept, parted
+
+TARGETS = {"frames": "mutated_frames", "files": "mutated_files", "talks": "guided_talks"}
+"""And the module whose `target` opens it."""
+
+MOST_S = 60
+"""For one input, on a machine that others use, too."""
+
+MOST_MIB = 1536
+"""Of the process that tries them."""
+
+_LONGEST = 1 << 17
+
+
+def opened(name: str) -> AbstractContextManager[Target]:
+    """The target of this name."""
+    module = importlib.import_module(f"tests.support.{TARGETS[name]}")
+    target: AbstractContextManager[Target] = module.target()
+    return target
+
+
+def serve(name: str, options: list[str]) -> None:
+    """As libFuzzer's process: it tries what that chooses."""
+    outcomes: Counter[str] = Counter()
+    stack = contextlib.ExitStack()
+    with atheris.instrument_imports(include=["edge"]):  # their branches are counted
+        target = stack.enter_context(opened(name))
+
+    def attempt(data: bytes) -> None:
+        if data:  # it begins with nothing at all
+            outcomes[target.outcome(*parted(data))] += 1
+
+    def change(data: bytes, most_bytes: int, seed: int) -> bytes:
+        kind, content = parted(data)
+        changed = joined(kind, target.changed(content, random.Random(seed)))
+        return changed if len(changed) <= most_bytes else data
+
+    def end() -> None:
+        stack.close()
+        for outcome, count in sorted(outcomes.items()):
+            print(f"{count:8} {outcome}")
+
+    atexit.register(end)
+    # What libFuzzer starts once more for itself, by a shell, is this.
+    itself = f"{sys.executable} -m {__spec__.name} --serve {name}"
+    atheris.Setup([itself, *options], attempt, custom_mutator=change)
+    atheris.Fuzz()
+
+
+def started(name: str, *options: str | Path) -> None:
+    """Ends with what it ends with, unless all is well."""
+    limits = f"-timeout={MOST_S}", f"-rss_limit_mb={MOST_MIB}", f"-max_len={_LONGEST}"
+    # Branches, and not how often each was taken: else thousands are kept.
+    command = [sys.executable, "-m", __spec__.name, "--serve", name, "-use_counters=0", *limits]
+    command.append(f"-artifact_prefix={tempfile.gettempdir()}/edge-{name}-")
+    done = subprocess.run([*command, *map(str, options)], check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+
+
+def written(folder: Path, inputs: list[bytes]) -> Path:
+    """One file for each, the shortest first, which is the one that is kept of equals."""
+    folder.mkdir()
+    for number, data in enumerate(sorted(inputs, key=len)):
+        (folder / f"{number:06}").write_bytes(data)
+    return folder
+
+
+def main() -> None:
+    """Try many, and keep what shows more."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--seed", type=int, default=1, help="from 1 on")
+    parser.add_argument("--only", default="", help="kinds whose name has this in it")
+    parser.add_argument("--again", type=Path, help="only what is in this file")
+    given = parser.parse_args()
+    if given.again:
+        started(given.target, given.again)
+        return
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        folder = Path(name)
+        with opened(given.target) as target:
+            sound = [joined(*each) for each in target.sound if given.only in each[0]]
+            lasting = {kind for kind, _ in target.sound if target.lasting(kind)}
+        before = kept(given.target)
+        start = [*sound, *(joined(*each) for each in before if given.only in each[0])]
+        found = written(folder / "found", start)
+        started(given.target, found, f"-runs={given.count}", f"-seed={given.seed}")
+        # Of all that is short enough, what shows something beyond the sound ones, and no more.
+        inputs = [joined(*each) for each in before] + [p.read_bytes() for p in found.iterdir()]
+        short = [
+            data for data in set(inputs) if len(data) <= MOST_BYTES and parted(data)[0] in lasting
+        ]
+        least = written(folder / "least", [joined(*each) for each in target.sound])
+        started(given.target, "-merge=1", least, written(folder / "short", short))
+        told = {joined(*each) for each in target.sound}
+        chosen = {path.read_bytes() for path in least.iterdir()} - told
+        num_bytes = keep(given.target, map(parted, chosen))
+    print(f"{len(chosen)} are kept (before: {len(before)}), in {num_bytes >> 10} KiB")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2], sys.argv[3:])
+    else:
+        main()
