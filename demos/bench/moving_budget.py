@@ -19,7 +19,7 @@ import numpy as np
 
 import edge
 from edge.demos.bench import results
-from edge.demos.bench.limited.runs import CONTEXT_TOKENS
+from edge.demos.bench.limited.cases import CONTEXT_TOKENS
 from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint, described

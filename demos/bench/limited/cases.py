@@ -9,6 +9,8 @@ from typing import Literal
 from edge.demos.bench.shapes import SHAPES
 from edge.weights.formats import Dtype
 
+CONTEXT_TOKENS = 64
+
 STORED_BITS = {"int4-pure": 4.5, "float32": 32.0}
 """Of a weight: in Q4_0, in int4-pure with blocks of 128 as it is packed, and as it is."""
 
@@ -26,6 +28,10 @@ class Case:
     """Of each reply; as many as take a few seconds."""
     kind: Kind = "alone"
     dtype: Dtype = "int4-pure"
+    context_tokens: int = CONTEXT_TOKENS
+    """That the peer keeps memory for; a reply has fewer."""
+    budget_bytes: int | None = None
+    """In place of the share."""
 
     @property
     def stored_bytes(self) -> int:
@@ -44,7 +50,10 @@ class Case:
             "two peers": "two peers of this size against one, a disk of its own for each",
             "sliding window": "what fits stays, against a window that all layers go through",
         }
-        return f"{self.shape} {self.dtype}, {self.share} of the weights: {what[self.kind]}"
+        size = f"{self.share} of the weights"
+        if self.budget_bytes is not None:
+            size = f"{self.budget_bytes >> 20} MiB, context of {self.context_tokens} tokens"
+        return f"{self.shape} {self.dtype}, {size}: {what[self.kind]}"
 
 
 _QUICK = Case(name="quick", shape="small", share=Fraction(1, 2), new_tokens=8)
@@ -59,6 +68,14 @@ CASES = (
         )
         for shape, new_tokens in (("W", 16), ("T", 8))
         for share in (Fraction(3, 4), Fraction(1, 2), Fraction(1, 4))
+    ),
+    Case(
+        name="W-lent",
+        shape="W",
+        share=Fraction(1),
+        new_tokens=24,
+        context_tokens=2048,
+        budget_bytes=500 << 20,
     ),
     Case(name="E-1-4", shape="E", share=Fraction(1, 4), new_tokens=48),
     Case(name="E-pair", shape="E", share=Fraction(1, 8), new_tokens=32, kind="two peers"),

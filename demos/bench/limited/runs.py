@@ -32,7 +32,6 @@ from edge.demos.control_groups import ControlGroup
 from edge.demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
 from edge.partition import Plan
 
-CONTEXT_TOKENS = 64
 PREFIX = "edgelimit"
 """Of the control groups' names; the owner's process id follows."""
 
@@ -83,7 +82,10 @@ class Roomy:
     plan: Plan
 
     def budget_bytes(self, case: Case) -> int:
-        """Room for the case's share of the weights as stored, the KV cache and the process."""
+        """Room for the case's share of the weights as stored, the KV cache and the process; or what
+        the case says."""
+        if case.budget_bytes is not None:
+            return case.budget_bytes
         return int(case.share * case.stored_bytes) + self.kv_bytes + self.overhead_bytes
 
 
@@ -125,7 +127,7 @@ def load(cluster: edge.Cluster, case: Case, setting: Setting, **options: Any) ->
     return cluster.load(
         checkpoint(case.shape, setting.folder),
         dtype=case.dtype,
-        context_tokens=CONTEXT_TOKENS,
+        context_tokens=case.context_tokens,
         block_size=setting.block_size,
         **options,
     )
