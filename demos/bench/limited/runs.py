@@ -124,13 +124,12 @@ def prompt_of(model: edge.Model) -> list[int]:
 
 
 def load(cluster: edge.Cluster, case: Case, setting: Setting, **options: Any) -> edge.Model:
-    return cluster.load(
-        checkpoint(case.shape, setting.folder),
-        dtype=case.dtype,
-        context_tokens=case.context_tokens,
-        block_size=setting.block_size,
-        **options,
-    )
+    """Its peers are measured before, so that its speed is predicted."""
+    path = checkpoint(case.shape, setting.folder)
+    options |= {"dtype": case.dtype, "block_size": setting.block_size}
+    options |= {"context_tokens": case.context_tokens}
+    cluster.propose(path, **options)
+    return cluster.load(path, **options)
 
 
 def roomy(case: Case, setting: Setting) -> Roomy:
