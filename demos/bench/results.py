@@ -135,7 +135,7 @@ def append(measured: Sequence[Any], path: Path = RESULTS) -> None:
 def _commit() -> str:
     """The commit of the checkout, marked if code differs from it; "-" outside of one."""
     try:
-        commit = _git("rev-parse", "--short", "HEAD").strip()
+        commit = _git("rev-parse", "--short=7", "HEAD").strip()
         elsewhere = (":/", ":!*.csv", ":!*.md")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", *elsewhere)
     except (OSError, subprocess.CalledProcessError):
