@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from edge.api.async_model import AsyncModel, HeldModel
+from edge.api.async_model import AsyncModel
 from edge.api.candidates import Candidates, Find, Used, Watch
+from edge.api.described_model import HeldModel
 from edge.api.hub_download import model_path
 from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply, kept_replies

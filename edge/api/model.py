@@ -9,7 +9,8 @@ from typing import Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.api.async_model import AsyncModel, DescribedModel, Messages, Prompt, Prompts
+from edge.api.async_model import AsyncModel
+from edge.api.described_model import DescribedModel, Messages, Prompt, Prompts
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import Reply, ReplyStream
