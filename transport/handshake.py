@@ -34,7 +34,7 @@ import hashlib
 import hmac
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,9 +172,14 @@ async def greet(
 
 
 async def answer(
-    connection: AsyncSocket, hello: Mapping[str, Any], credentials: Credentials | None
+    connection: AsyncSocket,
+    hello: Mapping[str, Any],
+    credentials: Credentials | None,
+    on_tag: Callable[[], None],
 ) -> Greeted:
-    """The listening side's handshake. Raises the same errors as :func:`greet`."""
+    """The listening side's handshake. Raises the same errors as :func:`greet`.
+
+    ``on_tag`` is called once the other side has shown that it has the cluster's key for tags."""
     try:
         asked = await _receive_preamble(connection)
     except VersionMismatchError:
@@ -202,6 +207,7 @@ async def answer(
     if not hmac.compare_digest(tag, credentials.tag(_CONNECTING, transcript)):
         await _answer_other_key(connection, credentials, transcript, tag)
         raise RefusedError(f"{connection.peer} is not of this cluster")
+    on_tag()
     await connection.send_all([credentials.tag(_LISTENING, transcript)])
     digest = hashlib.sha256(transcript).digest()
     tls = _begin_tls(connection, credentials, transcript, listens=True)

@@ -29,9 +29,10 @@ HANDSHAKE_TIMEOUT_S = 5.0
 """A handshake is three small messages each way: seconds are plenty, also for a slow radio."""
 
 MAX_UNFINISHED_HANDSHAKES = 64
-"""When one more stranger comes, the oldest is dropped of the address that has most: an honest peer
-finishes in milliseconds, so slow ones can fill the places but not keep them, and one address does
-not push out another."""
+"""When one more stranger comes, the oldest is dropped of the crowd that is largest: those from one
+address, with a tag that only members can make, or without. An honest peer finishes in milliseconds,
+so slow ones can fill the places but not keep them. One address does not push out another, and
+strangers no member at their own address, whose longest part comes after its tag."""
 
 MAX_CONNECTIONS = 512
 """Served at once, all peers together; and of one device:"""
@@ -48,12 +49,20 @@ OnRefused = Callable[[str, TransportError], None]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Stranger:
     """Whoever has connected, before the handshake is done."""
 
     connection: AsyncSocket
     host: str
+    has_tag: bool = False
+
+    @property
+    def crowd(self) -> tuple[str, bool]:
+        return self.host, self.has_tag
+
+    def show_tag(self) -> None:
+        self.has_tag = True
 
 
 class Listener:
@@ -138,8 +147,8 @@ class Listener:
 
     def _drop_one(self) -> None:
         """Make room for one more handshake."""
-        crowd, _ = Counter(each.host for each in self._unfinished.values()).most_common(1)[0]
-        oldest = next(task for task, each in self._unfinished.items() if each.host == crowd)
+        crowd, _ = Counter(each.crowd for each in self._unfinished.values()).most_common(1)[0]
+        oldest = next(task for task, each in self._unfinished.items() if each.crowd == crowd)
         self._unfinished.pop(oldest).connection.close()
         self._dropped.add(oldest)
         oldest.cancel()
@@ -161,7 +170,9 @@ class Listener:
         address = connection.peer
         try:
             async with asyncio.timeout(self._handshake_timeout_s):
-                greeted = await answer(connection, self._hello, self._credentials)
+                greeted = await answer(
+                    connection, self._hello, self._credentials, stranger.show_tag
+                )
         except TimeoutError:
             self._refuse(connection, PeerLostError(address, "its handshake took too long"))
             return

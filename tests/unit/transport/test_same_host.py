@@ -37,7 +37,8 @@ async def greeted(
         first = socket.create_connection(server.getsockname())
         second, _ = server.accept()
     one, other = AsyncSocket(first, "other"), AsyncSocket(second, "one")
-    ends = await asyncio.gather(greet(one, Role.LINK, {}, ours), answer(other, {}, theirs))
+    answering = answer(other, {}, theirs, on_tag=lambda: None)
+    ends = await asyncio.gather(greet(one, Role.LINK, {}, ours), answering)
     try:
         yield ends
     finally:
@@ -121,7 +122,7 @@ def test_who_says_that_it_comes_and_does_not_is_refused(monkeypatch: pytest.Monk
         with contextlib.closing(one), contextlib.closing(other):
             greeting = asyncio.create_task(greet(one, Role.LINK, {}, ours))
             with pytest.raises(ProtocolError, match="one said that it is on this host"):
-                await answer(other, {}, theirs)
+                await answer(other, {}, theirs, on_tag=lambda: None)
             await asyncio.wait([greeting])
             assert greeting.exception() is not None
 

@@ -31,9 +31,10 @@ from edge.transport import (
     connect_link,
 )
 from edge.transport import listener as listener_module
+from edge.transport.async_socket import AsyncSocket
 from edge.transport.credentials import NONCE_BYTES, TAG_BYTES
-from edge.transport.handshake import MEMBER
-from edge.transport.listener import MAX_UNFINISHED_HANDSHAKES
+from edge.transport.handshake import MEMBER, Greeted, Role, greet
+from edge.transport.listener import MAX_UNFINISHED_HANDSHAKES, Listener
 from tests.support.transport_listeners import (
     GREETING,
     Refusals,
@@ -497,6 +498,68 @@ def test_one_address_does_not_push_out_another() -> None:
             assert await reader.readexactly(len(SECURED_GREETING)) == SECURED_GREETING
             for _, each in [*crowd, (reader, writer)]:
                 await hang_up(each)
+
+    run(scenario)
+
+
+class Held(AsyncSocket):
+    """It reads three times, and then once it may: a member that has shown its tag, and waits."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        super().__init__(connected, "it")
+        self.waits, self.may = asyncio.Event(), asyncio.Event()
+        self._reads = 0
+
+    async def receive_into(self, space: memoryview) -> int:
+        self._reads += 1
+        if self._reads == 4:
+            self.waits.set()
+            await self.may.wait()
+        return await super().receive_into(space)
+
+
+async def held(listener: Listener, credentials: Credentials) -> tuple[Held, asyncio.Task[Greeted]]:
+    connected = socket.create_connection(("127.0.0.1", listener.port))
+    connected.setblocking(False)
+    connection = Held(connected)
+    greeting = asyncio.create_task(greet(connection, Role.CHANNEL, {}, credentials))
+    await connection.waits.wait()
+    return connection, greeting
+
+
+def test_strangers_do_not_push_out_a_member_at_their_own_address() -> None:
+    async def scenario() -> None:
+        ours, theirs = members(2)
+        async with echoing(
+            credentials=theirs, handshake_timeout_s=1e9, max_unfinished_handshakes=4
+        ) as listener:
+            connection, greeting = await held(listener, ours)
+            crowd = [await stranger(listener) for _ in range(20)]
+            connection.may.set()
+            (await greeting).connection.close()
+            for _, each in crowd:
+                await hang_up(each)
+
+    run(scenario)
+
+
+def test_a_crowd_with_tags_does_not_push_out_who_has_just_come() -> None:
+    """An expelled device has the key for these still."""
+
+    async def scenario() -> None:
+        ours, theirs = members(2)
+        async with echoing(
+            credentials=theirs, handshake_timeout_s=1e9, max_unfinished_handshakes=4
+        ) as listener:
+            reader, writer = await stranger(listener)
+            crowd = [await held(listener, ours) for _ in range(20)]
+            writer.write(SECURED_GREETING)
+            assert await reader.readexactly(len(SECURED_GREETING)) == SECURED_GREETING
+            await hang_up(writer)
+            for connection, greeting in crowd:
+                greeting.cancel()
+                await asyncio.wait([greeting])
+                connection.close()
 
     run(scenario)
 
