@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.kept_inputs import kept
 from tests.support.mutated_files import Files
 
 
@@ -30,7 +29,7 @@ def test_sound_files_are_read(files: Files) -> None:
 
 
 def test_files_that_once_showed_more_are_read_or_refused(files: Files) -> None:
-    found = [files.outcome(*each) for each in kept("files")]
+    found = [files.outcome(*each) for each in files.kept]
     assert found
     assert all(each.endswith(("read", "refused")) for each in found)
 

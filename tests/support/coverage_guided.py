@@ -13,10 +13,12 @@ import atexit
 import contextlib
 import importlib
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -43,12 +45,15 @@ def opened(name: str) -> AbstractContextManager[Target]:
     return target
 
 
-def serve(name: str, options: list[str]) -> None:
-    """As libFuzzer's process: it tries what that chooses."""
+def serve(name: str, only: str, options: list[str]) -> None:
+    """As libFuzzer's process: it tries what that chooses, and begins with what is sound here. Other
+    processes have other keys."""
     outcomes: Counter[str] = Counter()
     stack = contextlib.ExitStack()
     with atheris.instrument_imports(include=["edge"]):  # their branches are counted
         target = stack.enter_context(opened(name))
+    for folder in [each for each in map(Path, options) if each.is_dir()][:1]:
+        written(folder, [joined(*each) for each in target.sound if only in each[0]], "sound")
 
     def attempt(data: bytes) -> None:
         if data:  # it begins with nothing at all
@@ -66,27 +71,27 @@ def serve(name: str, options: list[str]) -> None:
 
     atexit.register(end)
     # What libFuzzer starts once more for itself, by a shell, is this.
-    itself = f"{sys.executable} -m {__spec__.name} --serve {name}"
+    itself = shlex.join([sys.executable, "-m", __spec__.name, "--serve", name, only])
     atheris.Setup([itself, *options], attempt, custom_mutator=change)
     atheris.Fuzz()
 
 
-def started(name: str, *options: str | Path) -> None:
+def started(name: str, only: str, *options: str | Path) -> None:
     """Ends with what it ends with, unless all is well."""
     limits = f"-timeout={MOST_S}", f"-rss_limit_mb={MOST_MIB}", f"-max_len={_LONGEST}"
     # Branches, and not how often each was taken: else thousands are kept.
-    command = [sys.executable, "-m", __spec__.name, "--serve", name, "-use_counters=0", *limits]
-    command.append(f"-artifact_prefix={tempfile.gettempdir()}/edge-{name}-")
+    others = "-use_counters=0", f"-artifact_prefix={tempfile.gettempdir()}/edge-{name}-"
+    command = [sys.executable, "-m", __spec__.name, "--serve", name, only, *limits, *others]
     done = subprocess.run([*command, *map(str, options)], check=False)
     if done.returncode:
         raise SystemExit(done.returncode)
 
 
-def written(folder: Path, inputs: list[bytes]) -> Path:
-    """One file for each, the shortest first, which is the one that is kept of equals."""
-    folder.mkdir()
-    for number, data in enumerate(sorted(inputs, key=len)):
-        (folder / f"{number:06}").write_bytes(data)
+def written(folder: Path, inputs: Iterable[bytes], called: str = "kept") -> Path:
+    """One file for each."""
+    folder.mkdir(exist_ok=True)
+    for number, data in enumerate(inputs):
+        (folder / f"{called}-{number}").write_bytes(data)
     return folder
 
 
@@ -100,33 +105,38 @@ def main() -> None:
     parser.add_argument("--again", type=Path, help="only what is in this file")
     given = parser.parse_args()
     if given.again:
-        started(given.target, given.again)
+        started(given.target, "", given.again)
         return
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         folder = Path(name)
         with opened(given.target) as target:
-            sound = [joined(*each) for each in target.sound if given.only in each[0]]
-            lasting = {kind for kind, _ in target.sound if target.lasting(kind)}
-        before = kept(given.target)
-        start = [*sound, *(joined(*each) for each in before if given.only in each[0])]
-        found = written(folder / "found", start)
-        started(given.target, found, f"-runs={given.count}", f"-seed={given.seed}")
+            sound, lasting = set(target.sound), set(filter(target.lasting, dict(target.sound)))
+        before = kept(given.target, {kind for kind, _ in sound})
+        found = written(
+            folder / "found", (joined(*each) for each in before if given.only in each[0])
+        )
+        limits = f"-runs={given.count}", f"-seed={given.seed}"
+        started(given.target, given.only, found, *limits)
         # Of all that is short enough, what shows something beyond the sound ones, and no more.
-        inputs = [joined(*each) for each in before] + [p.read_bytes() for p in found.iterdir()]
-        short = [
-            data for data in set(inputs) if len(data) <= MOST_BYTES and parted(data)[0] in lasting
-        ]
-        least = written(folder / "least", [joined(*each) for each in target.sound])
-        started(given.target, "-merge=1", least, written(folder / "short", short))
-        told = {joined(*each) for each in target.sound}
-        chosen = {path.read_bytes() for path in least.iterdir()} - told
-        num_bytes = keep(given.target, map(parted, chosen))
+        short = {
+            data
+            for data in (
+                *(joined(*each) for each in before),
+                *(path.read_bytes() for path in found.iterdir()),
+            )
+            if len(data) <= MOST_BYTES and parted(data)[0] in lasting
+        }
+        least = written(folder / "least", ())
+        started(given.target, "", "-merge=1", least, written(folder / "short", short))
+        chosen = {parted(path.read_bytes()) for path in least.iterdir()} - sound
+        chosen = {each for each in chosen if each[0] in lasting}
+        num_bytes = keep(given.target, chosen)
     print(f"{len(chosen)} are kept (before: {len(before)}), in {num_bytes >> 10} KiB")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(sys.argv[2], sys.argv[3:])
+        serve(sys.argv[2], sys.argv[3], sys.argv[4:])
     else:
         main()

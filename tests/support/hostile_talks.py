@@ -183,7 +183,7 @@ def of_run(frames: Sequence[Frame], run: str, session: str = "s") -> list[Frame]
 @functools.cache
 def kept_frames() -> tuple[Frame, ...]:
     """Those that once reached a branch of the peer that none before them had."""
-    return tuple(decode(content) for _kind, content in kept("talks"))
+    return tuple(decode(content) for _kind, content in kept("talks", messages.FRAMES))
 
 
 async def attack(

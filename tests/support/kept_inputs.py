@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -34,10 +34,11 @@ class Target:
     """What became of one, in a few words. Raises what should not be raised."""
 
 
-def kept(target: str) -> tuple[Input, ...]:
-    """Those of frames, files or talks."""
+def kept(target: str, kinds: Container[str]) -> tuple[Input, ...]:
+    """Those of frames, files or talks, without those of kinds that there are no more."""
     lines = lzma.decompress((_FOLDER / f"{target}.xz").read_bytes()).decode().splitlines()
-    return tuple((kind, text.encode("latin-1")) for kind, text in map(json.loads, lines))
+    found = map(json.loads, lines)
+    return tuple((kind, text.encode("latin-1")) for kind, text in found if kind in kinds)
 
 
 def keep(target: str, inputs: Iterable[Input]) -> int:

@@ -92,7 +92,6 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._template = ChatTemplate("", "it")
-        self._kept = kept("files")
         self.kinds: Mapping[str, Kind] = {
             **self._checkpoints(folder / "checkpoint"),
             **self._tokenizers(folder / "tokenizer"),
@@ -105,6 +104,7 @@ class Files:
             "plan": Kind(_plan(), self._read_plan),
             "template": Kind(CHAT_TEMPLATE.encode(), self._render),
         }
+        self.kept = kept("files", self.kinds)
 
     def try_one(self, seed: int) -> str:
         """What became of one changed file: see `outcome`."""
@@ -122,7 +122,7 @@ class Files:
 
     def _known(self, name: str) -> list[bytes]:
         """The sound one, and those that were worth keeping."""
-        return [self.kinds[name].sound, *(each for kind, each in self._kept if kind == name)]
+        return [self.kinds[name].sound, *(each for kind, each in self.kept if kind == name)]
 
     def _checkpoints(self, folder: Path) -> dict[str, Kind]:
         model = Path(__file__).parents[2] / "demos" / "model"

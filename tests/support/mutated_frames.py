@@ -147,7 +147,7 @@ def try_decoder(seed: int) -> str:
 
 @functools.cache
 def _known() -> tuple[Input, ...]:
-    return *SOUND, *kept("frames")
+    return *SOUND, *kept("frames", READ_AS)
 
 
 @contextlib.contextmanager
