@@ -171,16 +171,21 @@ class AsyncModel(DescribedModel):
         options: GenerationOptions | None = None,
         *,
         client: str = "",
+        cache_salt: str = "",
         id: str | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> AsyncReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest.
 
         client: on whose behalf; where requests wait, each client is served alike, however many it
-        has. id: what logs call it on every device, and no other request; None: a random one.
+        has. cache_salt: what this prompt and its answer leave in memory and on disk is found by
+        prompts with the same one alone; so nobody learns from how soon a prompt is read what
+        others have asked. id: what logs call it on every device, and no other request; None: a
+        random one.
         """
         options = with_overrides(GenerationOptions, options, overrides)
-        return AsyncReplyStream(self._reply_to(prompt, options, client=client, id=id))
+        reply = self._reply_to(prompt, options, client=client, cache_salt=cache_salt, id=id)
+        return AsyncReplyStream(reply)
 
     async def check_grammar(self, prompt: Prompt, options: GenerationOptions) -> None:
         """Raise now what a stream would raise with its first token: RequestError for a schema or

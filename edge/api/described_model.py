@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -211,6 +212,7 @@ class DescribedModel:
         *,
         reading: Reading | None = None,
         client: str = "",
+        cache_salt: str = "",
         id: str | None = None,
     ) -> BeginReply:
         """A reply to be started by whoever reads it; the prompt and the options are checked."""
@@ -246,7 +248,8 @@ class DescribedModel:
                 Asked(begun_s=time.time(), load=held.load, request=kept), held.lease
             )
 
-        return self._begin_reply(request, reading, keep, Who(client, options.priority), id)
+        who, salt = Who(client, options.priority), _digest(cache_salt)
+        return self._begin_reply(request, reading, keep, who, id, cache_salt=salt)
 
     def _begin_reply(
         self,
@@ -255,12 +258,13 @@ class DescribedModel:
         keep: Keep,
         who: Who = ANYBODY,
         id: str | None = None,
+        cache_salt: str = "",
     ) -> BeginReply:
         self._require_open()
         held = self._held
         match = self._matching(request)
         begin = partial(ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast)
-        return partial(begin, reading, match, keep, who=who, id=id)
+        return partial(begin, reading, match, keep, who=who, id=id, cache_salt=cache_salt)
 
     def _resumed(self, reply: KeptReply | str) -> BeginReply:
         """A reply that goes on; its journal is ours until then. Reads its file."""
@@ -393,3 +397,8 @@ class DescribedModel:
                 remedy=f"ids are 0..{self.vocab_size - 1}",
             )
         return tokens
+
+
+def _digest(salt: str) -> str:
+    """Which peers are told; they do not learn the salt."""
+    return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest() if salt else ""

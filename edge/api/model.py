@@ -137,16 +137,20 @@ class Model(DescribedModel):
         options: GenerationOptions | None = None,
         *,
         client: str = "",
+        cache_salt: str = "",
         id: str | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> ReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest.
 
         client: on whose behalf; where requests wait, each client is served alike, however many it
-        has. id: what logs call it on every device, and no other request; None: a random one.
+        has. cache_salt: what this prompt and its answer leave in memory and on disk is found by
+        prompts with the same one alone; so nobody learns from how soon a prompt is read what
+        others have asked. id: what logs call it on every device, and no other request; None: a
+        random one.
         """
         options = with_overrides(GenerationOptions, options, overrides)
-        begin = self._reply_to(prompt, options, client=client, id=id)
+        begin = self._reply_to(prompt, options, client=client, cache_salt=cache_salt, id=id)
         return ReplyStream(begin, self._loop)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:

@@ -131,6 +131,7 @@ class ReplyUnderWay:
         *,
         who: Who,
         id: str | None = None,
+        cache_salt: str = "",
     ) -> None:
         """reading: of an answer in a conversation; else all is said. match: makes what keeps the
         answer to its grammar, if it has one; takes its time."""
@@ -143,6 +144,7 @@ class ReplyUnderWay:
             terms=request.terms,
             sink=self,
             who=who,
+            cache_salt=cache_salt,
             id=id or new_request_id(),
         )
         self._match = match

@@ -55,12 +55,16 @@ class Found:
 class _Cache:
     tokens: NDArray[np.int64]
     singly: Spans
+    salt: str
     order: bytes
-    """Sorts as its tokens do: who has most of them in common lies next to it."""
+    """Sorts as its salt and then its tokens do: who has most of them in common lies next to it."""
 
 
 class Beginnings:
-    """The caches of requests that are over. The owner decides which ones go."""
+    """The caches of requests that are over. The owner decides which ones go.
+
+    Who has another salt has nothing in common: how soon a prompt is read would tell of others'.
+    """
 
     def __init__(
         self,
@@ -93,12 +97,13 @@ class Beginnings:
         kept = min([tokens, *(first for first, _last in singly)]) if self._is_strict else tokens
         return kept if kept >= self.fewest_tokens else 0
 
-    def keep(self, request: str, tokens: Sequence[int], singly: Spans = ()) -> None:
+    def keep(self, request: str, tokens: Sequence[int], singly: Spans = (), salt: str = "") -> None:
         """A request is over. `tokens`: those that it has keys and values of."""
         if request in self._caches:
             self.drop(request)
         held = np.asarray(tokens, np.int64)
-        cache = _Cache(tokens=held, singly=singly, order=held.astype(">i8").tobytes())
+        order = f"{salt}\0".encode() + held.astype(">i8").tobytes()
+        cache = _Cache(tokens=held, singly=singly, salt=salt, order=order)
         self._caches[request] = cache
         place = bisect_left(self._sorted, cache.order, key=self._order)
         self._sorted.insert(place, request)
@@ -114,11 +119,13 @@ class Beginnings:
         self._sorted.pop(place)
         del self._caches[request]
 
-    def find(self, prompt: Sequence[int]) -> Found | None:
+    def find(self, prompt: Sequence[int], salt: str = "") -> Found | None:
         """The cache that saves most of this prompt."""
         wanted = np.asarray(prompt, np.int64)
         best: Found | None = None
         for request, cache in self._caches.items():
+            if cache.salt != salt:
+                continue
             common = common_tokens(wanted, cache.tokens)
             tokens = self.useful(common, len(prompt), cache.singly, of=request)
             if tokens > (best.tokens if best is not None else 0):
@@ -152,8 +159,8 @@ class Beginnings:
     def _common_at(self, place: int) -> int:
         if place == 0:
             return 0
-        one, other = (self._caches[each].tokens for each in self._sorted[place - 1 : place + 1])
-        return common_tokens(one, other)
+        one, other = (self._caches[each] for each in self._sorted[place - 1 : place + 1])
+        return common_tokens(one.tokens, other.tokens) if one.salt == other.salt else 0
 
     def _place(self, request: str) -> int:
         """In the order; those with the same tokens lie side by side."""
@@ -173,9 +180,10 @@ class Beginnings:
             found = self._last_saved(of, found)
         return found if found >= self.fewest_tokens else 0
 
-    def common(self, prompt: NDArray[np.int64]) -> list[int]:
+    def common(self, prompt: NDArray[np.int64], salt: str = "") -> list[int]:
         """Tokens that it and each cache begin with."""
-        return [common_tokens(prompt, cache.tokens) for cache in self._caches.values()]
+        alike = (cache for cache in self._caches.values() if cache.salt == salt)
+        return [common_tokens(prompt, cache.tokens) for cache in alike]
 
     def whole_units(self, tokens: int, singly: Spans) -> int:
         """As many of a request's first tokens as are of use by how they were computed."""

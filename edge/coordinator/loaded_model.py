@@ -185,6 +185,7 @@ class LoadedModel:
                 is_repeated=bool(request.answer),
                 is_led=request.matcher is not None,
                 who=request.who,
+                salt=request.cache_salt,
                 rows=request.rows,
             )
         except ValueError as error:
@@ -458,6 +459,7 @@ class LoadedModel:
                 messages.MatchPrefix(
                     session=session,
                     request=name,
+                    salt=match.salt or None,
                     source=match.source,
                     tokens=match.tokens,
                     moves=match.moves,

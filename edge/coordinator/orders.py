@@ -15,6 +15,8 @@ class Match:
     """A prompt, of whose beginning peers may have keys and values."""
 
     prompt: tuple[int, ...]
+    salt: str = ""
+    """Only what was left with the same one is found."""
     source: str | None = None
     """Whose cache begins with the first `tokens` of them; None: none in memory."""
     tokens: int = 0

@@ -66,6 +66,8 @@ class Request:
     """Where its answer must keep to a grammar. Behind the answer's tokens so far."""
     who: Who = ANYBODY
     """Who asked, and how urgently."""
+    cache_salt: str = ""
+    """What is kept of its keys and values is found by requests with the same one alone."""
     id: str = field(default_factory=new_request_id)
     """What peers, and logs of all devices, call it."""
     answer: list[int] = field(default_factory=list)

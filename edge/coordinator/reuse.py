@@ -73,7 +73,7 @@ class Reuse:
     def match(self, entry: ScheduledRequest) -> Match | None:
         """What it goes on from, which is taken from whoever had it; None: it begins by itself."""
         prompt = tuple(entry.tokens[: entry.prompt_tokens])
-        found = self._beginnings.find(prompt)
+        found = self._beginnings.find(prompt, entry.salt)
         if found is not None and not entry.may_have(found.singly, found.tokens):
             found = None
         tokens = 0 if found is None else found.tokens
@@ -83,6 +83,7 @@ class Reuse:
                 self._saved.used(other[1].request, other[0])
             return Match(
                 prompt=prompt,
+                salt=entry.salt,
                 source=other[1].request,
                 tokens=other[0],
                 singly=cut(other[1].singly, other[0]),
@@ -100,13 +101,14 @@ class Reuse:
                 self._residency.used(found.request)
             return Match(
                 prompt=prompt,
+                salt=entry.salt,
                 source=found.request,
                 tokens=tokens,
                 moves=moves,
                 singly=found.singly,
             )
         if self._asks_peers and self._beginnings.useful(len(prompt), len(prompt)):
-            return Match(prompt=prompt)
+            return Match(prompt=prompt, salt=entry.salt)
         return None
 
     def matched(self, entry: ScheduledRequest, tokens: int) -> int:
@@ -124,7 +126,7 @@ class Reuse:
         if awaited is not None and awaited.computed < entry.awaited_tokens:
             return awaited.will_go_on
         for other in self._active.values():
-            if other.state == "coming" or not other.will_go_on:
+            if other.state == "coming" or not other.will_go_on or other.salt != entry.salt:
                 continue
             common = common_tokens(entry.prompt, other.prompt)
             if self._saved is not None:
@@ -144,9 +146,11 @@ class Reuse:
         if self._saved is None or entry.rows is not None:
             return
         prompt_tokens = entry.prompt_tokens
-        others = [each for each in self._active.values() if each is not entry]
+        others = [
+            each for each in self._active.values() if each is not entry and each.salt == entry.salt
+        ]
         alike = [common_tokens(entry.prompt, other.prompt) for other in others]
-        alike += self._beginnings.common(entry.prompt)
+        alike += self._beginnings.common(entry.prompt, entry.salt)
         points = self._saved.worth_saving(prompt_tokens, entry.computed, alike, self._chunk_tokens)
         entry.saves.update(
             self._beginnings.whole_units(min(each, prompt_tokens - SHORTEST_STEP), entry.singly)
@@ -198,7 +202,7 @@ class Reuse:
         entry = self._active[request]
         if entry.rows is not None:
             return 0
-        kept = self._beginnings.find(entry.tokens[: entry.prompt_tokens])
+        kept = self._beginnings.find(entry.tokens[: entry.prompt_tokens], entry.salt)
         return max([0 if kept is None else kept.tokens, *(each for each, _ in self._alike(entry))])
 
     def _alike(self, entry: ScheduledRequest) -> Iterator[tuple[int, ScheduledRequest]]:
@@ -206,7 +210,7 @@ class Reuse:
         for other in self._active.values():
             if other.rows is not None or other.memory.place != "memory":
                 continue
-            if other.state == "going":
+            if other.state == "going" and other.salt == entry.salt:
                 common = min(common_tokens(entry.prompt, other.prompt), other.computed)
                 tokens = self._beginnings.useful(
                     common, len(entry.prompt), other.singly, of=other.request
@@ -253,7 +257,7 @@ class Reuse:
         if self._saved is not None and saves_end:
             self._save(self._saved, entry)
         kept = entry.tokens[:tokens]
-        self._beginnings.keep(entry.request, kept, cut(singly, tokens))
+        self._beginnings.keep(entry.request, kept, cut(singly, tokens), entry.salt)
         self._kept[entry.request] = Kept(tokens=tokens, answer=tuple(kept[entry.prompt_tokens :]))
         return True
 

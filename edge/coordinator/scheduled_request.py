@@ -29,6 +29,8 @@ class ScheduledRequest:
     """What its next token may be depends on the last one: it has no part in runs."""
     who: Who
     """Who asked."""
+    salt: str = ""
+    """Only another with the same one has its beginning."""
     restored: int = 0
     """Tokens of the answer that are given, once the prompt is computed; or"""
     restores_prompt: bool = False

@@ -124,6 +124,7 @@ class Scheduler:
         is_repeated: bool = False,
         is_led: bool = False,
         who: Who = ANYBODY,
+        salt: str = "",
         rows: Rows = "logits",
     ) -> None:
         """Start a request for `new_tokens` tokens, or with 0 for `rows`.
@@ -132,7 +133,8 @@ class Scheduler:
         them need not be computed, because their keys and values can be given; restores_prompt:
         those of the prompt, too. is_repeated: another plan has begun with it, and of its prompt it
         computed `singly` one at a time. is_led: what its next token may be is told with each step.
-        who: asked, and how urgently. Raises ValueError for one that could never start.
+        who: asked, and how urgently. salt: of what it may find, and leaves. Raises ValueError for
+        one that could never start.
         """
         most_restored = max(0, len(answer) - 1)
         if not prompt or new_tokens < 0 or not restores_prompt <= restored <= most_restored:
@@ -155,6 +157,7 @@ class Scheduler:
             restores_prompt=restores_prompt,
             is_led=is_led,
             who=who,
+            salt=salt,
         )
 
     def cancel(self, request: str) -> None:

@@ -143,26 +143,36 @@ class PrefixCache:
         request: str,
         prompt: Sequence[int],
         *,
+        salt: str = "",
         known: int = 0,
         moved: str | None = None,
     ) -> int:
         """Put what is known of the prompt into the request's cache: so many of its tokens.
 
-        known: tokens that are there; moved: whose they were, if they are no longer. Two or more are
-        always left to compute: one alone would be computed in another way than in a chunk. The
-        others' are kept by `keep` and `close`.
+        salt: only what was left with the same one is known. known: tokens that are there; moved:
+        whose they were, if they are no longer. Two or more are always left to compute: one alone
+        would be computed in another way than in a chunk. The others' are kept by `keep` and
+        `close`.
         """
         if moved is not None:
             self._keys.pop(moved, None)
         most = min(len(prompt) - SHORTEST_STEP, self._most_tokens)
-        found = self._from_memory(program, request, prompt, known, most)
-        return self._from_disk(program, request, prompt, found, most)
+        memory = self._digests(program, MEMORY_BLOCK_TOKENS, salt)
+        found = self._from_memory(program, request, prompt, known, most, memory)
+        disk = self._digests(program, self._chunk_tokens, salt)
+        return self._from_disk(program, request, prompt, found, most, disk)
 
     def _from_memory(
-        self, program: KvStorage, request: str, prompt: Sequence[int], known: int, most: int
+        self,
+        program: KvStorage,
+        request: str,
+        prompt: Sequence[int],
+        known: int,
+        most: int,
+        digests: Sequence[hmac.HMAC],
     ) -> int:
         size = MEMORY_BLOCK_TOKENS
-        of_request = _Keys(self._digests(program, size), size)
+        of_request = _Keys(digests, size)
         of_request.add(0, prompt)
         self._keys[request] = of_request
         while len(self._keys) > self._most_requests:  # more than there are caches for
@@ -183,12 +193,18 @@ class PrefixCache:
         return found
 
     def _from_disk(
-        self, program: KvStorage, request: str, prompt: Sequence[int], known: int, most: int
+        self,
+        program: KvStorage,
+        request: str,
+        prompt: Sequence[int],
+        known: int,
+        most: int,
+        digests: Sequence[hmac.HMAC],
     ) -> int:
         if self._disk is None:
             return known
         size = self._chunk_tokens
-        of_prompt = _Keys(self._digests(program, size), size)
+        of_prompt = _Keys(digests, size)
         of_prompt.add(0, prompt)
         keys = of_prompt.keys
         self._await_writer()
@@ -285,12 +301,16 @@ class PrefixCache:
         unkept.keys.popleft()
         unkept.first += self._chunk_tokens
 
-    def _digests(self, program: KvStorage, block_tokens: int) -> list[hmac.HMAC]:
+    def _digests(self, program: KvStorage, block_tokens: int, salt: str) -> list[hmac.HMAC]:
         """What a block's key is made of, but for the tokens: where this device has left it, and
         where those have that it trusts."""
         facts = f"{self._shard} {program.cache_digest} {block_tokens}"
         return [
-            hmac.new(self._secret, f"{facts} {whose}".encode(), hashlib.sha256)
+            hmac.new(
+                self._secret,
+                f"{facts} {whose} {salt}".encode("utf-8", "surrogatepass"),
+                hashlib.sha256,
+            )
             for whose in self._whose
         ]
 

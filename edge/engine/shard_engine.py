@@ -280,13 +280,15 @@ class ShardEngine:
         request: str,
         prompt: NDArray[np.int32],
         *,
+        salt: str = "",
         source: str | None = None,
         tokens: int = 0,
         moves: bool = False,
     ) -> None:
         """Find the prompt's beginning among what is kept of others; `PrefixMatched` is reported.
 
-        source: whose first N tokens in memory are the same; see `KvStorage.take`.
+        salt: only what was left with the same one is found. source: whose first N tokens in memory
+        are the same; see `KvStorage.take`.
         """
 
         def work(program: StageProgram | None) -> None:
@@ -299,7 +301,7 @@ class ShardEngine:
                 found = program.take(request, source, tokens, moves=moves)
             if self._prefixes is not None and program.cache_digest:
                 found = self._prefixes.match(
-                    program, request, ids, known=found, moved=source if moves else None
+                    program, request, ids, salt=salt, known=found, moved=source if moves else None
                 )
             self._report(messages.PrefixMatched(request=request, tokens=found))
 

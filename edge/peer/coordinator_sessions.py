@@ -377,7 +377,12 @@ class CoordinatorSessions:
             raise ProtocolError(f"{post.tokens} tokens of a prompt of {len(prompt)}")
         hosted.announce(post.request, prompt_tokens=len(prompt))
         hosted.shard.match_prefix(
-            post.request, prompt, source=post.source, tokens=post.tokens, moves=post.moves
+            post.request,
+            prompt,
+            salt=post.salt or "",
+            source=post.source,
+            tokens=post.tokens,
+            moves=post.moves,
         )
 
     def _reserve(self, post: messages.Reserve) -> None:

@@ -222,6 +222,8 @@ class MatchPrefix(Post):
     limits = FrameLimits(header_bytes=SMALL.header_bytes)
     session: str
     request: str
+    salt: str | None = None
+    """Only what was left with the same one is found."""
     source: str | None = None
     """A request whose first `tokens` are the prompt's, too; None: none is in memory."""
     tokens: int = 0

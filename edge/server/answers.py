@@ -57,6 +57,8 @@ class Question:
     """Those of the tools of which the answer must call one."""
     several_calls: bool = True
     """It may call more than one."""
+    cache_salt: str = ""
+    """What is left in memory of this prompt, only those with the same one find."""
     told_back: Mapping[str, object] = field(default_factory=dict)
     """What a dialect repeats in its reply, by name."""
 
@@ -84,8 +86,7 @@ class End:
     calls: int = 0
     """Of tools, in the whole answer."""
     found_tokens: int = 0
-    """Of the prompt, those that were in memory and not computed; 0 where they may be another's:
-    by them a client could find out, token by token, what others ask and are answered."""
+    """Of the prompt, those that were in memory and not computed."""
     thought_tokens: int = 0
     """Of the new ones, those that were thought and not said."""
     stopped_by: str | None = None
@@ -222,7 +223,10 @@ class Answers:
         again = number % question.answers
         if again and options.seed is not None:
             options = replace(options, seed=options.seed + again)
-        return model.stream(prompt, options, client=caller.name, id=caller.request_id)
+        salt = "\0".join(filter(None, (caller.cache_salt, question.cache_salt)))
+        return model.stream(
+            prompt, options, client=caller.name, cache_salt=salt, id=caller.request_id
+        )
 
     async def _prompts(
         self, model: AsyncModel, question: Question
@@ -308,7 +312,7 @@ class Answers:
                         why=token.finish_reason,
                         new_tokens=count,
                         calls=calls,
-                        found_tokens=found if caller.is_only_one else 0,
+                        found_tokens=found,
                         thought_tokens=thought_tokens,
                         stopped_by=token.stopped_by,
                     )

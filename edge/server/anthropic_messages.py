@@ -70,6 +70,7 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
+        cache_salt=body.text("cache_salt") or "",
         variables=anthropic_variables(body, sent),
     )
 

@@ -77,8 +77,6 @@ class Guard:
         self._app = app
         self._open_paths = frozenset(open_paths)
         self.rules = rules
-        self._known: set[str] = set()
-        """Whose keys there are, and were: what they asked may be in memory yet."""
         self._metrics = metrics
         self._paths = frozenset(paths)
 
@@ -155,12 +153,11 @@ class Guard:
                     "an API key is needed, as Authorization: Bearer KEY or x-api-key: KEY",
                     code="invalid_api_key",
                 )
-            self._known.update(each.client for each in rules.keys)
             caller = Caller(
                 name=key.client,
                 most_answers=key.most_answers,
                 most_priority=key.most_priority,
-                is_only_one=len(self._known) == 1,
+                cache_salt=key.cache_salt,
             )
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > rules.most_body_bytes:

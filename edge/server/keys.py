@@ -26,6 +26,13 @@ class Key:
     """Under way or waiting at once; None: as many as everybody."""
     most_priority: Priority = "high"
     """Requests that ask for more get this."""
+    shares: str | None = None
+    """Keys of the same word find what each other's prompts have left; None: only this one does."""
+
+    @property
+    def cache_salt(self) -> str:
+        """What it finds, and leaves, is of this."""
+        return self.client if self.shares is None else f"shares {self.shares}"
 
     @property
     def client(self) -> str:
@@ -43,8 +50,9 @@ class Caller:
     """What logs call it, on every device."""
     most_answers: int | None = None
     most_priority: Priority = "high"
-    is_only_one: bool = True
-    """There is no other key: it may be told what of its prompts was in memory."""
+    cache_salt: str = ""
+    """Only what was left with the same one is found of its prompts: how soon they are read, and
+    how much was in memory, tells nothing of others."""
 
     def priority(self, asked: Priority) -> Priority:
         """What it gets where it asks for this."""
@@ -58,7 +66,8 @@ def find_key(keys: Sequence[Key], shown: bytes) -> Key | None:
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """Of a file with a key on each line, and behind it its limits: `answers=N`, `priority=P`.
+    """Of a file with a key on each line, and behind it what it may do: `answers=N`, `priority=P`,
+    `shares=WORD`.
 
     Raises RequestError for a file without keys, with one that can be guessed, or with a limit that
     there is not.
@@ -94,17 +103,20 @@ def _key(words: Sequence[str], where: str) -> Key:
         raise RequestError(f"{where} has a key that can be guessed", remedy=_HOW_TO_MAKE_ONE)
     most_answers: int | None = None
     most_priority: Priority = "high"
+    shares: str | None = None
     for limit in limits:
         name, _, value = limit.partition("=")
         if name == "answers" and value.isdecimal() and 1 <= int(value[:9]) <= _MOST_ANSWERS:
             most_answers = int(value[:9])
         elif name == "priority" and value in PRIORITIES:
             most_priority = value
+        elif name == "shares" and value:
+            shares = value
         else:
             # Not the word itself: it may be another key.
             raise RequestError(
                 f"{where} has something behind its key that is no limit",
-                remedy=f"write answers=N or priority={'|'.join(PRIORITIES)} there; further keys go "
-                "on lines of their own",
+                remedy=f"write answers=N, priority={'|'.join(PRIORITIES)} or shares=WORD there; "
+                "further keys go on lines of their own",
             )
-    return Key(text=text, most_answers=most_answers, most_priority=most_priority)
+    return Key(text=text, most_answers=most_answers, most_priority=most_priority, shares=shares)

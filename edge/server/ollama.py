@@ -61,6 +61,7 @@ def chat_question(body: Fields) -> Question:
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
+        cache_salt=_salt(body),
         variables=ollama_variables(body),
     )
 
@@ -73,13 +74,24 @@ def generate_question(body: Fields) -> Question:
         for name in ("system", "suffix"):
             if body.text(name):
                 raise body.refuse(name, "is not for a raw prompt; put it into the prompt")
-        return Question(prompts=[prompt], options=_options(body))
+        return Question(prompts=[prompt], options=_options(body), cache_salt=_salt(body))
     if suffix := body.text("suffix"):
-        return Question(prompts=[prompt], suffix=suffix, options=_options(body))
+        return Question(
+            prompts=[prompt], suffix=suffix, options=_options(body), cache_salt=_salt(body)
+        )
     system = body.text("system")
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
-    return Question(messages=messages, options=_options(body), variables=ollama_variables(body))
+    return Question(
+        messages=messages,
+        options=_options(body),
+        cache_salt=_salt(body),
+        variables=ollama_variables(body),
+    )
+
+
+def _salt(body: Fields) -> str:
+    return body.text("cache_salt") or ""
 
 
 def _refuse(body: Fields, *names: str) -> None:

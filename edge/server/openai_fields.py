@@ -124,6 +124,7 @@ def chat_question(body: Fields) -> Question:
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
+        cache_salt=body.text("cache_salt") or "",
         variables={
             **effort_variables(body, "reasoning_effort"),
             **({} if extra is None else dict(extra.items())),
@@ -156,6 +157,7 @@ def completion_question(body: Fields) -> Question:
             json_schema=schema_of(body.object("response_format")),
         ),
         answers=answers,
+        cache_salt=body.text("cache_salt") or "",
     )
 
 

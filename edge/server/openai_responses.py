@@ -68,6 +68,7 @@ def question_of(body: Fields) -> Question:
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
+        cache_salt=body.text("cache_salt") or "",
         variables=effort_variables(body.object("reasoning"), "effort"),
         told_back=_told_back(body, form, offer.several),
     )

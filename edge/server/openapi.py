@@ -120,6 +120,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "tools": _OPENAI_TOOLS,
                 "tool_choice": _either({"enum": ["auto", "none", "required"]}, _OBJECT),
                 "parallel_tool_calls": _FLAG,
+                "cache_salt": _TEXT,
                 "chat_template_kwargs": _OBJECT,
                 "reasoning_effort": _EFFORT,
                 **_SAMPLING,
@@ -139,6 +140,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 )
             },
             {
+                "cache_salt": _TEXT,
                 "suffix": _TEXT,
                 "response_format": _FORMAT,
                 "max_tokens": _whole(1),
@@ -155,6 +157,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
         _asked(
             {"input": _either(_TEXT, _list(_OPENAI_MESSAGE, least=1))},
             {
+                "cache_salt": _TEXT,
                 "instructions": _TEXT,
                 "max_output_tokens": _whole(1),
                 "include": _list({**_TEXT, "minLength": 1}, most=32),
@@ -211,6 +214,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "tool_choice": _object({"type": {"enum": ["auto", "none", "any", "tool"]}}),
                 "thinking": _object({"type": {"enum": ["enabled", "adaptive", "disabled"]}}),
                 "output_config": _object({}, {"effort": _EFFORT}),
+                "cache_salt": _TEXT,
                 "priority": _PRIORITY,
             },
         ),
@@ -239,6 +243,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "format": _either({"const": "json"}, _OBJECT),
                 "options": _OPTIONS,
                 "tools": _OPENAI_TOOLS,
+                "cache_salt": _TEXT,
                 "priority": _PRIORITY,
             },
         ),
@@ -257,6 +262,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 "think": _either(_FLAG, _EFFORT),
                 "format": _either({"const": "json"}, _OBJECT),
                 "options": _OPTIONS,
+                "cache_salt": _TEXT,
                 "priority": _PRIORITY,
             },
         ),

@@ -109,6 +109,7 @@ def request(
     *,
     new_tokens: int,
     parameters: SamplingParameters,
+    salt: str = "",
 ) -> Request:
     terms = SamplingTerms(
         sampling=parameters,
@@ -116,7 +117,7 @@ def request(
         max_new_tokens=new_tokens,
         prompt_tokens=len(prompt),
     )
-    return Request(prompt=tuple(prompt), terms=terms, sink=sink)
+    return Request(prompt=tuple(prompt), terms=terms, sink=sink, cache_salt=salt)
 
 
 def expected_tokens(

@@ -34,6 +34,8 @@ class ScriptedModel:
         self.tokenizer = self
         self.says: asyncio.Queue[Token | EdgeError] = asyncio.Queue()
         self.prompts: list[object] = []
+        self.salts: list[str] = []
+        """Of each of them."""
         self.under_way = 0
         self.is_closed = False
         self.tokens: set[str] = set()
@@ -58,8 +60,11 @@ class ScriptedModel:
     def begins_thinking(self, _ids: object) -> bool:
         return False
 
-    def stream(self, prompt: object, *_: object, **__: object) -> ScriptedReply:
+    def stream(
+        self, prompt: object, *_: object, cache_salt: str = "", **__: object
+    ) -> ScriptedReply:
         self.prompts.append(prompt)
+        self.salts.append(cache_salt)
         if self.refuses is not None:
             raise self.refuses
         return ScriptedReply(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,22 @@ def test_what_another_cache_has_as_well_costs_nothing() -> None:
     assert 2 <= beginnings.cost("a", ["a", "b", "c"]) < 2.1
     assert 40 < beginnings.cost("b", ["a", "b", "c"]) < 42
     assert beginnings.cost("c", ["a", "b", "c"]) > 100
+
+
+def test_who_has_another_salt_has_nothing_in_common() -> None:
+    beginnings = Beginnings(chunk_tokens=2)
+    tokens = list(range(100))
+    beginnings.keep("a", tokens, salt="one")
+    beginnings.keep("b", tokens)
+    assert beginnings.find(tokens, "other") is None
+    for salt, name in (("one", "a"), ("", "b")):
+        found = beginnings.find(tokens, salt)
+        assert found is not None
+        assert found.request == name
+    assert len(beginnings.common(np.asarray(tokens), "one")) == 1
+    assert beginnings.cost("a", ["a", "b"]) == beginnings.cost("a", ["a"]) == effort(100)
+    beginnings.keep("c", tokens, salt="one")
+    assert beginnings.cost("a", ["a", "b", "c"]) == 0
 
 
 def alike(one: list[int], other: list[int]) -> int:

@@ -194,18 +194,27 @@ def test_what_a_template_takes_is_a_capability(reads: tuple[str, ...], wanted: l
         ("/v1/messages", {"messages": [{"role": "user", "content": "a b c d"}], "max_tokens": 9}),
     ],
 )
-@pytest.mark.parametrize(("keys", "told"), [((), 3), (KEYS[:1], 3), (KEYS, 0)])
-def test_nobody_is_told_of_what_another_key_may_have_asked(
-    path: str, asked: dict[str, Any], keys: Sequence[Key], told: int
+@pytest.mark.parametrize(
+    ("keys", "salt", "wanted"),
+    [
+        ((), None, ""),
+        ((), "x", "x"),
+        (KEYS, None, KEYS[0].client),
+        (KEYS, "x", f"{KEYS[0].client}\0x"),
+    ],
+)
+def test_everybody_is_told_what_was_found_of_what_they_may_find(
+    path: str, asked: dict[str, Any], keys: Sequence[Key], salt: str | None, wanted: str
 ) -> None:
     async def main() -> None:
         model = ScriptedModel()
         model.found_tokens = 3
         model.says.put_nowait(word("Yes", ends=True))
-        usage = (await answered(model, path, asked, keys))["usage"]
+        usage = (await answered(model, path, {**asked, "cache_salt": salt}, keys))["usage"]
         details = usage.get("prompt_tokens_details", usage.get("input_tokens_details", usage))
-        assert details.get("cached_tokens", details.get("cache_read_input_tokens")) == told
+        assert details.get("cached_tokens", details.get("cache_read_input_tokens")) == 3
         if path == "/v1/messages":
-            assert usage["input_tokens"] == 4 - told
+            assert usage["input_tokens"] == 1
+        assert model.salts == [wanted]
 
     asyncio.run(main())

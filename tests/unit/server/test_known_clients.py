@@ -96,8 +96,10 @@ def test_keys_and_their_limits_are_read(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     file.write_text(
         f"# of us\n{ONE.text}\n\n  {OTHER.text}  answers=3 priority=low\nlooks=like-a-limit\n"
+        "sixteen-or-more-letters shares=us\n"
     )
-    assert read_keys(file) == (ONE, OTHER, Key(text="looks=like-a-limit"))
+    shares = Key(text="sixteen-or-more-letters", shares="us")
+    assert read_keys(file) == (ONE, OTHER, Key(text="looks=like-a-limit"), shares)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,7 @@ def test_keys_and_their_limits_are_read(tmp_path: Path) -> None:
         (f"\n{ONE.text} answers=0", "line 2 has something behind its key"),
         (f"{ONE.text} answers=99999999999", "behind its key"),
         (f"{ONE.text} priority=urgent", "priority=high|normal|low"),
+        (f"{ONE.text} shares=", "shares=WORD"),
         (f"{ONE.text} {OTHER.text}", "further keys go on lines of their own"),
     ],
 )
@@ -205,10 +208,16 @@ def test_browsers_are_told_beforehand_which_pages_may_ask() -> None:
     assert not any(name.startswith(b"access-control") for name in headers)
 
 
-def test_a_key_that_is_gone_was_another_client() -> None:
+def test_keys_find_what_they_left_themselves_unless_they_share_it() -> None:
+    one, other, another = (Key(text=f"{name:x>16}", shares="us") for name in "abc")
+    alone = Key(text=f"{'d':x>16}")
     app = Seen()
-    guard = Guard(app, Rules(), Metrics(), (), open_paths=())
-    for keys in ((ONE,), (ONE, OTHER), (ONE,)):
-        guard.rules = Rules(keys=keys)
-        asyncio.run(ask(guard, ONE.text))
-    assert [caller.is_only_one for caller in app.callers] == [True, False, False]
+    guard = Guard(app, Rules(keys=(one, other, another, alone, ONE)), Metrics(), (), open_paths=())
+    for key in (one, other, alone, ONE):
+        asyncio.run(ask(guard, key.text))
+    salts = [caller.cache_salt for caller in app.callers]
+    assert salts[0] == salts[1]
+    assert len({*salts, ""}) == 4
+    guard.rules = Rules()
+    asyncio.run(ask(guard, ""))
+    assert app.callers[-1].cache_salt == "", "without keys it is one household"
