@@ -289,17 +289,20 @@ class Server:
         self, request: Request, read: Callable[[Fields], Question], *, chat: bool
     ) -> Response:
         name, body = await self._body(request)
+        stay = ollama.stay_of(body)
         if ollama.asks_nothing(body, chat=chat):
-            if ollama.is_to_go(body):
-                self._shelf.dismiss(name)
+            if stay is not None and stay.seconds == 0:
+                self._shelf.keep(name, 0.0)
                 return _Json(ollama.nothing_said(name, "unload", chat=chat))
             async with self._shelf.using(name):
+                if stay is not None:
+                    self._shelf.keep(name, stay.seconds)
                 return _Json(ollama.nothing_said(name, "load", chat=chat))
         question = read(body)
         translator = ollama.Translator(model=name, chat=chat)
         happenings = self._ask(request, question, name)
-        if ollama.is_to_go(body):
-            happenings = self._dismissing(happenings, name)
+        if stay is not None:
+            happenings = self._keeping(happenings, name, stay)
         if body.raw("stream") is False:
             return _Json(await _unless_gone(request, translator.whole(happenings)))
         begun = await _begun(request, happenings)
@@ -310,10 +313,10 @@ class Server:
             sign=lambda: streams.json_line(translator.nothing()),
         )
 
-    async def _dismissing(
-        self, happenings: AsyncGenerator[Happening], name: str
+    async def _keeping(
+        self, happenings: AsyncGenerator[Happening], name: str, stay: ollama.Stay
     ) -> AsyncGenerator[Happening]:
-        """Likewise; then the model goes, unless the question was refused."""
+        """Likewise; then the model stays for so long, unless the question was refused."""
         has_begun = False
         try:
             async with contextlib.aclosing(happenings):
@@ -322,7 +325,7 @@ class Server:
                     yield each
         finally:
             if has_begun:
-                self._shelf.dismiss(name)
+                self._shelf.keep(name, stay.seconds)
 
     async def _ollama_tags(self, _request: Request) -> Response:
         return _Json(

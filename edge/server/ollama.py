@@ -24,7 +24,10 @@ Json = dict[str, Any]
 _FAMILY = "edge"
 """Clients look for facts under such a name."""
 
-_NO_TIME = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(rf"(\d{{1,9}}(?:\.\d{{0,9}})?)({'|'.join(_UNITS_S)})")
+_LONGEST_STAY_S = 1e9
+"""As good as for ever."""
 
 _INSTEAD = {
     "images": "the model reads text alone",
@@ -37,12 +40,37 @@ VERSION = "0.12.0"
 """Of Ollama's interface that is spoken here; clients ask for it."""
 
 
-def is_to_go(body: Fields) -> bool:
-    """Whether `keep_alive` says that the model is unloaded after this: 0, or 0 of any unit."""
-    stays = body.raw("keep_alive")
-    if isinstance(stays, str):
-        return _NO_TIME.fullmatch(stays) is not None
-    return type(stays) in {int, float} and stays == 0
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """How long a model stays once nobody uses it; None: until another needs its room."""
+
+    seconds: float | None
+
+
+def stay_of(body: Fields) -> Stay | None:
+    """What `keep_alive` says: seconds, or a text as Go writes times, as 1h30m; less than none: as
+    long as may be. None: nothing. Raises Refusal for what is no time."""
+    said = body.raw("keep_alive")
+    if said is None or said == "":
+        return None
+    if type(said) in {int, float}:
+        seconds = float(max(-1, min(said, _LONGEST_STAY_S)))
+    elif isinstance(said, str) and (read := _read_time(said)) is not None:
+        seconds = read
+    else:
+        raise body.refuse("keep_alive", "is seconds, or a time as 5m or 1h30m; -1: for ever")
+    return Stay(None if seconds < 0 or seconds >= _LONGEST_STAY_S else seconds)
+
+
+def _read_time(text: str) -> float | None:
+    sign = -1 if text.startswith("-") else 1
+    digits = text.removeprefix("-").removeprefix("+")
+    if digits in {"0", "1"}:  # -1 and 0 have the same meaning in any unit
+        return float(sign * int(digits)) if text != "1" else None
+    parts = _PART.findall(digits)
+    if not parts or "".join(number + unit for number, unit in parts) != digits:
+        return None
+    return sign * sum(float(number) * _UNITS_S[unit] for number, unit in parts)
 
 
 def asks_nothing(body: Fields, *, chat: bool) -> bool:

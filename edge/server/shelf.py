@@ -36,8 +36,8 @@ class Place:
     used_s: float = 0.0
     """When somebody left last."""
     timer: asyncio.TimerHandle | None = None
-    is_dismissed: bool = False
-    """Whoever uses it last has it unloaded."""
+    stays_s: float | None = None
+    """For how long once nobody uses it; None: until another needs its room."""
 
     @property
     def is_idle(self) -> bool:
@@ -69,7 +69,7 @@ class Shelf:
         """loaded: by name, what is there already. keep_alive_s: how long a model that nobody uses
         stays; None: until another needs its room. aliases: further names of the first."""
         there = loaded or {}
-        self._places = {name: Place(name, there.get(name)) for name in names}
+        self._places = {name: Place(name, there.get(name), stays_s=keep_alive_s) for name in names}
         self._aliases = tuple(aliases)
         self._load = load
         self._keep_alive_s = keep_alive_s
@@ -108,11 +108,9 @@ class Shelf:
     def stays_s(self, name: str) -> float | None:
         """How long a model that is loaded stays if nobody comes; None: for as long as may be."""
         place = self._places[name]
-        if self._keep_alive_s is None:
-            return None
-        if place.users:
-            return self._keep_alive_s
-        return max(0.0, place.used_s + self._keep_alive_s - time.monotonic())
+        if place.stays_s is None or place.users:
+            return place.stays_s
+        return max(0.0, place.used_s + place.stays_s - time.monotonic())
 
     def find(self, asked: str) -> str:
         """The name that is meant: it itself, the last part of it if that is of one only, an
@@ -143,10 +141,8 @@ class Shelf:
         """
         place = self._places[name]
         place.users += 1
-        place.is_dismissed = False
-        if place.timer is not None:
-            place.timer.cancel()
-            place.timer = None
+        place.stays_s = self._keep_alive_s
+        _stop(place)
         try:
             yield await self._model_of(place)
         finally:
@@ -156,18 +152,18 @@ class Shelf:
                 self._somebody_left.set()
                 self._leave(place)
 
-    def dismiss(self, name: str) -> None:
-        """The model goes as soon as nobody uses it, unless somebody else comes first."""
+    def keep(self, name: str, stays_s: float | None) -> None:
+        """The model stays for so long from now on, or once nobody uses it, unless somebody comes
+        first, who has it stay as usual; None: until another needs its room."""
         place = self._places[name]
-        place.is_dismissed = True
+        place.stays_s, place.used_s = stays_s, time.monotonic()
         if not place.users:
             self._leave(place)
 
     async def aclose(self) -> None:
         """Nothing is unloaded by itself any more. Models are closed with their cluster."""
         for place in self._places.values():
-            if place.timer is not None:
-                place.timer.cancel()
+            _stop(place)
         await asyncio.gather(*self._unloading, return_exceptions=True)
 
     async def _model_of(self, place: Place) -> AsyncModel:
@@ -213,20 +209,17 @@ class Shelf:
                     raise CapacityError(f"the model {place.name!r}: {error}") from error
 
     def _leave(self, place: Place) -> None:
-        if place.model is None:
+        _stop(place)
+        if place.model is None or place.stays_s is None:
             return
-        if place.is_dismissed:
+        if not place.stays_s:
             self._let_go(place)
             return
-        if self._keep_alive_s is None:
-            return
         loop = asyncio.get_running_loop()
-        place.timer = loop.call_later(self._keep_alive_s, self._let_go, place)
+        place.timer = loop.call_later(place.stays_s, self._let_go, place)
 
     def _let_go(self, place: Place) -> None:
-        if place.timer is not None:
-            place.timer.cancel()
-            place.timer = None
+        _stop(place)
 
         async def unload() -> None:
             async with self._one_at_a_time:
@@ -245,3 +238,10 @@ class Shelf:
             await asyncio.shield(model.aclose())
         except EdgeError as error:
             _log.info("%s was not freed everywhere: %s", place.name, error)
+
+
+def _stop(place: Place) -> None:
+    """Nobody waits any more for it to go."""
+    if place.timer is not None:
+        place.timer.cancel()
+        place.timer = None

@@ -10,7 +10,7 @@ import pytest
 
 from edge.errors import RequestError
 from edge.server.fields import Fields
-from edge.server.ollama import chat_question, generate_question, is_to_go
+from edge.server.ollama import Stay, chat_question, generate_question, stay_of
 from edge.server.refusals import Refusal
 from tests.support.scripted_models import ScriptedModel, Visit, word
 
@@ -60,14 +60,25 @@ def test_options_are_read_as_ollama_reads_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stays", "goes"),
+    ("said", "stay"),
     [
-        *((0, True), (0.0, True), ("0", True), ("0s", True), ("0m", True), ("0.0s", True)),
-        *((-1, False), ("5m", False), (None, False), (False, False), ("", False), ("10s", False)),
+        *((each, Stay(0.0)) for each in (0, 0.0, "0", "0s", "0m", "0.0s", "-0s", "0h0m")),
+        *((each, Stay(None)) for each in (-1, -0.5, "-1", "-1s", "-1h30m", 1e300, "99999999h")),
+        *((each, Stay(300.0)) for each in (300, 300.0, "5m", "300s", "+4m60s", "300000ms")),
+        *((("1h30m", Stay(5400.0))), ("1.5h", Stay(5400.0)), (0.25, Stay(0.25))),
+        *((None, None), ("", None)),
     ],
 )
-def test_no_time_to_stay_is_read_in_every_form(stays: object, goes: bool) -> None:
-    assert is_to_go(Fields({"keep_alive": stays})) is goes
+def test_how_long_a_model_stays_is_read_as_go_writes_times(said: object, stay: Stay | None) -> None:
+    assert stay_of(Fields({"keep_alive": said})) == stay
+
+
+@pytest.mark.parametrize(
+    "said", ["soon", "5", "5 m", "m", "5m!", "1", "--1s", True, [], "9" * 400 + "s"]
+)
+def test_what_is_no_time_is_refused(said: object) -> None:
+    with pytest.raises(Refusal, match="keep_alive is seconds, or a time"):
+        stay_of(Fields({"keep_alive": said}))
 
 
 @pytest.mark.parametrize(
@@ -107,6 +118,7 @@ def test_after_an_answer_the_model_goes_where_it_is_not_to_stay(stream: bool) ->
             visit = Visit(model, "/api/chat", body)
             await visit.running
             assert visit.status == 200
+            assert visit.shelf.stays_s("m") == pytest.approx(300 if stays else 0, abs=60)
             await visit.shelf.aclose()
             assert model.is_closed is (stays == 0)
 

@@ -167,22 +167,41 @@ def test_what_nobody_uses_for_long_goes() -> None:
     run(main)
 
 
+def test_a_model_stays_as_long_as_was_said_last() -> None:
+    async def main() -> None:
+        room = Room(1)
+        shelf = Shelf("a", room.load, keep_alive_s=500.0)
+        await use(shelf, "a")
+        for said, least in ((None, None), (900.0, 800.0), (50.0, 40.0)):
+            shelf.keep("a", said)
+            stays = shelf.stays_s("a")
+            assert stays == said if least is None else least < (stays or 0) <= (said or 0)
+        async with shelf.using("a"):
+            assert shelf.stays_s("a") == 500, "who comes has it stay as usual"
+            shelf.keep("a", 0.0)
+            assert not room.made[0].closed.is_set()
+        await room.made[0].closed.wait()
+        await shelf.aclose()
+
+    run(main)
+
+
 def test_what_is_dismissed_goes_when_nobody_uses_it() -> None:
     async def main() -> None:
         room = Room(1)
         shelf = Shelf("a", room.load)
         async with shelf.using("a"):
-            shelf.dismiss("a")
+            shelf.keep("a", 0.0)
             assert list(shelf.loaded) == ["a"]
         await room.made[0].closed.wait()
         async with shelf.using("a"):
-            shelf.dismiss("a")
+            shelf.keep("a", 0.0)
             await use(shelf, "a")  # who wants it to stay
         assert not room.made[1].closed.is_set()
-        shelf.dismiss("a")
-        shelf.dismiss("a")
+        shelf.keep("a", 0.0)
+        shelf.keep("a", 0.0)
         await room.made[1].closed.wait()
-        shelf.dismiss("a")
+        shelf.keep("a", 0.0)
         await shelf.aclose()
         assert len(room.made) == 2
 
