@@ -31,6 +31,7 @@ class Asked:
     singly: set[int] = field(default_factory=set)
     """Tokens that were computed one at a time, or are to be, as another plan has."""
     is_repeated: bool = False
+    salt: str = ""
     computed: int = 0
     sampled: int = 0
     is_cancelled: bool = False
@@ -98,6 +99,7 @@ class Peers:
             count,
             singly={each for span in spans for each in range(*span)},
             is_repeated=known > 0,
+            salt="" if prompt % 5 else "own",
         )
         self.scheduler.add(
             name,
@@ -107,6 +109,7 @@ class Peers:
             singly=spans,
             is_repeated=known > 0,
             who=Who("abc"[prompt % 3], PRIORITIES[new_tokens % 3]),
+            salt=self.asked[name].salt,
         )
 
     def cancel(self, index: int) -> None:
@@ -206,7 +209,9 @@ class Peers:
             for name, match in orders.match.items():
                 asked = self.asked[name]
                 assert list(match.prompt) == asked.tokens[: asked.prompt_tokens]
+                assert match.salt == self.asked[name].salt
                 if match.source:
+                    assert self.asked[match.source].salt == match.salt
                     begins = self.rows_of(match.source)
                     assert len(begins) >= match.tokens > 0, "what is there"
                     assert list(match.prompt[: match.tokens]) == begins[: match.tokens]
