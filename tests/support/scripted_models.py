@@ -57,6 +57,9 @@ class ScriptedModel:
     def encode_chat(self, messages: Sequence[Json], **_given: object) -> list[int]:
         return self.encode(" ".join(str(each["content"]) for each in messages))
 
+    def has_told_tools(self, ids: Sequence[int], messages: Sequence[Json], **given: object) -> bool:
+        return self.encode_chat(messages, **given) != list(ids)
+
     def begins_thinking(self, _ids: object) -> bool:
         return False
 
