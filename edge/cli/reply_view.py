@@ -16,6 +16,7 @@ from edge.api.generation_options import GenerationOptions
 from edge.api.model import Model
 from edge.api.reply import Reply, ReplyStream
 from edge.cli.plan_view import devices_in_words, left_out_in_words, rate_in_words
+from edge.cli.sentences import tell
 from edge.coordinator.lasting_model import Recovery
 from edge.errors import EdgeError, printable, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
@@ -37,7 +38,7 @@ def tell_why_not_predicted(model: Model) -> None:
     devices = model.proposal.cluster.devices
     if any(device.rates is None for device in devices):
         for note in model.proposal.notes:
-            click.echo(f"edge: {note}", err=True)
+            tell(f"edge: {note}")
 
 
 def show_reply(model: Model, stream: ReplyStream, options: GenerationOptions) -> Reply:
@@ -45,7 +46,7 @@ def show_reply(model: Model, stream: ReplyStream, options: GenerationOptions) ->
     reply = whole_reply(stream, write_token)
     click.echo()
     tell_remarks(model, reply, options, "-n N")
-    click.echo(figures_of(model, reply), err=True)
+    tell(figures_of(model, reply))
     return reply
 
 
@@ -84,17 +85,14 @@ def tell_remarks(
         why = "tokens without text" if reply.finish_reason == "length" else "its end at once"
         if options.stop and reply.finish_reason == "stop":
             why += ", or a text to stop at"
-        click.echo(f"[the answer is empty: the model wrote {why}]", err=True)
+        tell(f"[the answer is empty: the model wrote {why}]")
     if reply.finish_reason == "length":
         if count == options.max_new_tokens:
-            click.echo(f"[cut at {count} tokens; {longer} for longer ones]", err=True)
+            tell(f"[cut at {count} tokens; {longer} for longer ones]")
         else:
             is_longest = model.context_tokens == model.longest_context_tokens
             longer = "the model was made for no more" if is_longest else "--context makes it longer"
-            click.echo(
-                f"[the context of {model.context_tokens} tokens is full; {shorter}{longer}]",
-                err=True,
-            )
+            tell(f"[the context of {model.context_tokens} tokens is full; {shorter}{longer}]")
 
 
 def tell_recoveries(model: Model, recoveries: Sequence[Recovery]) -> None:
@@ -103,7 +101,7 @@ def tell_recoveries(model: Model, recoveries: Sequence[Recovery]) -> None:
     for recovery in recoveries:
         now = ", ".join(names.get(id, id) for id in recovery.plan.devices)
         what = "the answer went on" if recovery.requests else "the model was ready"
-        click.echo(f"[{recovery.reason}; after {recovery.pause_s:.1f} s {what} on {now}]", err=True)
+        tell(f"[{recovery.reason}; after {recovery.pause_s:.1f} s {what} on {now}]")
 
 
 def figures_of(model: Model, reply: Reply) -> str:
@@ -128,7 +126,7 @@ def tell_left_out(model: Model, options: LoadOptions) -> None:
     """On stderr, which devices have no part in the plan, and why not: nothing where all have one,
     or where the plan was written by hand."""
     if (said := left_out_in_words(model.proposal)) and not isinstance(options.plan, Plan):
-        click.echo(f"[{said}; --parallel pipeline has every device compute]", err=True)
+        tell(f"[{said}; --parallel pipeline has every device compute]")
 
 
 def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> None:
@@ -231,7 +229,7 @@ def tell_drift(
         remedy = "it is measured again"
     elif measures:
         remedy = "it is measured again at the next load, with --adapt at once"
-    click.echo(f"edge: {drift.message}; {remedy}", err=True)
+    tell(f"edge: {drift.message}; {remedy}")
     if adapt:
         model.close()
         cluster.propose(path, options)

@@ -1,4 +1,4 @@
-"""Sentences below tables."""
+"""Sentences below tables and answers, broken between words where a terminal shows them."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ def print_sentence(console: Console, sentence: str) -> None:
     console.print(
         sentence, markup=False, highlight=False, emoji=False, soft_wrap=not console.is_terminal
     )
+
+
+def tell(sentence: str) -> None:
+    """The same, on standard error."""
+    print_sentence(Console(stderr=True), sentence)

@@ -132,13 +132,18 @@ class AnswerView:
 
 
 class _Markdown(Markdown):
-    """Without HTML and definitions of links, neither of which would be seen: they stay text."""
+    """Without HTML and definitions of links, neither of which would be seen: they stay text. Lines
+    of a paragraph stay lines, as those of a poem or an address."""
 
     def __init__(self, markup: str) -> None:
         super().__init__("")
         parser = MarkdownIt("commonmark", {"html": False})
         parser.enable(["strikethrough", "table"]).disable(["reference"])
         self.markup, self.parsed = markup, parser.parse(markup)
+        for block in self.parsed:
+            for each in block.children or ():
+                if each.type == "softbreak":
+                    each.type = "hardbreak"
 
 
 def _lines(text: str) -> tuple[list[str], str]:

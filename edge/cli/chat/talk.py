@@ -22,6 +22,7 @@ from edge.cli.reply_view import (
     tell_remarks,
     write_token,
 )
+from edge.cli.sentences import print_sentence, tell
 from edge.errors import RequestError, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.load_options import LoadOptions
@@ -73,7 +74,7 @@ class TerminalTalk:
         model = self._model
         return (
             f"{model.name} ({model.proposal.dtype}) on {devices_in_words(model.proposal)}, "
-            f"context {model.context_tokens} tokens\n"
+            f"context {model.context_tokens}\n"
             "/help for commands; Ctrl-C stops an answer, Ctrl-D leaves"
         )
 
@@ -91,7 +92,10 @@ class TerminalTalk:
             )
 
     def say(self, text: str) -> None:
-        click.echo(without_controls(text), err=not self._is_terminal)
+        if self._console is None:
+            click.echo(without_controls(text), err=True)
+        else:
+            print_sentence(self._console, without_controls(text))
 
     def ask(self, question: str) -> None:
         self.conversation.ask(question)
@@ -110,13 +114,13 @@ class TerminalTalk:
         answer, reply = self._answered(self.conversation.messages())
         self.conversation.answered(answer)
         if reply is None:
-            click.echo("[stopped]", err=True)
+            tell("[stopped]")
             return
         self._figures = figures_of(self._model, reply)
         generation = self.settings.generation
         tell_remarks(self._model, reply, generation, "/set max-tokens N", "/new begins anew, ")
         self._told += len(reply.recoveries)
-        click.echo(self._figures, err=True)
+        tell(self._figures)
         self._look_for_drift()
 
     def show_figures(self) -> None:

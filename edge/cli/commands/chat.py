@@ -18,6 +18,7 @@ from edge.cli.options import (
     open_cluster,
 )
 from edge.cli.reply_view import adapt_option, tell_why_not_predicted
+from edge.cli.sentences import tell
 from edge.errors import EdgeError, RequestError, shown
 from edge.planning.load_options import LoadOptions
 
@@ -74,7 +75,7 @@ def command(
             is_terminal=is_terminal,
         )
         if is_terminal:
-            click.echo(talk.banner(), err=True)
+            tell(talk.banner())
         lines = line_input(suggestions)
         while (line := lines.ask()) is not None:
             try:
@@ -83,20 +84,17 @@ def command(
                 elif not run_command(talk, line):
                     break
             except RequestError as error:
-                click.echo(f"edge: {error}", err=True)
+                tell(f"edge: {error}")
             except EdgeError as error:
                 if not is_terminal:
                     raise
-                click.echo(
+                tell(
                     f"edge: {error}; the conversation is still here: /save keeps it, and the next "
-                    "question loads the model again, on the peers that are left",
-                    err=True,
+                    "question loads the model again, on the peers that are left"
                 )
             except KeyboardInterrupt:  # before the answer began
                 if not is_terminal:
                     raise
                 talk.was_stopped = True
-                click.echo(
-                    "[stopped before an answer began; the conversation is as it was]", err=True
-                )
+                tell("[stopped before an answer began; the conversation is as it was]")
             lines.interrupted, talk.was_stopped = talk.was_stopped, False

@@ -102,6 +102,11 @@ def test_nor_do_tokens(whole: list[str], size: int) -> None:
     assert screen_after(tokens) == whole
 
 
+def test_lines_of_a_paragraph_stay_lines() -> None:
+    poem = "The sea is wide,\nthe sea is deep,\n\nand so am I."
+    assert screen_after([poem]) == poem.splitlines()
+
+
 @pytest.mark.parametrize(
     "text", ["vector<int> of it", "<answer>42</answer>", "[label]: http://example.org", "a <b> c"]
 )
