@@ -159,7 +159,9 @@ class AsyncCluster:
         """
         wanted = [peers] if isinstance(peers, str | PeerInfo) else list(peers)
         if not wanted or not all(isinstance(peer, str | PeerInfo) for peer in wanted):
-            raise RequestError("give at least one address, as a text host:port")
+            raise RequestError(
+                "no peer was named", remedy="give at least one address, as a text host:port"
+            )
         own = None
         if any(isinstance(peer, str) for peer in wanted):
             own = await own_credentials(insecure=insecure)

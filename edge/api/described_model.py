@@ -311,7 +311,8 @@ class DescribedModel:
         if grammars is None or tokenizer is None:
             raise RequestError(
                 f"{self.name} has no tokenizer.json, so its answers can be kept to no schema or "
-                "grammar"
+                "grammar",
+                remedy="leave both out, or put the model's tokenizer.json beside it",
             )
         is_thinking = tokenizer.begins_thinking(request.prompt_ids)
         return partial(grammars.begin, request.grammar, is_thinking=is_thinking)
@@ -384,7 +385,7 @@ class DescribedModel:
         except TypeError:
             hint = "; messages are for chat and stream_chat" if _are_messages(token_ids) else ""
             raise RequestError(
-                f"a prompt is a text or a sequence of token ids, which are whole numbers{hint}"
+                f"a prompt must be a text or a sequence of token ids, which are whole numbers{hint}"
             ) from None
         if not tokens:
             raise RequestError("the prompt is empty; give at least one token")

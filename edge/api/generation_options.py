@@ -34,7 +34,10 @@ def _read_schema(text: str) -> JsonSchema:
     try:
         schema = parse_json(read_file(Path(text), MOST_GRAMMAR_BYTES))
     except (OSError, ValueError) as error:
-        raise RequestError(f"{text} cannot be read as a JSON schema: {error}") from error
+        raise RequestError(
+            f"{text} cannot be read as a JSON schema: {error}",
+            remedy="name a file with a JSON schema",
+        ) from error
     if not isinstance(schema, dict):
         raise RequestError(f"{text} holds no JSON schema: it must be an object")
     return schema
@@ -182,7 +185,10 @@ class GenerationOptions:
         if self.json_schema is not None and self.grammar is not None:
             raise RequestError("an answer keeps to a json_schema or to a grammar; give one of them")
         if self.ignore_eos:
-            raise RequestError("an answer that ignores its end keeps to no schema or grammar")
+            raise RequestError(
+                "an answer that ignores its end keeps to no schema or grammar",
+                remedy="leave one of both out",
+            )
         if self.json_schema is not None:
             return schema_grammar(self.json_schema)
         return Grammar(self.grammar or "")

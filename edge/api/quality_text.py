@@ -55,7 +55,9 @@ def windows_of(
     prefix, body = _without_special_tokens(encode(text), encode(""))
     fresh = window_tokens - len(prefix)
     if fresh < 2:
-        raise RequestError(f"windows of {window_tokens} tokens have no room for text")
+        raise RequestError(
+            f"windows of {window_tokens} tokens have no room for text", remedy="make them longer"
+        )
     if len(body) < windows * fresh:
         raise RequestError(
             f"the text has {len(body)} tokens, and {windows} windows of {window_tokens} take "

@@ -26,7 +26,10 @@ def chosen(tools: Schemas, choice: str) -> tuple[Schemas, Schemas]:
     must = [tool for tool in tools if choice in ("required", tool.get("function", tool)["name"])]
     if not must:
         wanted = "a tool" if choice == "required" else repr(choice)
-        raise RequestError(f"tool_choice wants {wanted}, which is not among the tools")
+        raise RequestError(
+            f"tool_choice wants {wanted}, which is not among the tools",
+            remedy="give a tool of that name" if tools else "give tools",
+        )
     return tools, must
 
 

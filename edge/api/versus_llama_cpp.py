@@ -37,7 +37,10 @@ class Llama:
                 text=True,
             )
         except OSError as error:
-            raise RequestError(f"{python} cannot be started: {error.strerror}") from error
+            raise RequestError(
+                f"{python} cannot be started: {error.strerror}",
+                remedy="name a Python that has llama-cpp-python",
+            ) from error
         try:
             hello = self._answer()
         except BaseException:

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from edge.cli.field_options import as_given
+from edge.cli.wrong_usage import of_type
 from edge.errors import RequestError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,7 +53,9 @@ def read_config(path: Path, context: click.Context) -> dict[str, Any]:
     try:
         said = tomllib.loads(read_file(path, _MOST_BYTES).decode())
     except OSError as error:
-        raise RequestError(f"--config {path}: {error.strerror}") from error
+        raise RequestError(
+            f"--config {path}: {error.strerror}", remedy="name a file that can be read"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise RequestError(f"--config {path}: {error}", remedy="write it in TOML") from error
     options = {_name(option): option for option in _settable(context.command)}
@@ -66,8 +69,10 @@ def read_config(path: Path, context: click.Context) -> dict[str, Any]:
         try:
             option.process_value(context, value)
         except (click.BadParameter, RequestError) as error:
-            said_why = error.message if isinstance(error, click.BadParameter) else str(error)
-            raise RequestError(f"--config {path}: {name}: {said_why}") from error
+            said_why, instead = str(error), None
+            if isinstance(error, click.BadParameter):
+                said_why, instead = of_type(error.message, option.type)
+            raise RequestError(f"--config {path}: {name}: {said_why}", remedy=instead) from error
         found[str(option.name)] = value
     return found
 
@@ -126,7 +131,7 @@ def _check(option: click.Option, value: object, where: str) -> None:
         wanted = "a text"
         is_good = isinstance(value, str | int) and not isinstance(value, bool)
     if not is_good:
-        raise RequestError(f"{where}: {value!r:.80} is not {wanted}")
+        raise RequestError(f"{where}: {value!r:.80} is not {wanted}", remedy=f"write {wanted}")
 
 
 def _value(value: object) -> str:

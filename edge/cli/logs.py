@@ -161,4 +161,6 @@ def _daily(path: Path, days: int) -> logging.Handler:
     try:
         return OwnersFile(path, when="midnight", backupCount=days, encoding="utf-8", utc=True)
     except OSError as error:
-        raise RequestError(f"--log-file {path}: {error.strerror}") from error
+        raise RequestError(
+            f"--log-file {path}: {error.strerror}", remedy="name a file that can be written"
+        ) from error

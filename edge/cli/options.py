@@ -199,4 +199,8 @@ def read_plan(plan_file: Path | None, parallel: Parallel) -> Parallel | Plan:
             remedy="edge plan MODEL --json writes one",
         ) from error
     except PartitionPlanError as error:
-        raise PlanError(f"{plan_file}: {error}", error.problems) from error
+        raise PlanError(
+            f"{plan_file}: {error}",
+            error.problems,
+            remedy="edge plan MODEL --json writes one that can run",
+        ) from error

@@ -68,9 +68,10 @@ def _told(error: click.UsageError) -> tuple[str, str]:
     if near:  # a command of a command
         return error.message, f"write {_one_of([f'{command} {each}' for each in near])}"
     if isinstance(error, click.MissingParameter):
+        cause = cause.partition(". Choose from")[0]
         return cause, f"write {_with_what_is_missing(error, command)}"
     if isinstance(error, click.BadParameter) and error.param is not None:
-        wrong, remedy = _of_type(error.message, error.param.type)
+        wrong, remedy = of_type(error.message, error.param.type)
         return cause.replace(error.message, wrong), remedy
     if isinstance(error, click.BadOptionUsage):
         value = "takes no value" in cause or "does not take a value" in cause
@@ -89,7 +90,7 @@ def _with_what_is_missing(error: click.MissingParameter, command: str) -> str:
     return " ".join([command, *context.command.collect_usage_pieces(context)])
 
 
-def _of_type(message: str, kind: click.ParamType[Any]) -> tuple[str, str]:
+def of_type(message: str, kind: click.ParamType[Any]) -> tuple[str, str]:
     """Of a value that is not of its type: what is wrong with it, and what is not."""
     value = message.partition(" is not ")[0]
     if isinstance(kind, click.Choice):

@@ -72,7 +72,10 @@ class KeptReplies:
         entries = self.entries()
         if id == LAST:
             if not entries:
-                raise RequestError("no reply is kept here: those that were finished are not")
+                raise RequestError(
+                    "no reply is kept here, as those that were finished are not",
+                    remedy="ask with journal=True for one that can be gone on with",
+                )
             id = next((each.id for each in entries if not each.is_under_way), entries[0].id)
         try:
             if _ID.fullmatch(id):
@@ -80,7 +83,9 @@ class KeptReplies:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise RequestError(f"the reply {id} cannot be opened: {error.strerror}") from error
+            raise RequestError(
+                f"the reply {id} cannot be opened: {error.strerror}", remedy="ask again"
+            ) from error
         raise RequestError(
             f"no reply {shown(id)} is kept here: one that was finished is not",
             remedy="`edge replies show` lists those that are",

@@ -75,7 +75,9 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     try:
         lines = read_file(path, _MOST_FILE_BYTES).decode().splitlines()
     except (OSError, ValueError) as error:
-        raise RequestError(f"{path} cannot be read as keys: {error}") from error
+        raise RequestError(
+            f"{path} cannot be read as keys: {error}", remedy="name a file with a key on each line"
+        ) from error
     keys = []
     for number, line in enumerate(lines, 1):
         words = line.split()

@@ -77,7 +77,9 @@ class ChatTemplate:
         except RequestError:
             raise
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"the chat messages cannot be written as JSON: {error}") from error
+            raise RequestError(
+                f"the chat messages cannot be written as JSON: {error}", remedy="use what JSON has"
+            ) from error
         if len(request) > _MAX_TEXT_BYTES:
             raise RequestError(
                 f"the chat messages are longer than {_MAX_TEXT_BYTES >> 20} MiB as JSON",
@@ -87,7 +89,10 @@ class ChatTemplate:
         if kind == "rendered":
             return text
         if kind == "refused":
-            raise RequestError(f"the model's chat template refused these messages: {text}")
+            raise RequestError(
+                f"the model's chat template refused these messages: {text}",
+                remedy="give roles, and an order of them, that it takes",
+            )
         remedy = "replace it with the one of the model's publisher"
         if kind == "invalid":
             raise CheckpointError(
@@ -211,5 +216,6 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     raise RequestError(
-        f"chat messages may hold text, numbers, lists and objects, not {type(value).__name__}"
+        f"chat messages may hold text, numbers, lists and objects, not {type(value).__name__}",
+        remedy="give one of these",
     )

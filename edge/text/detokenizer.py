@@ -266,7 +266,8 @@ def _no_bytes(kinds: Sequence[object]) -> RequestError:
     made_by = ", ".join(map(str, kinds)) or "putting spaces between them"
     return RequestError(
         "answers of this model cannot be kept to a grammar or schema: its tokens are made into "
-        f"text by {made_by}"
+        f"text by {made_by}",
+        remedy="leave both out",
     )
 
 

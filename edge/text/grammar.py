@@ -67,7 +67,8 @@ class Grammar:
             raise RequestError("a grammar must be valid Unicode") from None
         if size > MOST_GRAMMAR_BYTES:
             raise RequestError(
-                f"the grammar or schema has {size} bytes, and {MOST_GRAMMAR_BYTES} are the most"
+                f"the grammar or schema has {size} bytes, and {MOST_GRAMMAR_BYTES} are the most",
+                remedy="make it shorter",
             )
 
 
@@ -88,7 +89,9 @@ def json_rule(schema: JsonSchema) -> str:
             {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE}}, allow_nan=False
         )
     except (TypeError, ValueError) as error:
-        raise RequestError(f"the JSON schema is no JSON: {error}") from None
+        raise RequestError(
+            f"the JSON schema is no JSON: {error}", remedy="use what JSON has"
+        ) from None
     return f"%json {text}"
 
 
@@ -114,7 +117,8 @@ class Matcher:
         if self._matcher.is_error() or not bits.any():
             raise RequestError(
                 "the answer's grammar cannot go on: "
-                f"{sentence(self._matcher.get_error()) or 'no token is left'}"
+                f"{sentence(self._matcher.get_error()) or 'no token is left'}",
+                remedy="make it simpler",
             )
         return bits
 
@@ -123,7 +127,8 @@ class Matcher:
         if not self._matcher.consume_token(token):
             raise RequestError(
                 f"token {token} is not of the answer's grammar: "
-                f"{sentence(self._matcher.get_error())}"
+                f"{sentence(self._matcher.get_error())}",
+                remedy="ask again",
             )
 
 
@@ -257,4 +262,6 @@ def _check_depth(schema: Mapping[str, Any]) -> None:
         ]
         if not layer:
             return
-    raise RequestError(f"the JSON schema has more than {_MOST_DEPTH} levels")
+    raise RequestError(
+        f"the JSON schema has more than {_MOST_DEPTH} levels", remedy="make it flatter"
+    )

@@ -225,7 +225,7 @@ class Tokenizer:
             text.encode()
         except (AttributeError, UnicodeEncodeError) as error:  # lone surrogates are no Unicode text
             raise RequestError(
-                "the text cannot be encoded: it must be a string of valid Unicode characters"
+                "the text cannot be encoded", remedy="give a string of valid Unicode characters"
             ) from error
         with _refused(self._file):
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids

@@ -49,7 +49,7 @@ def tool_schemas(tools: Sequence[Tool] | None) -> list[Mapping[str, object]] | N
         elif callable(tool):
             found.append(function_schema(tool))
         else:
-            raise RequestError(f"a tool is a function or its JSON schema, not {tool!r:.80}")
+            raise RequestError(f"a tool must be a function or its JSON schema, not {tool!r:.80}")
     return found
 
 
@@ -68,7 +68,10 @@ def function_schema(function: Callable[..., object]) -> dict[str, Any]:
     try:
         hints = get_type_hints(function)
     except (NameError, TypeError) as error:
-        raise RequestError(f"tool {name} has a type that cannot be found: {error}") from error
+        raise RequestError(
+            f"tool {name} has a type that cannot be found: {error}",
+            remedy="annotate it with another",
+        ) from error
     properties: dict[str, Any] = {}
     required = []
     for each, parameter in inspect.signature(function).parameters.items():
@@ -147,7 +150,10 @@ def _union_schema(arguments: tuple[Any, ...], what: str) -> dict[str, Any]:
 
 def _enum_schema(values: list[Any], what: str) -> dict[str, Any]:
     if not values or any(type(value) not in _SCALARS for value in values):
-        raise RequestError(f"{what} may be one of values that JSON has not: {values!r:.80}")
+        raise RequestError(
+            f"{what} may be one of values that JSON has not: {values!r:.80}",
+            remedy="use texts, numbers, true, false or none",
+        )
     kinds = list(dict.fromkeys(_SCALARS[type(value)] for value in values))
     return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": values}
 
@@ -158,7 +164,9 @@ def _choices(text: str, what: str) -> list[Any]:
     except ValueError:
         values = None
     if not isinstance(values, list):
-        raise RequestError(f'the choices of {what} are no JSON list, such as ["a", "b"]')
+        raise RequestError(
+            f"the choices of {what} are no JSON list", remedy='write them as ["a", "b"]'
+        )
     return [value.strip() if isinstance(value, str) else value for value in values]
 
 

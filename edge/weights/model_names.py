@@ -263,8 +263,10 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _near(text: str, names: Collection[str]) -> str:
-    """(near: …), or nothing: names whose last part is like this one's."""
+    """(near: …), or nothing: names whose last part is like this one's, or begins with it."""
     by_last = {each.lower().rpartition("/")[2]: each for each in names}
-    found = difflib.get_close_matches(text.lower().rpartition("/")[2], by_last, 3)
+    last = text.lower().rpartition("/")[2]
+    longer = sorted(each for each in by_last if each.startswith(last))
+    found = list(dict.fromkeys([*difflib.get_close_matches(last, by_last, 3), *longer]))[:3]
     near = ", ".join(printable(by_last[each], 200) for each in found)
     return f" (near: {near})" if near else ""

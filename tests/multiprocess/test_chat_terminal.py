@@ -75,7 +75,7 @@ def turns_of(terminal: Terminal, file: Path) -> list[dict[str, str]]:
 def test_lines_are_edited_and_kept_for_the_next_time(chat: Open, tmp_path: Path) -> None:
     with chat() as terminal:
         terminal.wait_for_prompt()
-        assert "talker (int4) on 1 device, context 512 tokens" in terminal.text
+        assert "talker (int4) on 1 device, context 512\n" in terminal.text
         terminal.send(f"Helxlo{LEFT * 2}{BACKSPACE}")
         terminal.wait_for("> Hello")
         terminal.send(ENTER)
@@ -326,10 +326,10 @@ def test_every_command(chat: Open, tmp_path: Path) -> None:
         say("/set temperature 0.5", "temperature: 0.5")
         say("/set --seed 7", "seed: 7")
         say("/show", "seed                7")
-        say("/set temperatur 1", "edge: temperatur cannot be set; near it: temperature.")
+        say("/set temperatur 1", "edge: temperatur cannot be set; do you mean temperature?")
         say("/set temperature hot", "edge: temperature is a number, not 'hot'")
         say("/set temperature -1", "edge: temperature must be")
-        say("/set seed", "edge: give a value, too: /set seed VALUE")
+        say("/set seed", "edge: /set seed has no value; write /set seed VALUE")
         say("/set thoughts loud", "edge: thoughts is one of fold, show, hide, not 'loud'")
         say("/set thinking loud", "edge: thinking is one of on, off, default, not 'loud'")
         say("/set logit-bias 3=-1,4=2", "logit-bias: 3=-1,4=2")
@@ -342,7 +342,7 @@ def test_every_command(chat: Open, tmp_path: Path) -> None:
         say("/system Be long.", "system: Be long.")
         say("/file text What is it?", "[cut at 6")
         say("/file .", "edge: ")
-        say("/file", "edge: give a file: /file FILE")
+        say("/file", "edge: /file has no file; write /file FILE")
         say("//not a command", "[cut at 6")
         say("/usr/bin is a path", "[cut at 6")
         terminal.wait_for_prompt()

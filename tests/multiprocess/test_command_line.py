@@ -260,7 +260,7 @@ def test_input_that_is_no_text(checkpoint: TinyCheckpoint, daemon: Daemon, tmp_p
         out, messages = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (1, "")
     assert messages == (
-        "edge: the text cannot be encoded: it must be a string of valid Unicode characters\n"
+        "edge: the text cannot be encoded; give a string of valid Unicode characters\n"
     )
     assert "cannot be encoded" in run_edge(*command, "\udcff").sentence()
 

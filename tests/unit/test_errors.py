@@ -122,3 +122,45 @@ def test_a_remedy_behind_a_text_from_elsewhere_is_given_apart() -> None:
     assert isinstance(call.value, ast.Call)
     assert _has_both(call.value.args[0])
     assert Path(REPOSITORY / "edge" / "errors.py") in MODULES
+
+
+TOLD = ("api", "cli", "text")
+"""Rooms whose refusals people read most."""
+
+
+def leaves_out_its_remedy(module: ast.Module) -> Iterator[int]:
+    """Lines of refusals that end with their cause, as far as their words are written there."""
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        if node.func.id != "RequestError" or any(
+            each.arg in ("remedy", None) for each in node.keywords
+        ):
+            continue
+        said = [
+            str(each.value)
+            for argument in node.args
+            for each in ast.walk(argument)
+            if isinstance(each, ast.Constant)
+        ]
+        if said and not any("; " in each or " must be " in each for each in said):
+            yield node.lineno
+
+
+@pytest.mark.parametrize("room", TOLD)
+def test_a_refusal_says_what_is_to_be_done(room: str) -> None:
+    folder = REPOSITORY / "edge" / room
+    modules = [module for module in MODULES if module.is_relative_to(folder)]
+    assert modules
+    found = [
+        f"{module.relative_to(REPOSITORY)}:{line}"
+        for module in modules
+        for line in leaves_out_its_remedy(ast.parse(module.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+
+
+def test_and_one_that_does_not_is_seen() -> None:
+    said = 'RequestError(f"{path} is there")\nRequestError("a must be b, not c")\n'
+    said += 'RequestError("it is there", remedy="remove it")\nRequestError(str(error))\n'
+    assert list(leaves_out_its_remedy(ast.parse(said))) == [1]

@@ -128,8 +128,8 @@ def _help(talk: Talk) -> None:
     lines += [
         "",
         "Enter sends, Alt-Enter begins a new line, Up and Down go through what was sent.",
-        "Ctrl-C stops an answer; twice, or Ctrl-D, leaves. A question that begins as a command",
-        "does is written with two slashes, and sent with one.",
+        "Ctrl-C stops an answer; twice, or Ctrl-D, leaves. A question that begins as a",
+        "command does is written with two slashes, and sent with one.",
     ]
     talk.say("\n".join(lines))
 
@@ -158,7 +158,7 @@ def _set(talk: Talk, rest: str) -> None:
         return
     if not value.strip():
         raise RequestError(
-            f"give a value, too: /set {name} VALUE", remedy="/show lists what is set"
+            f"/set {name} has no value", remedy=f"write /set {name} VALUE; /show lists what is set"
         )
     changed = talk.settings.changed(name, value.strip())
     talk.check(settings=changed)
@@ -201,7 +201,9 @@ def _load(talk: Talk, rest: str) -> None:
 def _retry(talk: Talk, _rest: str) -> None:
     before = list(talk.conversation.turns)
     if not talk.conversation.forget_answer():
-        raise RequestError("there is no answer yet that could be tried again")
+        raise RequestError(
+            "there is no answer yet that could be tried again", remedy="ask something first"
+        )
     try:
         talk.ask_again()
     except BaseException:
@@ -216,21 +218,25 @@ def _file(talk: Talk, rest: str) -> None:
     try:
         text = read_file(path, _MOST_TEXT_BYTES).decode()
     except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is not UTF-8 text (byte {error.start})") from error
+        raise RequestError(
+            f"{path} is not UTF-8 text (byte {error.start})", remedy="name a text file"
+        ) from error
     except OSError as error:
-        raise RequestError(f"{path} cannot be read ({error.strerror or error})") from error
+        raise RequestError(
+            f"{path} cannot be read ({error.strerror or error})", remedy="name another file"
+        ) from error
     except ValueError as error:
-        raise RequestError(f"{path} cannot be sent: {error}") from error
+        raise RequestError(f"{path} cannot be sent: {error}", remedy="name another file") from error
     talk.ask(f"{text}\n\n{question}" if question.strip() else text)
 
 
 def _path(text: str, command: str) -> Path:
     if not text:
-        raise RequestError(f"give a file: /{command} FILE")
+        raise RequestError(f"/{command} has no file", remedy=f"write /{command} FILE")
     try:
         return Path(text.strip('"')).expanduser()
     except RuntimeError as error:
-        raise RequestError(f"{text} is not a path ({error})") from error
+        raise RequestError(f"{text} is not a path ({error})", remedy="name another file") from error
 
 
 COMMANDS = {

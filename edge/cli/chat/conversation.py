@@ -60,7 +60,7 @@ class Conversation:
             content = json.dumps(value, indent=2, ensure_ascii=False).encode()
             write_durably(path, content, mode=_MODE)
         except StoreError as error:
-            raise RequestError(str(error)) from error
+            raise RequestError(str(error), remedy="name another file") from error
 
     @classmethod
     def load(cls, path: Path) -> Conversation:
@@ -68,9 +68,14 @@ class Conversation:
         try:
             value = parse_json(read_file(path.expanduser(), _MOST_FILE_BYTES))
         except OSError as error:
-            raise RequestError(f"{path} cannot be read ({error.strerror or error})") from error
+            raise RequestError(
+                f"{path} cannot be read ({error.strerror or error})",
+                remedy="name a file that /save has written",
+            ) from error
         except ValueError as error:
-            raise RequestError(f"{path} is no conversation: {error}") from error
+            raise RequestError(
+                f"{path} is no conversation: {error}", remedy="name a file that /save has written"
+            ) from error
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
             raise RequestError(f"{path} is no conversation", remedy="/save writes one")
         check_text(json.dumps(value, ensure_ascii=False))

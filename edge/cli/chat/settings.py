@@ -41,8 +41,8 @@ class Settings:
         if field not in names:
             known = setting_names()
             near = difflib.get_close_matches(name, known, 1)
-            said = f"; near it: {near[0]}" if near else ""
-            raise RequestError(f"{name} cannot be set{said}. There are {', '.join(known)}")
+            instead = f"do you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise RequestError(f"{name} cannot be set", remedy=instead)
         return replace(self, generation=replace(self.generation, **{field: _value(field, value)}))
 
     def told(self, name: str, usual: SamplingParameters) -> str:
@@ -106,12 +106,17 @@ def _value(name: str, text: str) -> Any:
         return number(text)
     except ValueError:
         what = "a number" if number is float else "a whole number"
-        raise RequestError(f"{name.replace('_', '-')} is {what}, not {text!r:.80}") from None
+        raise RequestError(
+            f"{name.replace('_', '-')} is {what}, not {text!r:.80}", remedy=f"give {what}"
+        ) from None
 
 
 def _one_of(name: str, value: str, choices: dict[str, Any]) -> Any:
     if value not in choices:
-        raise RequestError(f"{name} is one of {', '.join(choices)}, not {value!r:.80}")
+        known = ", ".join(choices)
+        raise RequestError(
+            f"{name} is one of {known}, not {value!r:.80}", remedy=f"give one of {known}"
+        )
     return choices[value]
 
 

@@ -111,7 +111,7 @@ def _device_facts(listen: str) -> DeviceFacts:
     try:
         host, port = parse_address(listen)
     except (TransportError, ValueError) as error:
-        raise RequestError(f"--listen: {error}") from error
+        raise RequestError(f"--listen: {error}", remedy="write HOST:PORT") from error
     membership, membership_failure = None, None
     try:
         membership = MembershipStore(config_root()).membership()

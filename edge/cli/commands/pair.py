@@ -89,7 +89,9 @@ def command(
       edge pair -                                     the same, and asks for the words
     """
     if code and roles:
-        raise RequestError("the device that shows the code says what this one may do: --role there")
+        raise RequestError(
+            "the device that shows the code says what this one may do", remedy="give --role there"
+        )
     if code:
         words = _asked_for() if code == ("-",) else " ".join(code)
         _join(read_code(words), name, address, interfaces, leave=leave, as_json=as_json)

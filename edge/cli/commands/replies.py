@@ -75,7 +75,10 @@ def clean(ids: tuple[str, ...], everything: bool) -> None:
     replies = kept_replies()
     there = {each.id for each in replies.entries()}
     if unknown := sorted(set(ids) - there):
-        raise RequestError(f"no reply {printable(unknown[0], 80)!r} is kept here")
+        raise RequestError(
+            f"no reply {printable(unknown[0], 80)!r} is kept here",
+            remedy="`edge replies show` lists those that are",
+        )
     removed = replies.remove(there if everything else set(ids))
     click.echo(f"{removed} removed.")
 

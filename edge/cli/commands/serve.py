@@ -279,7 +279,8 @@ def check_aliases(aliases: Sequence[str], names: Sequence[str]) -> None:
     for each in aliases:
         if each in taken:
             raise RequestError(
-                f"--alias {each!r:.200} means a model already: give a name that none here has, once"
+                f"--alias {each!r:.200} means a model already",
+                remedy="give a name that none here has, once",
             )
         taken.add(each)
 

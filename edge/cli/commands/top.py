@@ -99,7 +99,8 @@ def _looks(
             line(before, now), screen(before, now)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise NetworkError(
-                f"{address} does not answer as edge serve of this version does"
+                f"{address} does not answer as edge serve of this version does",
+                remedy="install the same version on both sides",
             ) from error
         yield before, now
         if once:
@@ -118,8 +119,10 @@ def _look(address: str, key: str | None) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         with error:
             said = _sentence(error)
-            remedy = "; give its key with --api-key-file" if error.code == 401 else ""
-        raise NetworkError(f"{address} answers {error.code} {said}{remedy}") from error
+            remedy = "name the address of an edge serve"
+            if error.code == 401:
+                remedy = "give its key with --api-key-file"
+        raise NetworkError(f"{address} answers {error.code} {said}", remedy=remedy) from error
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise NetworkError(
@@ -127,7 +130,10 @@ def _look(address: str, key: str | None) -> dict[str, Any]:
             remedy="start one with edge serve, or name its address",
         ) from error
     if not isinstance(told, dict):
-        raise NetworkError(f"{address} does not answer as edge serve does")
+        raise NetworkError(
+            f"{address} does not answer as edge serve does",
+            remedy="name the address of one that does",
+        )
     return told
 
 
@@ -146,7 +152,9 @@ def _key(path: Path | None) -> str | None:
     try:
         words = read_file(path, _MOST_KEY_FILE_BYTES).decode().split()
     except (OSError, ValueError) as error:
-        raise RequestError(f"{path} cannot be read as keys: {error}") from error
+        raise RequestError(
+            f"{path} cannot be read as keys: {error}", remedy="name a file with a key in it"
+        ) from error
     if not words:
-        raise RequestError(f"{path} has no key")
+        raise RequestError(f"{path} has no key", remedy="name a file with a key in it")
     return words[0]

@@ -129,7 +129,7 @@ def strange(x: Clock) -> None:
         (no_type, "tool no_type says no type of x; annotate it"),
         (not_described, "does not say what x is; add it under Args:"),
         (strange, "x of tool strange is of a type that JSON has not"),
-        (5, "a tool is a function or its JSON schema, not 5"),
+        (5, "a tool must be a function or its JSON schema, not 5"),
     ],
 )
 def test_what_a_tool_lacks_is_said(tool: Any, message: str) -> None:
