@@ -118,12 +118,14 @@ def main(
         """Journals of measured turns, and their answers."""
 
         def keep(prompt: list[int], answer: tuple[int, ...]) -> None:
-            """A measured turn is asked once more, and left with its first token."""
+            """A measured turn is asked once more, and left with its first token. What peers have
+            under way of it ends before anything else is timed."""
             with model.stream(prompt, answering(answer_tokens), journal=True) as stream:
                 next(stream)
                 if stream.kept_as is None:
                     raise SystemExit("no journal can be written: see the warning above")
                 measured.append((stream.kept_as, answer))
+            ask(said(new_tokens), 1)
 
         def converse(figures: Figures) -> None:
             history = said(beginning)
