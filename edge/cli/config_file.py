@@ -69,10 +69,10 @@ def read_config(path: Path, context: click.Context) -> dict[str, Any]:
         try:
             option.process_value(context, value)
         except (click.BadParameter, RequestError) as error:
-            said_why, instead = str(error), None
+            said_why, remedy = str(error), None
             if isinstance(error, click.BadParameter):
-                said_why, instead = of_type(error.message, option.type)
-            raise RequestError(f"--config {path}: {name}: {said_why}", remedy=instead) from error
+                said_why, remedy = of_type(error.message, option.type)
+            raise RequestError(f"--config {path}: {name}: {said_why}", remedy=remedy) from error
         found[str(option.name)] = value
     return found
 

@@ -621,7 +621,7 @@ def test_another_placement_is_planned(url: str) -> None:
         (("--host", "0.0.0.0"), "give --api-key-file"),
         (("--port", "{taken}"), "choose another --port"),
         (("--api-key-file", "{short}"), "16 characters or more"),
-        (("--alias", "default"), "means a model already"),
+        (("--alias", "default"), "means a model already; give a name"),
         (("--cors-origin", "mine.example/page"), "without a path"),
     ],
 )

@@ -109,6 +109,6 @@ def test_what_a_file_cannot_say(file: Path, text: str, sentence: str) -> None:
 
 def test_a_file_that_cannot_be_read(file: Path) -> None:
     told = run_edge("peer", "--config", file).sentence()
-    assert told == f"--config {file}: No such file or directory"
+    assert told == f"--config {file}: No such file or directory; name a file that can be read"
     file.write_bytes(b"\xff\xfe")
     assert "can't decode" in run_edge("peer", "--config", file).sentence()
