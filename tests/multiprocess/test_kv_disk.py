@@ -63,7 +63,7 @@ def on_devices(checkpoint: TinyCheckpoint, parts: int) -> Plan:
 
 def test_eight_requests_over_memory_for_two(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     prompts = [checkpoint.prompt(40 + 7 * index) for index in range(8)]
-    count = 100
+    count = 72
     longest = 40 + 49 + count
     half = token_bytes(checkpoint) // 2
     with (

@@ -17,7 +17,7 @@ from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan
 from tests.support.replies import replies_at_once
 
-NEW_TOKENS = 100
+NEW_TOKENS = 72
 """More than a request computes at once while another waits."""
 
 
