@@ -40,8 +40,6 @@ class AnswerView:
         self._thoughts = thoughts
         self._parser = parser
         self._thought = self._said = ""
-        self._thought_words = 0
-        self._thought_is_told = False
         self._live = Live(console=console, transient=True, auto_refresh=False)
         self._next_s = 0.0
 
