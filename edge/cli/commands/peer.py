@@ -25,6 +25,7 @@ from edge.cli.field_options import field_options, given_options
 from edge.cli.logs import LogOptions, set_up_logging
 from edge.cli.service_unit import Service, install_unit, peer_task, service_unit
 from edge.errors import RequestError
+from edge.host.blas_threads import limit_blas_threads
 from edge.host.cuda_driver import num_cuda_devices, use_only
 from edge.host.descriptors import allow_descriptors
 from edge.host.free_memory import format_size
@@ -308,6 +309,7 @@ async def _serve(
     The settings that let another one listen where this one has.
     """
     loop = asyncio.get_running_loop()
+    limit_blas_threads(settings.threads)
     daemon = PeerDaemon(settings, shown, id, epoch)
     waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(ending.wished.wait())]
     try:

@@ -12,6 +12,7 @@ from edge.api.quality_text import read_text
 from edge.api.quantizing import QuantizeOptions
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.host.blas_threads import limit_blas_threads
 from edge.host.free_memory import format_size
 from edge.planning.load_options import LoadOptions
 
@@ -50,6 +51,7 @@ def command(
     one device. Then this device rounds one matrix after the other: the error of each column is made
     up for by those that follow (GPTQ), and inputs that are large count for more. After an
     interruption the same command goes on: with the sums, once they are whole, and layer by layer.
+    With --threads, this device rounds with as many as --local peers have together.
 
     Without a text the model writes its own, at random but always the same: that is closer to what
     it knows than any text that could ship with Edge.
@@ -63,6 +65,8 @@ def command(
       edge quantize path/to/checkpoint --out smaller --bits 4.5 --calibrate letters.txt
       edge quality path/to/smaller --against path/to/checkpoint --local 1
     """
+    if peers.local is not None and peers.threads is not None:
+        limit_blas_threads(peers.local * peers.threads)
     text: str | None = None
     if text_file is not None:
         text = read_text(text_file, tokens=wanted.windows * wanted.window_tokens)
