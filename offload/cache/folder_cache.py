@@ -99,7 +99,7 @@ class FolderCache:
         folder fails, also within.
         """
         with disk_errors_as_store_errors(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             with (self.root / _LOCK).open("ab", buffering=0) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield

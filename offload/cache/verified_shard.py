@@ -258,11 +258,22 @@ def mark_intact(folder: Path) -> None:
 
 
 def is_marked_intact(folder: Path) -> bool:
-    """Nobody has written to the weights since they were known to be right."""
+    """Nobody has written to the weights since they were known to be right.
+
+    A mark can be written anew along with the weights by whoever may write there: so it counts only
+    where that is this user alone, who could as well write another Edge.
+    """
     try:
-        return (folder / _INTACT).read_text() == _state(folder / WEIGHTS)
+        is_marked = (folder / _INTACT).read_text() == _state(folder / WEIGHTS)
+        return is_marked and not _may_be_written_by_others(folder.parent)
     except (OSError, ValueError):
         return False
+
+
+def _may_be_written_by_others(root: Path) -> bool:
+    """Than this user and root."""
+    status = root.stat()
+    return status.st_uid not in (os.geteuid(), 0) or bool(status.st_mode & 0o022)
 
 
 def _state(path: Path) -> str:

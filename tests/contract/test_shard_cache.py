@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import threading
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from edge.offload import (
     StoreError,
     StoreFullError,
 )
+from edge.offload.cache.verified_shard import mark_intact
 from tests.support.shards import (
     LIMIT,
     Content,
@@ -44,6 +46,31 @@ def test_a_shard_is_found_again_by_its_manifest(tmp_path: Path) -> None:
     assert isinstance(again, CachedShard)
     check(again, a)
     assert cache.get(describe(content(2)).digest) is None
+
+
+def test_a_new_cache_is_its_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        ShardCache(tmp_path / "caches" / "shards", LIMIT)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "caches" / "shards").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_where_others_may_write_all_bytes_are_hashed_whatever_the_mark_says(
+    tmp_path: Path, mode: int
+) -> None:
+    a, cache = content(1), ShardCache(tmp_path, LIMIT)
+    digest = describe(a).digest
+    check(fill(cache, a), a)
+    tmp_path.chmod(mode)
+    check(cache.get(digest), a)
+    weights = tmp_path / digest / "weights"
+    weights.write_bytes(bytes([weights.read_bytes()[0] ^ 1]) + weights.read_bytes()[1:])
+    mark_intact(tmp_path / digest)
+    assert cache.get(digest) is None
+    assert not weights.exists()
 
 
 def test_a_shard_without_bytes(tmp_path: Path) -> None:
