@@ -27,7 +27,7 @@ from edge.peer.resources import PeerResources
 from edge.profiling.link_probe import glance, probe
 from edge.profiling.loaded_sample import Site
 from edge.profiling.profile import profile
-from edge.profiling.random_weights import written_weights
+from edge.profiling.random_weights import written_bytes, written_weights
 from edge.profiling.sample import sample_budget_bytes
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Call
@@ -117,7 +117,8 @@ class ProfilingCalls:
         return disk_read_bytes_per_s(root, root / "shards")
 
     def made_up_weights(self, assignment: Assignment) -> AbstractContextManager[ShardWeights]:
-        """Random weights for a shard, in a file. Raises CapacityError for more than may be used."""
+        """Random weights for a shard, in a file. Raises CapacityError for more than may be used:
+        in memory, and on disk, where a plan can have any number of layers that stay there."""
         peer = self._peer
         facts = model_facts(
             assignment.model,
@@ -127,7 +128,10 @@ class ProfilingCalls:
         )
         workload = Workload(prompt_tokens=1, output_tokens=0)
         device = assignment.plan.stages[assignment.stage].shards[assignment.rank].device
-        needed_bytes = memory_use(assignment.plan, facts, workload)[device].weight_bytes
+        needed_bytes = max(
+            memory_use(assignment.plan, facts, workload)[device].weight_bytes,
+            written_bytes(assignment.layout, assignment.weight_format),
+        )
         most_bytes = sample_budget_bytes(peer.free_bytes(self._user))
         if peer.backend().is_stand_in or needed_bytes > most_bytes:
             raise CapacityError("this device measures itself only roughly, or has not the memory")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
+import os
 import shutil
 import tempfile
 import time
@@ -22,6 +24,7 @@ from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, token_table
 
 _BLOCK_BYTES = 4 << 20
+_ALIGNMENT = 4096
 _STALE_S = 3600.0
 _STRIDE = 8191
 """A prime: tensor after tensor begins at another element of the block."""
@@ -33,7 +36,7 @@ def written_weights(
 ) -> Iterator[ShardWeights]:
     """A file of random weights for the shard, in `folder`, until the block ends.
 
-    Raises CapacityError when the disk has no room for it.
+    It takes `written_bytes` of the disk. Raises CapacityError where that has no room for them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _remove_stale(folder)
@@ -49,6 +52,23 @@ def written_weights(
                 remedy="free some",
             ) from error
         yield ShardWeights(path=path, manifest=manifest)
+
+
+def written_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
+    """What such a file takes of the disk.
+
+    Tables of tokens take nothing: they stay on disk, a few rows of them are read for each token,
+    and whole ones would be gigabytes. So they are holes in the file, of which zeros are read.
+    """
+    matrices = weight_format.recipe.all_stored(layout.matrices)
+    sizes = [array.nbytes for matrix in matrices for array in matrix.arrays]
+    sizes += [4 * vector.num_elements for vector in layout.vectors]
+    sizes.append(4 * len(layout.embedding) * layout.hidden_size)
+    return sum(map(_aligned, sizes))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _remove_stale(folder: Path) -> None:
@@ -69,13 +89,15 @@ def _write(path: Path, layout: ShardLayout, weight_format: WeightFormat) -> Mani
     entries: list[TensorEntry] = []
     with path.open("wb") as file:
 
-        def add(name: str, shape: tuple[int, ...], block: NDArray[Any]) -> None:
-            offset = -(-file.tell() // 4096) * 4096
-            file.seek(offset)
-            nbytes = int(np.prod(shape, dtype=np.int64)) * block.itemsize
-            data = np.roll(block, _STRIDE * len(entries)).view(np.uint8).data
-            for start in range(0, nbytes, len(data)):
-                file.write(data[: nbytes - start])
+        def add(name: str, shape: tuple[int, ...], block: NDArray[Any], hole: bool = False) -> None:
+            offset = file.seek(_aligned(file.tell()))
+            nbytes = math.prod(shape) * block.itemsize
+            if hole:
+                file.truncate(file.seek(nbytes, os.SEEK_CUR))
+            else:
+                data = np.roll(block, _STRIDE * len(entries)).view(np.uint8).data
+                for start in range(0, nbytes, len(data)):
+                    file.write(data[: nbytes - start])
             entries.append(
                 TensorEntry(
                     name=name, dtype=block.dtype.name, shape=shape, offset=offset, nbytes=nbytes,
@@ -92,5 +114,5 @@ def _write(path: Path, layout: ShardLayout, weight_format: WeightFormat) -> Mani
         if layout.embedding:
             add("embedding", (len(layout.embedding), layout.hidden_size), normal)
         for number, rows in enumerate(layout.token_tables):
-            add(token_table(number), (len(rows), len(layout.token_columns)), normal)
+            add(token_table(number), (len(rows), len(layout.token_columns)), normal, hole=True)
         return Manifest(tensors=tuple(entries), total_bytes=file.tell())

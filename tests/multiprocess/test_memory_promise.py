@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
@@ -13,14 +14,19 @@ import pytest
 import edge
 from edge.coordinator.loaded_model import LoadedModel
 from edge.demos.bench.shapes import checkpoint
+from edge.protocol.client import PeerClient
+from edge.protocol.measurements import MemoryRate, Profile
 from edge.protocol.messages import SetMemory
 from edge.protocol.topology import Place, Seat
 from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.formats import uniform_format
+from tests.support.keys import own_credentials
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
 from tests.support.replies import EndlessReplies, streams_at_once
 from tests.support.small_disk import fill, small_disk
+from tests.support.specs import plain_spec
 
 MIB = 1 << 20
 CONTEXT = 256
@@ -30,8 +36,12 @@ pytestmark = pytest.mark.usefixtures("begun_anew")
 
 def peak_bytes(daemon: Daemon) -> int:
     """The most its process ever had in memory."""
+    return status_bytes(daemon, "VmHWM")
+
+
+def status_bytes(daemon: Daemon, name: str) -> int:
     status = Path(f"/proc/{daemon.process.pid}/status").read_text(encoding="utf-8")
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    (line,) = (line for line in status.splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) << 10
 
 
@@ -75,6 +85,25 @@ def test_a_daemon_stays_under_its_budget(
                     model.logits(model_files.prompt(60))
         assert peak_bytes(daemon) <= budget_bytes
         assert daemon.messages == ""
+
+
+def test_what_a_measurement_has_freed_is_given_back(tmp_path: Path) -> None:
+    """For each of the threads that measure in turn, malloc kept 35 MiB outside the promise."""
+    question = Profile(model=plain_spec(num_layers=1), weight_format=uniform_format("int4", 32))
+
+    async def measure(daemon: Daemon) -> list[int]:
+        client = await PeerClient.connect(daemon.address, own_credentials())
+        held = [status_bytes(daemon, "RssAnon")]
+        for _ in range(6):  # by more than one thread, then
+            await client.call(question)
+            held.append(status_bytes(daemon, "RssAnon"))
+            await client.call(MemoryRate())
+        await client.aclose()
+        return held
+
+    with Daemon(tmp_path, "--no-announce", "--backend", "null") as daemon:
+        first, *later = asyncio.run(measure(daemon))
+    assert max(later) - first < 16 * MIB
 
 
 def test_a_budget_below_the_minimum_is_refused_at_the_start(tmp_path: Path) -> None:

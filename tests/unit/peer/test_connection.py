@@ -18,15 +18,19 @@ import numpy as np
 import pytest
 
 from edge.errors import CapacityError, EdgeError, ProtocolError
+from edge.host.disk_rate import TEMPORARY
 from edge.membership.identity import Identity
 from edge.membership.membership import Membership, credentials
 from edge.membership.roles import LEND, USE
 from edge.memory.kv_budget import KvRoom
 from edge.memory.ledger import MEASURING, Floor, Ledger, Use
+from edge.memory.model_sizes import model_facts
 from edge.offload import Manifest
+from edge.partition import Workload, memory_use
 from edge.peer.access import UserLimits
 from edge.peer.connection import Connection
 from edge.peer.hosted_shard import MAX_REQUESTS_UNDER_WAY, HostedShard
+from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.peer.unbegun import MOST_UNBEGUN_BYTES
@@ -34,7 +38,7 @@ from edge.protocol.client import PeerClient
 from edge.protocol.fields import token_bytes
 from edge.protocol.frame_codec import SMALL, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE
-from edge.protocol.measurements import MemoryRate, Profile
+from edge.protocol.measurements import MemoryRate
 from edge.protocol.messages import Close, Connect, Describe, Finish, MatchPrefix, RunStep
 from edge.protocol.step import MAX_REQUESTS, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
@@ -42,7 +46,7 @@ from edge.protocol.wire_rules import WireRules
 from edge.transport import MEMBER, Frame, Member, MemoryChannel, TransportError, WireRule
 from tests.support.assignments import solo_assignment
 from tests.support.formats import uniform_format
-from tests.support.null_peers import null_peers
+from tests.support.plans import make_plan, streaming
 from tests.support.specs import plain_spec
 from tests.support.transport_pairs import link_pair
 
@@ -483,26 +487,43 @@ def test_two_at_once_do_not_share_a_line_of_the_ledger(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_a_measurement_has_freed_is_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For each of the threads that measure in turn, malloc kept 35 MiB outside the promise."""
-    given_back: list[int] = []
-    monkeypatch.setattr(
-        "edge.peer.profiling_calls.release_freed_memory",
-        lambda: given_back.append(threading.get_ident()),
-    )
+def taken_bytes(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def test_a_made_up_model_takes_no_more_of_the_disk_than_of_memory(tmp_path: Path) -> None:
+    """A plan can have any number of layers that stay on disk."""
+    sizes = {"num_layers": 50, "hidden_size": 256, "ffn_columns": 1024}
+    model, format_ = plain_spec(**sizes), uniform_format("int4", 32)
+    facts = model_facts(model, format_, name="m", embedding_itemsize=4)
+    whole = make_plan(model, "solo", model="m")
+    plans = {"in memory": whole, "on disk": streaming(whole, 50)}
+    workload = Workload(prompt_tokens=1, output_tokens=0)
+    takes = {
+        where: [use.weight_bytes for use in memory_use(plan, facts, workload).values()]
+        for where, plan in plans.items()
+    }
 
     async def main() -> None:
-        async with null_peers(tmp_path, 1) as (daemon,):
-            client = await PeerClient.connect(daemon.resources.addresses[0], None)
-            model = plain_spec(num_layers=1)
-            await client.call(Profile(model=model, weight_format=uniform_format("int4", 32)))
-            await client.aclose()
+        resources = PeerResources(replace(settings(tmp_path), backend="ort"), None)
+        calls = ProfilingCalls(resources, None, object())
+        solo = solo_assignment(model, LIMITS, WireRules(sums=(WireRule(),), hops=()))
+
+        def written(where: str, budget_bytes: int) -> int:
+            floor = Floor(process_bytes=0, work_bytes=0)
+            resources._ledger = Ledger(budget_bytes=budget_bytes, floor=floor)
+            assignment = replace(solo, plan=plans[where], weight_format=format_)
+            with calls.made_up_weights(assignment) as weights:
+                return taken_bytes(weights.path)
+
+        (resident_bytes,), (streamed_bytes,) = takes["in memory"], takes["on disk"]
+        assert written("in memory", 5 * resident_bytes) > 2 * streamed_bytes
+        with pytest.raises(CapacityError, match="has not the memory"):
+            written("on disk", max(8 << 20, 5 * streamed_bytes))
+        await resources.aclose()
 
     asyncio.run(main())
-    assert len(given_back) == 1
-    assert given_back != [threading.main_thread().ident]
+    assert not list(tmp_path.glob(f"{TEMPORARY}*"))
 
 
 def test_measurements_count_as_their_users(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from edge.models.spec import ModelSpec
 from edge.partition import Plan, Shard, Stage, Workload, memory_use
 from edge.profiling import random_weights
 from edge.profiling.profile import agreed, in_words, spread_of
-from edge.profiling.random_weights import written_weights
+from edge.profiling.random_weights import written_bytes, written_weights
 from edge.profiling.sample import (
     CHUNK_ROWS,
     SAMPLE_BYTES,
@@ -32,6 +32,7 @@ from edge.profiling.sample import (
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
 from tests.support.formats import uniform_format
+from tests.support.plans import make_plan
 from tests.support.specs import changed, shape, shared_keys_spec
 from tests.unit.protocol.test_assignment import SPEC
 
@@ -217,6 +218,22 @@ def test_a_sample_has_few_tokens(tmp_path: Path) -> None:
     layout = weights_sample(model, INT4, 4 << 20).layout("whole", INT4)
     with written_weights(layout, INT4, tmp_path) as weights:
         assert weights.manifest.total_bytes < 1 << 20
+
+
+def test_tables_of_tokens_take_nothing_of_the_disk(tmp_path: Path) -> None:
+    """Those of a whole vocabulary are gigabytes, and a peer has promised nothing for them."""
+    model = replace(shared_keys_spec(), vocab_size=1 << 14)
+    plan = make_plan(model, "solo", model="m")
+    layout = shard_layout(model, plan, stage=0, rank=0)
+    with written_weights(layout, INT4, tmp_path) as weights:
+        tables = [each for each in weights.manifest.tensors if each.name.startswith("token_table")]
+        tables_bytes = sum(each.nbytes for each in tables)
+        taken_bytes, counted_bytes = (
+            weights.path.stat().st_blocks * 512,
+            written_bytes(layout, INT4),
+        )
+        assert counted_bytes <= taken_bytes < counted_bytes + tables_bytes // 2
+        assert not values(weights, tables[0].name).any()
 
 
 def values(weights: ShardWeights, name: str) -> np.ndarray:
