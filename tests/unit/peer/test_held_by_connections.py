@@ -116,10 +116,10 @@ async def flood(channel: TcpChannel, sent: tuple[list[Buffer], ...]) -> None:
 
 
 def test_the_sums_are_those_of_the_description() -> None:
-    """In SECURITY.md."""
+    """In docs/guide/limits.md."""
     of_one = MAX_CONNECTIONS_OF_ONE * RECORDS_BYTES + SMALL_FRAMES_BYTES // 4
     of_all = MAX_CONNECTIONS * RECORDS_BYTES + SMALL_FRAMES_BYTES
     assert (of_one >> 20, of_all >> 20) == (3, 12)
-    told = (Path(__file__).parents[3] / "SECURITY.md").read_text(encoding="utf-8")
+    told = (Path(__file__).parents[3] / "docs/guide/limits.md").read_text(encoding="utf-8")
     assert "3 MiB" in told
     assert "12 MiB" in told
