@@ -109,7 +109,7 @@ def test_turns_of_a_conversation_are_timed_and_compared(
 ) -> None:
     """With random weights another row would be another answer."""
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
-    turns = ("--shape", "tiny", "--turns", 4, "--rounds", 1, "--answer-tokens", 64)
+    turns = ("--shape", "tiny", "--turns", 3, "--rounds", 1, "--answer-tokens", 32)
     medians = medians_of("conversation", tmp_path, *turns, "--compare")
     assert medians["tokens as computed anew in the same steps"] == 100
     assert medians["first token of a later turn"] > 0
