@@ -5,7 +5,8 @@ python -m edge.demos.bench.flood
 One peer of one thread with the bundled model. A member asks who it is, over a connection of its own
 with handshake and all, and has it answer a prompt: alone, beside 500 connections that say nothing,
 beside 500 that stopped in the middle of a handshake, and beside 1,000 handshakes a second that have
-no key. Strangers are a process of their own, and come from one address.
+no key. Strangers are a process of their own, and come from one address. How many handshakes the
+peer has ended in a second is a figure, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import statistics
 import struct
 import subprocess
@@ -59,19 +61,21 @@ async def _again_and_again(address: str, said: bytes) -> None:
 
 
 async def _handshakes(address: str) -> None:
-    """With a proof of membership that is none."""
+    """With a proof of membership that is none; at the end, prints how many there were a second."""
     running: set[asyncio.Task[None]] = set()
-    due = 0.0
-    while True:
-        begin_s = time.perf_counter()
-        due += HANDSHAKES_PER_S * _ROUND_S
-        while due >= 1 and len(running) < CONNECTIONS:
-            due -= 1
-            task = asyncio.ensure_future(_handshake(address))
-            running.add(task)
-            task.add_done_callback(running.discard)
-        due = min(due, HANDSHAKES_PER_S * _ROUND_S)
-        await asyncio.sleep(max(0.0, begin_s + _ROUND_S - time.perf_counter()))
+    begun = 0
+    first_s = time.perf_counter()
+    try:
+        while True:
+            due = int((time.perf_counter() - first_s) * HANDSHAKES_PER_S)
+            while begun < due and len(running) < CONNECTIONS:
+                begun += 1
+                task = asyncio.ensure_future(_handshake(address))
+                running.add(task)
+                task.add_done_callback(running.discard)
+            await asyncio.sleep(_ROUND_S)
+    finally:
+        print((begun - len(running)) / (time.perf_counter() - first_s), flush=True)
 
 
 async def _handshake(address: str) -> None:
@@ -86,16 +90,28 @@ async def _handshake(address: str) -> None:
 STRANGERS = {"idle": _idle, "half-open": _half, "handshakes": _handshakes}
 
 
+async def _until_terminated(kind: str, address: str) -> None:
+    being = asyncio.ensure_future(STRANGERS[kind](address))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, being.cancel)
+    print(flush=True)
+    with contextlib.suppress(asyncio.CancelledError):
+        await being
+
+
 @contextlib.contextmanager
-def strangers(kind: str, address: str) -> Iterator[None]:
-    """At the peer's door for as long as this lasts."""
-    process = subprocess.Popen([sys.executable, "-m", __spec__.name, "--be", kind, address])
-    try:
-        time.sleep(2.0)  # they are there then
-        yield
-    finally:
-        process.kill()
-        process.wait()
+def strangers(kind: str, address: str) -> Iterator[list[float]]:
+    """At the peer's door for as long as this lasts; afterwards, what they say of themselves."""
+    command = [sys.executable, "-m", __spec__.name, "--be", kind, address]
+    said: list[float] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()  # they come
+            time.sleep(2.0)  # they are there then
+            yield said
+        finally:
+            process.terminate()
+            said.extend(map(float, process.stdout.read().split()))
 
 
 def asked(peer: PeerInfo) -> float:
@@ -136,8 +152,10 @@ def measure(rounds: int) -> Figures:
         for _ in range(rounds):
             alone = times("alone")
             for kind in STRANGERS:
-                with strangers(kind, peer.address):
+                with strangers(kind, peer.address) as said:
                     took = times(f"beside {kind}")
+                for rate in said:
+                    found.add("handshakes of strangers that were ended", "1/s", rate)
                 for what, each_s in took.items():
                     found.add(f"{what}, beside {kind} / alone", "ratio", each_s / alone[what])
     return found
@@ -150,7 +168,7 @@ def measure(rounds: int) -> Figures:
 def main(rounds: int, append: bool, be: tuple[str, str] | None) -> None:
     """What a member notices of strangers."""
     if be is not None:
-        asyncio.run(STRANGERS[be[0]](be[1]))
+        asyncio.run(_until_terminated(*be))
         return
     results.publish(
         measure(rounds).metrics(),

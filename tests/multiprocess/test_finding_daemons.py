@@ -17,9 +17,10 @@ from zeroconf import Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 import edge
+from edge.membership.own import OwnMembership
 from edge.membership.store import CONFIG_VARIABLE, config_root
 from edge.protocol.discovery import find_peers
-from edge.transport import PeerRecord, ZeroconfDiscovery, parse_address
+from edge.transport import PROTOCOL_VERSION, PeerRecord, ZeroconfDiscovery, parse_address
 from edge.transport.discovery.zeroconf_record import SERVICE_TYPE
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
@@ -178,6 +179,32 @@ def test_a_strangers_copy_of_an_announcement_leads_nobody_anywhere(
         elsewhere.setblocking(False)
         with pytest.raises(BlockingIOError):
             elsewhere.accept()
+
+
+def test_an_announcement_tells_no_name_and_nothing_of_an_earlier_one(
+    cluster_name: str, tmp_path: Path
+) -> None:
+    async def heard(daemon: Daemon) -> AsyncServiceInfo:
+        async with AsyncZeroconf(interfaces=[LOOPBACK]) as network:
+            return await announcement(daemon, network)
+
+    told: list[dict[str, str]] = []
+    for _ in range(2):
+        with announced(tmp_path, cluster_name, "north") as daemon:
+            info = asyncio.run(heard(daemon))
+            entries = {
+                key.decode(): (value or b"").decode() for key, value in info.properties.items()
+            }
+            assert entries.pop("protocol") == str(PROTOCOL_VERSION)
+            assert entries.pop("at.0") == daemon.address
+            told.append({**entries, "service": info.name, "server": str(info.server)})
+            everything = " ".join((*entries, *told[-1].values()))
+            for secret in ("north", cluster_name, OwnMembership("tests").current().identity.id):
+                assert secret.lower() not in everything.lower()
+    first, second = told
+    assert first.keys() == second.keys() == {"id", "name", "cluster", "service", "server"}
+    assert first.pop("name") == second.pop("name") == ""
+    assert not set(first.values()) & set(second.values())
 
 
 def test_announced_but_not_reachable(cluster_name: str) -> None:

@@ -116,6 +116,15 @@ def test_who_asks_without_keys_is_warned_at_every_start(more: tuple[str, ...]) -
     assert "insecure" not in rest
 
 
+def test_who_lends_without_keys_is_warned_at_every_start() -> None:
+    with edge_process("peer", "--insecure", "--no-announce", "--listen", "127.0.0.1:0") as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+    assert line.startswith("edge: --insecure: anybody who reaches this port may use this device")
+
+
 def test_a_service_that_hangs_up() -> None:
     with service(lambda connected: None) as address:
         sentence = run_edge("peers", "--insecure", "--peer", address).sentence()
