@@ -15,7 +15,7 @@ import edge
 from edge.coordinator.loaded_model import LoadedModel
 from edge.demos.bench.shapes import checkpoint
 from edge.protocol.client import PeerClient
-from edge.protocol.measurements import MemoryRate, Profile
+from edge.protocol.measurements import Profile
 from edge.protocol.messages import SetMemory
 from edge.protocol.topology import Place, Seat
 from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
@@ -89,7 +89,9 @@ def test_a_daemon_stays_under_its_budget(
 
 def test_what_a_measurement_has_freed_is_given_back(tmp_path: Path) -> None:
     """For each of the threads that measure in turn, malloc kept 35 MiB outside the promise."""
-    question = Profile(model=plain_spec(num_layers=1), weight_format=uniform_format("int4", 32))
+    heads = {"num_heads": 8, "num_kv_heads": 4, "head_size": 64}
+    model = plain_spec(num_layers=2, hidden_size=512, ffn_columns=1024, **heads)
+    question = Profile(model=model, weight_format=uniform_format("int4", 32))
 
     async def measure(daemon: Daemon) -> list[int]:
         client = await PeerClient.connect(daemon.address, own_credentials())
@@ -97,11 +99,10 @@ def test_what_a_measurement_has_freed_is_given_back(tmp_path: Path) -> None:
         for _ in range(6):  # by more than one thread, then
             await client.call(question)
             held.append(status_bytes(daemon, "RssAnon"))
-            await client.call(MemoryRate())
         await client.aclose()
         return held
 
-    with Daemon(tmp_path, "--no-announce", "--backend", "null") as daemon:
+    with Daemon(tmp_path, "--no-announce", "--backend", "null", "--memory", "300MiB") as daemon:
         first, *later = asyncio.run(measure(daemon))
     assert max(later) - first < 16 * MIB
 
