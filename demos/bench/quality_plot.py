@@ -27,7 +27,7 @@ _TWICE = "Edge int4 in blocks of 64, fast"
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 470, 64, 24, 20, 56
 _LEAST_KL, _MOST_KL = 0.002, 8.0
-_LEAST_RATIO, _MOST_RATIO = 0.4, 1.3
+_LEAST_RATIO, _MOST_RATIO = 0.4, 1.6
 _STYLE = """
 text { font: 12px sans-serif; fill: #24292f } .axis { stroke: #8c959f } .grid { stroke: #d8dee4 }
 .edge { fill: #0969da } .llama { fill: #bc4c00 }
@@ -100,7 +100,7 @@ def drawing(found: Iterable[Point]) -> str:
             f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         lines.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{kl:g}</text>')
-    for tenths in range(4, 14):
+    for tenths in range(4, 17):
         x = _x(tenths / 10)
         lines.append(
             f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>'
