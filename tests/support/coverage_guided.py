@@ -9,15 +9,14 @@ tries alone. It needs `pip install atheris`, which is libFuzzer for Python.
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import importlib
+import os
 import random
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -37,6 +36,9 @@ MOST_MIB = 1536
 
 _LONGEST = 1 << 17
 
+_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""A disk that is fast."""
+
 
 def opened(name: str) -> AbstractContextManager[Target]:
     """The target of this name."""
@@ -47,8 +49,9 @@ def opened(name: str) -> AbstractContextManager[Target]:
 
 def serve(name: str, only: str, options: list[str]) -> None:
     """As libFuzzer's process: it tries what that chooses, and begins with what is sound here. Other
-    processes have other keys."""
-    outcomes: Counter[str] = Counter()
+    processes have other keys.
+
+    libFuzzer ends the process at once, so nothing is closed: see `started`."""
     stack = contextlib.ExitStack()
     with atheris.instrument_imports(include=["edge"]):  # their branches are counted
         target = stack.enter_context(opened(name))
@@ -57,19 +60,13 @@ def serve(name: str, only: str, options: list[str]) -> None:
 
     def attempt(data: bytes) -> None:
         if data:  # it begins with nothing at all
-            outcomes[target.outcome(*parted(data))] += 1
+            target.outcome(*parted(data))
 
     def change(data: bytes, most_bytes: int, seed: int) -> bytes:
         kind, content = parted(data)
         changed = joined(kind, target.changed(content, random.Random(seed)))
         return changed if len(changed) <= most_bytes else data
 
-    def end() -> None:
-        stack.close()
-        for outcome, count in sorted(outcomes.items()):
-            print(f"{count:8} {outcome}")
-
-    atexit.register(end)
     # What libFuzzer starts once more for itself, by a shell, is this.
     itself = shlex.join([sys.executable, "-m", __spec__.name, "--serve", name, only])
     atheris.Setup([itself, *options], attempt, custom_mutator=change)
@@ -82,7 +79,9 @@ def started(name: str, only: str, *options: str | Path) -> None:
     # Branches, and not how often each was taken: else thousands are kept.
     others = "-use_counters=0", f"-artifact_prefix={tempfile.gettempdir()}/edge-{name}-"
     command = [sys.executable, "-m", __spec__.name, "--serve", name, only, *limits, *others]
-    done = subprocess.run([*command, *map(str, options)], check=False)
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:  # what the process leaves is in it
+        environment = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run([*command, *map(str, options)], env=environment, check=False)
     if done.returncode:
         raise SystemExit(done.returncode)
 
@@ -107,8 +106,7 @@ def main() -> None:
     if given.again:
         started(given.target, "", given.again)
         return
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as name:
         folder = Path(name)
         with opened(given.target) as target:
             sound, lasting = set(target.sound), set(filter(target.lasting, dict(target.sound)))

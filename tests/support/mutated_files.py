@@ -562,10 +562,9 @@ def told(path: Path) -> None:
 
 @contextlib.contextmanager
 def target() -> Iterator[Target]:
-    """For `coverage_guided`, on a disk that is memory."""
-    memory = Path("/dev/shm")
+    """For `coverage_guided`."""
     with (
-        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
+        tempfile.TemporaryDirectory() as folder,
         contextlib.closing(Files(Path(folder))) as files,
     ):
         yield Target(
