@@ -99,7 +99,7 @@ def tell_recoveries(model: Model, recoveries: Sequence[Recovery]) -> None:
     """On stderr, a line for each."""
     names = {id: peer.name for id, peer in model.peers.items()}
     for recovery in recoveries:
-        now = ", ".join(names.get(id, id) for id in recovery.plan.devices)
+        now = ", ".join(names.get(id, "a device that has gone") for id in recovery.plan.devices)
         what = "the answer went on" if recovery.requests else "the model was ready"
         tell(f"[{recovery.reason}; after {recovery.pause_s:.1f} s {what} on {now}]")
 

@@ -21,6 +21,7 @@ import pytest
 
 import edge
 from edge.cli.main import COMMANDS
+from edge.demos.bundled import MODEL
 from edge.membership.store import CONFIG_VARIABLE, MembershipStore
 from edge.partition import Plan
 from edge.profiling.own_links import own_links
@@ -318,6 +319,12 @@ def test_a_model_with_a_chat_template_is_asked(talker: Path, daemon: Daemon) -> 
     assert "[the context of 512 tokens is full; the model was made for no more]" in whole.err
     less = run_edge(*command, "--context", 40)
     assert "[the context of 40 tokens is full; --context makes it longer]" in less.err
+
+
+def test_an_empty_answer_says_why(daemon: Daemon) -> None:
+    ended = run_edge("run", MODEL, "-p", "Hi", "--logit-bias", "2=1000", "--peer", daemon.address)
+    assert (ended.code, ended.out.strip()) == (0, ""), ended.err
+    assert "[the answer is empty: the model wrote its end at once]" in ended.err
 
 
 def test_tokens_are_chosen_as_the_models_files_say(

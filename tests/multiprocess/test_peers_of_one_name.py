@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import edge
+from edge.cli.reply_view import tell_recoveries
 from edge.partition import Plan
 from edge.progress import Progress
 from tests.support.checkpoints import TinyCheckpoint
@@ -82,3 +83,30 @@ def test_the_one_that_is_lost_is_named(
         next(each for each in daemons if each.address == second.address).kill()
         assert len(model.generate("hi", max_new_tokens=4).token_ids) == 4
         assert ["vm-2" in recovery.reason for recovery in model.recoveries] == [True]
+
+
+def test_what_is_told_of_losses_has_no_ids(
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also of a device that computed between two of them, and has gone since."""
+    path = tiny_checkpoint("llama").path
+    starts = [
+        partial(Daemon, tmp_path / name, "--no-announce", "--name", name)
+        for name in ("attic", "barn", "cellar")
+    ]
+    with (
+        start_together(*starts) as three,
+        edge.Cluster.connect([daemon.address for daemon in three]) as cluster,
+        cluster.load(path, plan="pipeline") as model,
+    ):
+        for lost in three[:2]:
+            lost.kill()
+            assert len(model.generate("hi", max_new_tokens=4).token_ids) == 4
+        capsys.readouterr()
+        tell_recoveries(model, model.recoveries)
+        told = capsys.readouterr().err
+        assert len(model.recoveries) == 2
+        assert "went on" in told
+        assert not any(peer.id[:8] in told for peer in cluster.peers), told

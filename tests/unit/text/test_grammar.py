@@ -163,6 +163,30 @@ def test_forced_calls_are_calls(tokenizer: Tokenizer, bundled: Grammars, name: s
     assert {len(read_answer(each, form, tools=known).tool_calls) for each in texts} == {0, 1}
 
 
+def test_arguments_of_200_random_schemas_are_valid(tokenizer: Tokenizer, bundled: Grammars) -> None:
+    """Of calls in every form, in turn."""
+    names = list(CALL_FORMS)
+    for seed in range(200):
+        schema = random_schema(seed, depth=1)
+        takes = {
+            "type": "object",
+            "properties": {"v": {key: each for key, each in schema.items() if key != "$defs"}},
+            "required": ["v"],
+            "additionalProperties": False,
+            "$defs": schema.get("$defs", {}),
+        }
+        tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": takes}}]
+        name = names[seed % len(names)]
+        form, shape = AnswerForm(calls=name), replace(CALL_FORMS[name].shape, thought=None)
+        matcher = bundled.begin(calls_grammar(tools, shape, several=False))
+        text = drawn(bundled, tokenizer, matcher, seed)
+        (call,) = read_answer(text, form, tools=tool_types(tools)).tool_calls
+        check = jsonschema.Draft202012Validator(
+            takes, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        )
+        assert not [*check.iter_errors(call.arguments)], (takes, text)
+
+
 @pytest.mark.parametrize("name", CALL_FORMS)
 def test_forced_calls_have_no_arguments_but_those_that_are_named(
     tokenizer: Tokenizer, bundled: Grammars, name: str
