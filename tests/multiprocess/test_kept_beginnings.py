@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import edge
+from edge.cli.chat.conversation import Conversation
+from edge.cli.chat.settings import Settings
+from edge.cli.chat.talk import TerminalTalk
 from edge.demos.bundled import MODEL
 from edge.host.state_paths import STATE_VARIABLE
 from edge.partition import Parallel, Plan
@@ -262,3 +265,32 @@ def test_another_command_goes_on_from_what_the_last_one_has_left(tmp_path: Path)
         explained = run(prompt, "--explain").err
         assert f"prompt: {counts[0]} tokens; {found[1]} of them were kept" in explained
         assert daemon.describe().kv_beginnings_bytes
+
+
+def test_edge_chat_computes_of_a_later_turn_what_is_new(talker: Path, tmp_path: Path) -> None:
+    """Which it renders and makes tokens of again, whole, each time."""
+    generation = edge.GenerationOptions(max_new_tokens=8, ignore_eos=True)
+    options = edge.LoadOptions()
+    with (
+        Daemon(tmp_path, "--no-announce") as daemon,
+        edge.Cluster.connect([daemon.address]) as cluster,
+        cluster.load(talker, options) as model,
+    ):
+        talk = TerminalTalk(
+            cluster,
+            model,
+            str(talker),
+            options,
+            Settings(generation=generation),
+            Conversation(system="Be kind. " * 10),
+            adapt=False,
+            is_terminal=False,
+        )
+        read = []
+        for question in ("Hello " * 10, "And?"):
+            before = model.work.prompt_tokens
+            talk.ask(question)
+            read.append(model.work.prompt_tokens - before)
+    first, second = read
+    assert first > 60
+    assert second < 30, "the second question, what the template adds, and no more"
