@@ -200,7 +200,7 @@ def read_plan(plan_file: Path | None, parallel: Parallel) -> Parallel | Plan:
         ) from error
     except PartitionPlanError as error:
         raise PlanError(
-            f"{plan_file}: {error}",
+            f"{plan_file}: {str(error).rstrip('.')}",
             error.problems,
             remedy="edge plan MODEL --json writes one that can run",
         ) from error
