@@ -17,10 +17,9 @@ import click
 import numpy as np
 
 import edge
-from edge.api.quality_text import bundled_text, windows_of
 from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option
-from edge.demos.bench.quality import MODEL, WANTED, Logits, against, gguf_file
+from edge.demos.bench.quality import MODEL, WANTED, Logits, against, gguf_file, windows_of_text
 from edge.demos.bench.results import Figures
 from edge.memory.step_memory import cache_token_bytes, state_bytes
 from edge.planning.load_options import LoadOptions
@@ -43,11 +42,8 @@ def main(threads: int, rounds: int, folder: Path, append: bool) -> None:
     path = gguf_file(folder)
     with Checkpoint.open(path) as checkpoint:
         spec, encode = checkpoint.spec, checkpoint.tokenizer.encode
-        tokens = windows_of(
-            encode, bundled_text(), windows=WANTED.windows, window_tokens=WANTED.window_tokens
-        )
-    windows = np.array(tokens, np.int64)
-    prompt = list(tokens[0][:_PROMPT_TOKENS])
+        windows = windows_of_text(encode)
+    prompt = windows[0, :_PROMPT_TOKENS].tolist()
 
     def load(held: contextlib.ExitStack, options: LoadOptions) -> edge.Model:
         cluster = held.enter_context(edge.Cluster.local(1, threads=threads))

@@ -22,11 +22,16 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.api.quality_text import bundled_text, windows_of
-from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option
-from edge.demos.bench.quality import MODEL, WANTED, Logits, against, gguf_file, widened
-from edge.demos.bench.results import Metric
+from edge.demos.bench.quality import (
+    WANTED,
+    Logits,
+    against,
+    gguf_file,
+    publish_losses,
+    widened,
+    windows_of_text,
+)
 from edge.engine.kv_calibration import calibration_step
 from edge.kernels.kv_cache import channel_cache, token_cache
 from edge.kernels.rope.reference import rope
@@ -302,15 +307,7 @@ def schemes(
 def main(only: tuple[str, ...], folder: Path, append: bool) -> None:
     """A line for each scheme: mean KL, 99 % KL, same top."""
     path = widened(sys.executable, "checkpoint", gguf_file(folder), folder / "smollm2-135m-float32")
-    windows = np.array(
-        windows_of(
-            Tokenizer.open(path).encode,
-            bundled_text(),
-            windows=WANTED.windows,
-            window_tokens=WANTED.window_tokens,
-        ),
-        np.int64,
-    )
+    windows = windows_of_text(Tokenizer.open(path).encode)
     with Checkpoint.open(path) as checkpoint:
         limits = StepLimits(
             context_tokens=WANTED.window_tokens,
@@ -332,19 +329,7 @@ def main(only: tuple[str, ...], folder: Path, append: bool) -> None:
             (simulation.logits(window, scheme) for window in windows.tolist()),
             windows,
         )
-        print(f"{scheme.name}: {found}", flush=True)
-        results.publish(
-            [
-                Metric(name="mean KL", unit="nats", values=[found.mean_kl]),
-                Metric(name="99 % KL", unit="nats", values=[found.p99_kl]),
-                Metric(name="same top", unit="%", values=[100 * found.same_top]),
-            ],
-            question=QUESTION,
-            variant=scheme.name,
-            link="none",
-            model=MODEL,
-            keep=append,
-        )
+        publish_losses(found, question=QUESTION, variant=scheme.name, keep=append)
 
 
 if __name__ == "__main__":

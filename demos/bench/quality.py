@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -144,6 +144,30 @@ def against(reference: Logits, logits: Iterator[Logits], windows: NDArray[np.int
                 for theirs, ours, window in zip(reference, logits, windows, strict=True)
             ]
         )
+    )
+
+
+def windows_of_text(encode: Callable[[str], Sequence[int]]) -> NDArray[np.int64]:
+    """[windows, tokens] of the text that ships with Edge, which losses are told of."""
+    wanted = WANTED.windows, WANTED.window_tokens
+    found = windows_of(encode, bundled_text(), windows=wanted[0], window_tokens=wanted[1])
+    return np.array(found, np.int64)
+
+
+def publish_losses(found: Figures, *, question: str, variant: str, keep: bool) -> None:
+    """Of a model that was simulated."""
+    print(f"{variant}: {found}", flush=True)
+    results.publish(
+        [
+            Metric(name="mean KL", unit="nats", values=[found.mean_kl]),
+            Metric(name="99 % KL", unit="nats", values=[found.p99_kl]),
+            Metric(name="same top", unit="%", values=[100 * found.same_top]),
+        ],
+        question=question,
+        variant=variant,
+        link="none",
+        model=MODEL,
+        keep=keep,
     )
 
 
@@ -321,13 +345,7 @@ def main(
         raise click.UsageError("needs gguf: pip install gguf where --llama-python is")
     packed = gguf_file(folder)
     path = widened(llama_python, "checkpoint", packed, folder / "smollm2-135m-float32")
-    tokens = windows_of(
-        Tokenizer.open(path).encode,
-        bundled_text(),
-        windows=WANTED.windows,
-        window_tokens=WANTED.window_tokens,
-    )
-    windows = np.array(tokens, np.int64)
+    windows = windows_of_text(Tokenizer.open(path).encode)
     reference = reference_logits(path, windows)
     some = bool(bits or dtypes or names)
     formats = tuple(LoadOptions(dtype=dtype) for dtype in dtypes)

@@ -32,11 +32,15 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.api.quality_text import bundled_text, windows_of
-from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option
-from edge.demos.bench.quality import MODEL, WANTED, Logits, against, gguf_file, widened
-from edge.demos.bench.results import Metric
+from edge.demos.bench.quality import (
+    Logits,
+    against,
+    gguf_file,
+    publish_losses,
+    widened,
+    windows_of_text,
+)
 from edge.text import Tokenizer
 
 QUESTION = "how little weights could lose in so many bits"
@@ -290,32 +294,15 @@ def disturbed(
 def main(bits: tuple[float, ...], folder: Path, append: bool) -> None:
     """For each number of bits: mean KL, 99 % KL, same top."""
     path = widened(sys.executable, "checkpoint", gguf_file(folder), folder / "smollm2-135m-float32")
-    windows = windows_of(
-        Tokenizer.open(path).encode,
-        bundled_text(),
-        windows=WANTED.windows,
-        window_tokens=WANTED.window_tokens,
-    )
-    texts = [list(window) for window in windows]
+    windows = windows_of_text(Tokenizer.open(path).encode)
+    texts = windows.tolist()
     simulation = Simulation(path)
     reference = np.stack([simulation.logits(text) for text in texts])
 
     def tell(known: str, rate: float) -> None:
-        found = against(reference, map(simulation.logits, texts), np.array(texts, np.int64))
+        found = against(reference, map(simulation.logits, texts), windows)
         variant = f"{rate:g} bits, {known}"
-        print(f"{variant}: {found}", flush=True)
-        results.publish(
-            [
-                Metric(name="mean KL", unit="nats", values=[found.mean_kl]),
-                Metric(name="99 % KL", unit="nats", values=[found.p99_kl]),
-                Metric(name="same top", unit="%", values=[100 * found.same_top]),
-            ],
-            question=QUESTION,
-            variant=variant,
-            link="none",
-            model=MODEL,
-            keep=append,
-        )
+        publish_losses(found, question=QUESTION, variant=variant, keep=append)
 
     matrices = simulation.known(texts)
     for rate, level in zip(bits, water_levels(list(matrices.values()), bits), strict=True):

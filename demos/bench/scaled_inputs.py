@@ -22,12 +22,9 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.api.quality_text import bundled_text, windows_of
-from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option
-from edge.demos.bench.quality import MODEL, WANTED, against, gguf_file, widened
+from edge.demos.bench.quality import against, gguf_file, publish_losses, widened, windows_of_text
 from edge.demos.bench.rate_distortion import Simulation
-from edge.demos.bench.results import Metric
 from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.models.attention import Attention
@@ -108,13 +105,8 @@ def best_factors(
 def main(folder: Path, append: bool) -> None:
     """Mean KL, 99 % KL and same top, of rounding with and without scales, alone and by inputs."""
     path = widened(sys.executable, "checkpoint", gguf_file(folder), folder / "smollm2-135m-float32")
-    windows = windows_of(
-        Tokenizer.open(path).encode,
-        bundled_text(),
-        windows=WANTED.windows,
-        window_tokens=WANTED.window_tokens,
-    )
-    texts = [list(window) for window in windows]
+    windows = windows_of_text(Tokenizer.open(path).encode)
+    texts = windows.tolist()
     with Checkpoint.open(path) as checkpoint:
         kinds, spec = kinds_of(checkpoint), checkpoint.spec
     simulation = Simulation(path)
@@ -132,22 +124,10 @@ def main(folder: Path, append: bool) -> None:
                 for name in names:
                     made = rounded(simulation.weights[name] * by, kinds[name], known)
                     simulation.replace(name, made / by)
-            figures = against(reference, map(simulation.logits, texts), np.array(texts, np.int64))
+            figures = against(reference, map(simulation.logits, texts), windows)
             variant = "by inputs, as edge quantize" if by_inputs else "alone, as int4"
             variant += ", inputs scaled" if is_scaled else ""
-            print(f"{variant}: {figures}", flush=True)
-            results.publish(
-                [
-                    Metric(name="mean KL", unit="nats", values=[figures.mean_kl]),
-                    Metric(name="99 % KL", unit="nats", values=[figures.p99_kl]),
-                    Metric(name="same top", unit="%", values=[100 * figures.same_top]),
-                ],
-                question=QUESTION,
-                variant=variant,
-                link="none",
-                model=MODEL,
-                keep=append,
-            )
+            publish_losses(figures, question=QUESTION, variant=variant, keep=append)
 
 
 if __name__ == "__main__":

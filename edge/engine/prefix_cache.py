@@ -157,22 +157,20 @@ class PrefixCache:
         if moved is not None:
             self._keys.pop(moved, None)
         most = min(len(prompt) - SHORTEST_STEP, self._most_tokens)
-        memory = self._digests(program, MEMORY_BLOCK_TOKENS, salt)
-        found = self._from_memory(program, request, prompt, known, most, memory)
-        disk = self._digests(program, self._chunk_tokens, salt)
-        return self._from_disk(program, request, prompt, found, most, disk)
+        found = self._from_memory(program, request, prompt, salt, known, most)
+        return self._from_disk(program, request, prompt, salt, found, most)
 
     def _from_memory(
         self,
         program: KvStorage,
         request: str,
         prompt: Sequence[int],
+        salt: str,
         known: int,
         most: int,
-        digests: Sequence[hmac.HMAC],
     ) -> int:
         size = MEMORY_BLOCK_TOKENS
-        of_request = _Keys(digests, size)
+        of_request = _Keys(self._digests(program, size, salt), size)
         of_request.add(0, prompt)
         self._keys[request] = of_request
         while len(self._keys) > self._most_requests:  # more than there are caches for
@@ -197,14 +195,14 @@ class PrefixCache:
         program: KvStorage,
         request: str,
         prompt: Sequence[int],
+        salt: str,
         known: int,
         most: int,
-        digests: Sequence[hmac.HMAC],
     ) -> int:
         if self._disk is None:
             return known
         size = self._chunk_tokens
-        of_prompt = _Keys(digests, size)
+        of_prompt = _Keys(self._digests(program, size, salt), size)
         of_prompt.add(0, prompt)
         keys = of_prompt.keys
         self._await_writer()

@@ -63,10 +63,10 @@ def stay_of(body: Fields) -> Stay | None:
 
 
 def _read_time(text: str) -> float | None:
+    if text in {"-1", "0"}:  # these mean the same in any unit
+        return float(text)
     sign = -1 if text.startswith("-") else 1
-    digits = text.removeprefix("-").removeprefix("+")
-    if digits in {"0", "1"}:  # -1 and 0 have the same meaning in any unit
-        return float(sign * int(digits)) if text != "1" else None
+    digits = text[1:] if text[:1] in {"+", "-"} else text
     parts = _PART.findall(digits)
     if not parts or "".join(number + unit for number, unit in parts) != digits:
         return None

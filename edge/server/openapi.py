@@ -212,7 +212,9 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                     _object({"name": _FUNCTION["properties"]["name"], "input_schema": _OBJECT})
                 ),
                 "tool_choice": _object({"type": {"enum": ["auto", "none", "any", "tool"]}}),
-                "thinking": _object({"type": {"enum": ["enabled", "adaptive", "disabled"]}}),
+                "thinking": _object(
+                    {"type": {"enum": ["enabled", "adaptive", "between_tools", "disabled"]}}
+                ),
                 "output_config": _object({}, {"effort": _EFFORT}),
                 "cache_salt": _TEXT,
                 "priority": _PRIORITY,
