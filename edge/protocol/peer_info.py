@@ -125,30 +125,29 @@ async def describe_peer(
 
 
 async def set_memory(peer: PeerInfo, memory_bytes: int) -> PeerInfo:
-    """Give the peer another budget; the peer as it is then. Raises RequestError when it refuses."""
+    """Give the peer another budget; the peer as it is then. Raises RequestError when it refuses,
+    and, as the next three, NetworkError where another device answers at its address."""
     call = SetMemory(bytes=memory_bytes)
-    changed = await _described(peer.address, peer.credentials, call, name=peer.name)
+    changed = await _described(
+        peer.address, peer.credentials, call, name=peer.name, device=peer.device_id
+    )
     return replace(changed, name=peer.name)
 
 
 async def take_over(peer: PeerInfo, lease: Lease) -> None:
     """Have the peer end what earlier coordinators of a run have there, and what this one has on
     connections that were cut off. RequestError when a later one than this was there."""
-    await _told(peer.address, peer.credentials, TakeOver(lease=lease), name=peer.name)
+    await _told_by(peer, TakeOver(lease=lease))
 
 
 async def kept_by(peer: PeerInfo, remove: Sequence[str] = ()) -> tuple[KeptFiles, ...]:
     """What the peer keeps of weights, once it has removed these. RequestError when it refuses."""
-    told, *_ = await _told(
-        peer.address, peer.credentials, Keep(remove=tuple(remove)), name=peer.name
-    )
-    return told.files
+    return (await _told_by(peer, Keep(remove=tuple(remove)))).files
 
 
 async def memory_rate(peer: PeerInfo) -> float:
     """Bytes per second the peer reads from memory; takes it a few tenths of a second."""
-    told, *_ = await _told(peer.address, peer.credentials, MemoryRate(), name=peer.name)
-    return told.bytes_per_s
+    return (await _told_by(peer, MemoryRate())).bytes_per_s
 
 
 async def _described(
@@ -157,20 +156,31 @@ async def _described(
     call: Call[PeerDescription],
     *,
     name: str | None = None,
+    device: str | None = None,
     timeout_s: float | None = None,
 ) -> PeerInfo:
-    told, device, heard_s = await _told(address, credentials, call, name=name, timeout_s=timeout_s)
-    if device is not None and not is_peer_of(told.id, device):
+    told, shown, heard_s = await _told(
+        address, credentials, call, name=name, device=device, timeout_s=timeout_s
+    )
+    if shown is not None and not is_peer_of(told.id, shown):
         raise ProtocolError(f"peer {told.name} calls itself by the id of another device")
     described = {each.name: getattr(told, each.name) for each in fields(told)}
     return PeerInfo(
         address=address,
         credentials=credentials,
-        device_id=device,
+        device_id=shown,
         own_name=told.name,
         clock_ahead_s=None if told.clock_s is None else told.clock_s - heard_s,
         **described,
     )
+
+
+async def _told_by(peer: PeerInfo, call: Call[Answer]) -> Answer:
+    """What this one answers, and nobody else."""
+    told, *_ = await _told(
+        peer.address, peer.credentials, call, name=peer.name, device=peer.device_id
+    )
+    return told
 
 
 async def _told(
@@ -179,12 +189,14 @@ async def _told(
     call: Call[Answer],
     *,
     name: str | None = None,
+    device: str | None = None,
     timeout_s: float | None = None,
 ) -> tuple[Answer, str | None, float]:
     """The answer, whose certificate came with it, and when it was given by our clock, as far as
-    that can be told: in the middle of the time that it took."""
+    that can be told: in the middle of the time that it took. With `device`, it must be this one's.
+    """
     client = await PeerClient.connect(
-        address, credentials, name=name, timeout_s=timeout_s or CONNECT_WITHIN_S
+        address, credentials, name=name, device=device, timeout_s=timeout_s or CONNECT_WITHIN_S
     )
     try:
         asked_s = time.time()
