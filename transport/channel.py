@@ -10,9 +10,11 @@ from typing import Any, Protocol, Self
 
 from edge.transport.errors import ChannelClosedError, PeerLostError
 from edge.transport.frame import (
+    OF_ALL_FRAMES,
     PREFIX_BYTES,
     Admit,
     Frame,
+    FrameLimits,
     LimitsOf,
     admit_all,
     decode,
@@ -65,13 +67,19 @@ class Channel(Protocol):
         """
 
     async def receive(
-        self, limits_of: LimitsOf = no_other_limits, admit: Admit = admit_all
+        self,
+        limits_of: LimitsOf = no_other_limits,
+        admit: Admit = admit_all,
+        *,
+        most: FrameLimits = OF_ALL_FRAMES,
     ) -> Frame:
         """The next frame. One task at a time. A cancelled receive loses nothing.
 
-        ``limits_of`` is asked how large a frame of a kind may be before its payload is read, and
-        ``admit`` is waited for before memory is set aside for a header, for its values or for a
-        payload. A receive that goes on where a cancelled one stopped may ask for the same again.
+        No frame may be larger than ``most``, which is looked at before anything of it is read: for
+        who receives from strangers. ``limits_of`` is asked how large a frame of a kind may be
+        before its payload is read, and ``admit`` is waited for before memory is set aside for a
+        header, for its values or for a payload. A receive that goes on where a cancelled one
+        stopped may ask for the same again.
 
         Raises:
             ChannelClosedError: this side closed the channel, also while this call waited.
@@ -149,7 +157,11 @@ class MemoryChannel:
             pipe.changed.notify_all()
 
     async def receive(
-        self, limits_of: LimitsOf = no_other_limits, admit: Admit = admit_all
+        self,
+        limits_of: LimitsOf = no_other_limits,
+        admit: Admit = admit_all,
+        *,
+        most: FrameLimits = OF_ALL_FRAMES,
     ) -> Frame:
         self._check_open()
         if self._is_receiving:
@@ -171,7 +183,7 @@ class MemoryChannel:
         await admit(len(data))
         header_bytes = int.from_bytes(data[:4])
         await admit(value_bytes(data[PREFIX_BYTES : PREFIX_BYTES + header_bytes]))
-        return decode(data, limits_of)
+        return decode(data, limits_of, most=most)
 
     async def aclose(self) -> None:
         self._is_closed = True

@@ -11,8 +11,8 @@ header part           UTF-8 JSON: ``{"kind": text, "header": {...}}``
 payload               opaque bytes
 ====================  =====================================================
 
-Both sizes are compared with the limits before memory is set aside for them; once the kind is known,
-also with the limits of its own that a receiver may give.
+Both sizes are compared with the limits before memory is set aside for them, those among them that a
+receiver may give for whatever comes; once the kind is known, also with limits of its own.
 """
 
 import json
@@ -85,12 +85,12 @@ async def admit_all(_num_bytes: int) -> None:
     """For whoever needs no bound of all frames together."""
 
 
-_NO_OTHERS = FrameLimits()
+OF_ALL_FRAMES = FrameLimits()
 
 
 def no_other_limits(_kind: str) -> FrameLimits:
     """Those of all frames."""
-    return _NO_OTHERS
+    return OF_ALL_FRAMES
 
 
 def encode(frame: Frame) -> list[Buffer]:
@@ -119,13 +119,17 @@ def encode(frame: Frame) -> list[Buffer]:
     return [head, payload.cast("B")]
 
 
-def decode(data: Buffer, limits_of: LimitsOf = no_other_limits) -> Frame:
-    """The one frame that ``data`` holds.
+def decode(
+    data: Buffer, limits_of: LimitsOf = no_other_limits, *, most: FrameLimits = OF_ALL_FRAMES
+) -> Frame:
+    """The one frame that ``data`` holds, of any kind within ``most``.
 
     Raises:
         ProtocolError: ``data`` is not exactly one well-formed frame within its limits.
     """
-    assembler = FrameAssembler()
+    assembler = FrameAssembler(
+        max_header_bytes=most.header_bytes, max_payload_bytes=most.payload_bytes
+    )
     rest = memoryview(data)
     while rest.nbytes:
         space = assembler.wanted()
@@ -209,10 +213,10 @@ class FrameAssembler:
         self.put(count)
         return self.read(limits_of)
 
-    def put(self, count: int) -> None:
+    def put(self, count: int, most: FrameLimits = OF_ALL_FRAMES) -> None:
         """Note that ``count`` bytes were put at the start of :meth:`wanted`.
 
-        Raises ``ProtocolError`` for sizes that no frame has.
+        Raises ``ProtocolError`` for sizes that no frame has, or none within ``most``.
         """
         self._space = self._space[count:]
         if not self._space.nbytes and self._document is None:
@@ -220,8 +224,8 @@ class FrameAssembler:
             _check_sizes(
                 header_bytes,
                 payload_bytes,
-                self._max_header_bytes,
-                self._max_payload_bytes,
+                min(self._max_header_bytes, most.header_bytes),
+                min(self._max_payload_bytes, most.payload_bytes),
                 "the incoming frame",
             )
             self._due_bytes = header_bytes

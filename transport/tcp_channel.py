@@ -12,9 +12,11 @@ from typing import Any
 from edge.transport.async_socket import AsyncSocket
 from edge.transport.errors import ChannelClosedError, ProtocolError, TransportError
 from edge.transport.frame import (
+    OF_ALL_FRAMES,
     Admit,
     Frame,
     FrameAssembler,
+    FrameLimits,
     LimitsOf,
     admit_all,
     encode,
@@ -56,7 +58,11 @@ class TcpChannel:
             await self._connection.send_all(buffers)
 
     async def receive(
-        self, limits_of: LimitsOf = no_other_limits, admit: Admit = admit_all
+        self,
+        limits_of: LimitsOf = no_other_limits,
+        admit: Admit = admit_all,
+        *,
+        most: FrameLimits = OF_ALL_FRAMES,
     ) -> Frame:
         self._check_open()
         if self._is_receiving:
@@ -69,7 +75,7 @@ class TcpChannel:
                     await admit(due_bytes + min(due_bytes, self._connection.record_bytes))
                 if not (unread_bytes := self._assembler.unread_bytes):
                     count = await self._connection.receive_into(self._assembler.wanted())
-                    self._assembler.put(count)
+                    self._assembler.put(count, most)
                     unread_bytes = self._assembler.unread_bytes
                 if unread_bytes:
                     await admit(unread_bytes)

@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 
 from edge.transport.channel import Channel
 from edge.transport.errors import PeerLostError
-from edge.transport.frame import Admit, Frame, LimitsOf, admit_all, no_other_limits
+from edge.transport.frame import (
+    OF_ALL_FRAMES,
+    Admit,
+    Frame,
+    FrameLimits,
+    LimitsOf,
+    admit_all,
+    no_other_limits,
+)
 from edge.transport.link import Link, LinkState
 
 
@@ -112,10 +120,14 @@ class FaultyChannel:
             await self._inner.send(Frame(frame.kind, frame.header, payload[: len(payload) // 2]))
 
     async def receive(
-        self, limits_of: LimitsOf = no_other_limits, admit: Admit = admit_all
+        self,
+        limits_of: LimitsOf = no_other_limits,
+        admit: Admit = admit_all,
+        *,
+        most: FrameLimits = OF_ALL_FRAMES,
     ) -> Frame:
         await self._next_fault(sends=False)
-        return await self._inner.receive(limits_of, admit)
+        return await self._inner.receive(limits_of, admit, most=most)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

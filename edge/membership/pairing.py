@@ -270,7 +270,7 @@ class _Keys:
 
 async def _payload(channel: Channel, kind: str, limits: FrameLimits = _LIMITS) -> bytes:
     try:
-        frame = await channel.receive(lambda _kind: limits)
+        frame = await channel.receive(most=limits)
     except ProtocolError as error:
         raise RequestError(f"the other device does not pair as Edge does: {error}") from error
     if frame.kind != kind:

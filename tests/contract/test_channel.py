@@ -15,6 +15,7 @@ from edge.transport import (
     PeerLostError,
     ProtocolError,
 )
+from edge.transport.frame import FrameLimits
 from edge.transport.testing import Fault, FaultyChannel
 from tests.support.transport_pairs import CHANNEL_KINDS, channel_pair
 
@@ -246,5 +247,21 @@ def test_dropped_and_truncated_frames(kind: str) -> None:
         await bob.send(Frame("after"))
         assert (await alice.receive()).header == {"number": 0}
         assert (await alice.receive()).kind == "after"
+
+    check(kind, scenario)
+
+
+@pytest.mark.parametrize("large", ["header", "payload"])
+def test_a_frame_may_be_so_large_and_no_larger(kind: str, large: str) -> None:
+    async def scenario(alice: Channel, bob: Channel) -> None:
+        most = FrameLimits(header_bytes=100, payload_bytes=100)
+        small = Frame("k", {"text": "x" * 50}, bytes(100))
+        await alice.send(small)
+        assert await bob.receive(most=most) == small
+        await alice.send(
+            Frame("k", {"text": "x" * 100}) if large == "header" else Frame("k", {}, bytes(101))
+        )
+        with pytest.raises(ProtocolError, match=f"has a {large} of .* over the limit of 100"):
+            await bob.receive(most=most)
 
     check(kind, scenario)

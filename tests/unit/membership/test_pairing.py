@@ -27,7 +27,14 @@ from edge.membership.pairing import (
 from edge.membership.roles import USE
 from edge.membership.words import WORDS
 from edge.transport import Channel, Frame, MemoryChannel, PeerLostError
-from edge.transport.frame import Admit, LimitsOf, admit_all, no_other_limits
+from edge.transport.frame import (
+    OF_ALL_FRAMES,
+    Admit,
+    FrameLimits,
+    LimitsOf,
+    admit_all,
+    no_other_limits,
+)
 from edge.transport.testing import Fault, FaultyChannel
 from tests.support.held_channels import HeldChannel
 from tests.support.passing_time import let_pass
@@ -244,17 +251,21 @@ def test_a_member_without_the_clusters_key_takes_nobody_in() -> None:
 
 
 class Limited(FaultyChannel):
-    """Notes how large a payload may be."""
+    """Notes how large a frame may be: its header and its payload."""
 
     def __init__(self, inner: Channel) -> None:
         super().__init__(inner, Fault.LOSE, after_calls=100)
-        self.largest: list[int] = []
+        self.largest: list[tuple[int, int]] = []
 
     async def receive(
-        self, limits_of: LimitsOf = no_other_limits, admit: Admit = admit_all
+        self,
+        limits_of: LimitsOf = no_other_limits,
+        admit: Admit = admit_all,
+        *,
+        most: FrameLimits = OF_ALL_FRAMES,
     ) -> Frame:
-        self.largest.append(limits_of("pair").payload_bytes)
-        return await super().receive(limits_of, admit)
+        self.largest.append((most.header_bytes, most.payload_bytes))
+        return await super().receive(limits_of, admit, most=most)
 
 
 def test_neither_side_sets_aside_much() -> None:
@@ -266,8 +277,8 @@ def test_neither_side_sets_aside_much() -> None:
             join(second, code, Identity.made(), "kitchen"),
             (first, second),
         )
-        assert first.largest == [64 << 10] * 2
-        assert second.largest == [64 << 10, 1 << 20]  # with the keys of before
+        assert first.largest == [(1 << 10, 64 << 10)] * 2
+        assert second.largest == [(1 << 10, 64 << 10), (1 << 10, 1 << 20)]  # with keys of before
 
     asyncio.run(scenario())
 
