@@ -22,6 +22,10 @@ _UNIT = "organizationalUnitName"
 _BEGIN_S = 946_684_800
 """Of the year 2000: a certificate's first moment counts from there, see `authority`."""
 
+_NO_CHECK_TIME = 0x200000
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, for which `ssl` has no name: since that moment counts, a
+clock that is wrong, or many certificates, would make it one to come."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
@@ -102,6 +106,7 @@ class Shown:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # certificates name devices, not addresses
         context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= _NO_CHECK_TIME
         context.load_verify_locations(cadata=self.cluster)
         if protocol == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0  # nothing follows the handshake that the other end did not ask

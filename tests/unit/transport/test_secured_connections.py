@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from demos.relay import Fault, Relay
+from edge.membership.authority import MOST_COUNTED, Authority
 from edge.membership.identity import Identity
 from edge.membership.membership import Membership, credentials
 from edge.transport import (
@@ -445,6 +446,24 @@ def test_tls_is_of_the_newest_version_and_asks_for_certificates() -> None:
     for context in (member.listening, member.connecting):
         assert context.minimum_version == ssl.TLSVersion.TLSv1_3
         assert context.verify_mode == ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize("counts", [(MOST_COUNTED, 0), (0, MOST_COUNTED)])
+def test_no_clock_is_asked_whether_a_certificate_counts(counts: tuple[int, int]) -> None:
+    """The count of the cluster's keys, or of a device's certificates, stands where a date would."""
+    keys, certificates = counts
+    authority = Authority.made(None, keys)
+    tag_key = Membership.founded("attic").tag_key
+    ours, theirs = (Membership.enrolled(authority, tag_key, name) for name in ("ours", "theirs"))
+    certificate = authority.member(ours.identity.key.public_key(), "ours", edition=certificates)
+    ours = replace(ours, certificate=certificate)
+
+    async def scenario() -> None:
+        for listening, calling in ((ours, theirs), (theirs, ours)):
+            async with echoing(credentials=shown(listening)) as listener:
+                await check_echo(listener, shown(calling))
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("offset", [2, 10, 30, 60, 200, 500])
