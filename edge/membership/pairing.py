@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.serialization import (
 from spake2 import SPAKE2_A, SPAKE2_B
 
 from edge.errors import RequestError
+from edge.host.since_boot import since_boot_s
 from edge.membership.authority import Authority
 from edge.membership.identity import Identity, PublicKey, fingerprint, key_id
 from edge.membership.membership import Membership, read_membership, read_past, told_past
@@ -79,7 +80,7 @@ class Other:
 
 
 class WrongCodeError(RequestError):
-    """Somebody tried other words: the code is void."""
+    """The code is void: somebody tried other words, or came too late."""
 
 
 def new_code() -> str:
@@ -131,9 +132,13 @@ class Invitation:
         current: Callable[[], Membership],
         name: str,
         roles: Collection[str] = ROLES,
+        *,
+        clock: Callable[[], float] = since_boot_s,
     ) -> None:
         """Whoever comes may do what `roles` say; `name` is our own. `current` is asked for our
         place when somebody has come: the cluster may have got a new key since the code was shown.
+        The code's time begins here, by a clock that shows seconds, those of a suspension among
+        them.
 
         Raises RequestError."""
         check_takes_in(current())
@@ -141,6 +146,8 @@ class Invitation:
         self._current = current
         self._name = name
         self._roles = roles
+        self._clock = clock
+        self._ends_at_s = clock() + CODE_LASTS_S
         self._is_guessed = False
         """Somebody's proof is being looked at, was wrong, or has made a member."""
 
@@ -150,7 +157,7 @@ class Invitation:
         `on_word` is called after each of the two messages that it has to send.
 
         Raises WrongCodeError, after which the code is void; RequestError for a device that does not
-        keep to the protocol, or comes too late; TimeoutError; the channel's errors.
+        keep to the protocol, or comes after another one; TimeoutError; the channel's errors.
         """
         spake = SPAKE2_B(self._code.encode())
         async with asyncio.timeout(_WORD_LIMIT_S):
@@ -163,6 +170,10 @@ class Invitation:
         on_word()
         if self._is_guessed:
             raise RequestError("another device has used the code")
+        if self._clock() >= self._ends_at_s:
+            raise WrongCodeError(
+                "a device came too late: the code was void by then", remedy="show a new one"
+            )
         self._is_guessed = True
         try:
             return await self._taken_in(channel, keys, keys.opened(keys.joining, proof))

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from edge import transport
 from edge.errors import RequestError
+from edge.host.since_boot import since_boot_s
 from edge.protocol.expulsion import LOOK_EVERY_S
 from edge.transport import Credentials, Discovery, Member, PeerFound, PeerGone, PeerRecord
 
@@ -53,11 +53,6 @@ class _Other:
     due_s: float = 0.0
     """When it is to be told next, where it does not know all."""
     telling: asyncio.Task[None] | None = None
-
-
-def since_boot_s() -> float:
-    """Goes on while the host is suspended, as the event loop's clock does not."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class News:

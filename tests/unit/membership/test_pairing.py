@@ -15,6 +15,7 @@ from edge.errors import RequestError
 from edge.membership.identity import Identity, PrivateKey, PublicKey
 from edge.membership.membership import Membership
 from edge.membership.pairing import (
+    CODE_LASTS_S,
     CODE_WORDS,
     Invitation,
     Other,
@@ -103,6 +104,32 @@ def test_who_knows_the_words_becomes_a_member() -> None:
         assert member.identity.id == identity.id
         assert member.authority is None
         member.certificate.verify_directly_issued_by(first.cluster)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("after_s", "is_taken_in"), [(CODE_LASTS_S - 1, True), (CODE_LASTS_S, False)]
+)
+def test_the_codes_time_goes_on_while_the_host_is_suspended(
+    after_s: float, is_taken_in: bool
+) -> None:
+    """The event loop's clock, by which it also ends, stands still then."""
+
+    async def scenario() -> None:
+        first, code, clock_s = Membership.founded("attic"), new_code(), 100.0
+        ends = MemoryChannel.pair("attic", "kitchen")
+        invitation = Invitation(code, always(first), "attic", clock=lambda: clock_s)
+        clock_s += after_s
+        seen, joining = await paired(
+            invitation.take_in(ends[0]), join(ends[1], code, Identity.made(), "kitchen"), ends
+        )
+        if is_taken_in:
+            assert seen.name == "kitchen"
+        else:
+            assert isinstance(joining, PeerLostError)
+            with pytest.raises(WrongCodeError, match="too late: the code was void by then"):
+                raise seen
 
     asyncio.run(scenario())
 

@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+from edge.host.since_boot import since_boot_s
 from edge.membership.membership import Change, Membership, credentials
 from edge.peer.news import (
     AGAIN_AFTER_S,
@@ -16,7 +17,6 @@ from edge.peer.news import (
     FIRST_LOOK_S,
     SUSPENDED_S,
     News,
-    since_boot_s,
 )
 from edge.protocol.expulsion import LOOK_EVERY_S
 from edge.transport import Credentials, DiscoveryBus, Member, MemoryDiscovery, PeerRecord
