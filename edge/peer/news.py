@@ -17,6 +17,7 @@ from typing import Any
 from edge import transport
 from edge.errors import RequestError
 from edge.host.since_boot import since_boot_s
+from edge.protocol.announced_peers import ASKED_WITHIN_S, MOST_AT_ONCE, is_any
 from edge.protocol.expulsion import LOOK_EVERY_S
 from edge.transport import Credentials, Discovery, Member, PeerFound, PeerGone, PeerRecord
 
@@ -35,11 +36,6 @@ SUSPENDED_S = 2.0
 between two looks no longer than who tells waits for an answer."""
 
 _AT_FIRST_S = 120.0
-
-MOST_AT_ONCE = 64
-"""More than a home has devices: an expelled one can announce what does not answer."""
-
-_WITHIN_S = 3.0
 
 
 @dataclass(slots=True)
@@ -165,7 +161,7 @@ class News:
         """A handshake tells both sides; what it brings is told to the others then."""
         begun_s = asyncio.get_running_loop().time()
         try:
-            if await self._reached(other.record):
+            if await is_any(other.record, self._answers):
                 other.told = news
             else:
                 at_first = begun_s - other.found_s < _AT_FIRST_S
@@ -174,15 +170,9 @@ class News:
             other.telling = None
             self._is_due.set()
 
-    async def _reached(self, record: PeerRecord) -> bool:
-        """All addresses at once, each with its full time: an expelled device can still announce
-        any, and is not to see by its own when another one answered."""
-        answered = await asyncio.gather(*map(self._answers, record.addresses))
-        return any(answered)
-
     async def _answers(self, address: str) -> bool:
         with contextlib.suppress(TimeoutError, transport.TransportError):
-            async with asyncio.timeout(_WITHIN_S):
+            async with asyncio.timeout(ASKED_WITHIN_S):
                 channel = await transport.connect(
                     address, hello=self._hello, credentials=self._credentials
                 )

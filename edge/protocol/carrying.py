@@ -7,9 +7,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from edge import transport
-from edge.transport import Credentials, Past, PeerFound, PeerRecord
-
-_TELL_WITHIN_S = 3.0
+from edge.protocol.announced_peers import ASKED_WITHIN_S, MOST_AT_ONCE, is_any
+from edge.transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
 
 
 async def carry_along(
@@ -25,38 +24,64 @@ async def carry_along(
     `announced` is shown under those keys, too, so that whoever looks for peers by one of them comes
     here and is told. `on_carried` is called for each that has followed.
     """
+    carrying = Carrying(credentials, on_carried)
     await asyncio.gather(
         *(
-            _of_key(past, credentials, cluster, interfaces, announced, on_carried)
+            carrying.run(
+                transport.ZeroconfDiscovery(
+                    cluster=cluster, key=past.tag_key, interfaces=interfaces
+                ),
+                announced,
+            )
             for past in credentials.past()
         )
     )
 
 
-async def _of_key(
-    past: Past,
-    credentials: Credentials,
-    cluster: str,
-    interfaces: Sequence[str] | None,
-    announced: PeerRecord | None,
-    on_carried: Callable[[], None],
-) -> None:
-    discovery = transport.ZeroconfDiscovery(
-        cluster=cluster, key=past.tag_key, interfaces=interfaces
-    )
-    try:
-        # Whoever cannot be told today is told another day.
-        with contextlib.suppress(transport.TransportError, OSError, ValueError):
-            if announced is not None:
-                await discovery.announce(announced)
-            async for event in discovery.watch():
-                if not isinstance(event, PeerFound):
-                    continue
-                for address in event.record.addresses:
-                    if await transport.bring_rotation(
-                        address, credentials, timeout_s=_TELL_WITHIN_S
-                    ):
-                        on_carried()
-                        break
-    finally:
-        await discovery.aclose()
+class Carrying:
+    """Peers are told beside each other, so many at once, in the order in which they were found."""
+
+    def __init__(self, credentials: Credentials, on_carried: Callable[[], None]) -> None:
+        self._credentials = credentials
+        self._on_carried = on_carried
+        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def run(self, discovery: Discovery, announced: PeerRecord | None = None) -> None:
+        """Tell those that this one finds, until cancelled; it is closed then."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                # Whoever cannot be told today is told another day.
+                with contextlib.suppress(transport.TransportError, OSError, ValueError):
+                    if announced is not None:
+                        await discovery.announce(announced)
+                    await self._watch(discovery, group)
+        finally:
+            await discovery.aclose()
+
+    async def _watch(self, discovery: Discovery, group: asyncio.TaskGroup) -> None:
+        due: dict[str, PeerRecord] = {}
+        telling: set[str] = set()
+
+        async def tell(id: str) -> None:
+            while id in due:
+                async with self._turns:
+                    record = due.pop(id, None)
+                    if record is not None and await is_any(record, self._follows):
+                        self._on_carried()
+            telling.discard(id)
+
+        async for event in discovery.watch():
+            if isinstance(event, PeerGone):
+                due.pop(event.id, None)
+            elif isinstance(event, PeerFound):
+                due[event.record.id] = event.record
+                if event.record.id not in telling:
+                    telling.add(event.record.id)
+                    group.create_task(tell(event.record.id))
+
+    async def _follows(self, address: str) -> bool:
+        with contextlib.suppress(OSError):  # of this device, which has no socket left
+            return await transport.bring_rotation(
+                address, self._credentials, timeout_s=ASKED_WITHIN_S
+            )
+        return False
