@@ -149,10 +149,15 @@ async def greet(
         raise RefusedError(f"{connection.peer} is of another cluster: pair them with `edge pair`")
     digest = hashlib.sha256(transcript).digest()
     tls = _begin_tls(connection, credentials, transcript, listens=False)
-    certificate = await tls.handshake()
-    member = credentials.admitted(*certificate)
-    if device not in (None, member.id):
-        raise RefusedError(f"{connection.peer} is {member.name}, another device than was expected")
+
+    def check(told: Mapping[str, Any], encoded: bytes) -> None:
+        member = credentials.admitted(told, encoded)
+        if device not in (None, member.id):
+            raise RefusedError(
+                f"{connection.peer} is {member.name}, another device than was expected"
+            )
+
+    certificate = await tls.handshake(check)
     secret = os.urandom(SECRET_BYTES)
     told = {**hello, _WAY: same_host.way(connection, listens=False)}
     try:
@@ -211,8 +216,7 @@ async def answer(
     await connection.send_all([credentials.tag(_LISTENING, transcript)])
     digest = hashlib.sha256(transcript).digest()
     tls = _begin_tls(connection, credentials, transcript, listens=True)
-    certificate = await tls.handshake()
-    credentials.admitted(*certificate)
+    certificate = await tls.handshake(credentials.admitted)
     secret = os.urandom(SECRET_BYTES)
     theirs, their_secret = await _receive_hello(tls, len(secret))
     is_near = theirs.pop(_WAY, None) == same_host.way(connection, listens=True) != ""
@@ -295,6 +299,8 @@ async def _exchange_preambles(
     await connection.send_all([preamble])
     answered = await _receive_preamble(connection)
     _check_secured_alike(connection, answered, credentials)
+    if answered != preamble[-1]:
+        raise ProtocolError(f"{connection.peer} answers in another role, {answered}")
     return preamble
 
 

@@ -29,10 +29,11 @@ HANDSHAKE_TIMEOUT_S = 5.0
 """A handshake is three small messages each way: seconds are plenty, also for a slow radio."""
 
 MAX_UNFINISHED_HANDSHAKES = 64
-"""When one more stranger comes, the oldest is dropped of the crowd that is largest: those from one
-address, with a tag that only members can make, or without. An honest peer finishes in milliseconds,
-so slow ones can fill the places but not keep them. One address does not push out another, and
-strangers no member at their own address, whose longest part comes after its tag."""
+"""When one more stranger comes, one is dropped: of those that have shown a tag, which only members
+can make, where these have more than half of the places, and else of the others. Of these it is the
+oldest of those from one address that are most. An honest peer finishes in milliseconds, so slow
+ones can fill the places but not keep them. One address does not push out another, and strangers, of
+however many addresses, no member, whose longest part comes after its tag."""
 
 MAX_CONNECTIONS = 512
 """Served at once, all peers together; and of one device:"""
@@ -56,10 +57,6 @@ class _Stranger:
     connection: AsyncSocket
     host: str
     has_tag: bool = False
-
-    @property
-    def crowd(self) -> tuple[str, bool]:
-        return self.host, self.has_tag
 
     def show_tag(self) -> None:
         self.has_tag = True
@@ -147,8 +144,13 @@ class Listener:
 
     def _drop_one(self) -> None:
         """Make room for one more handshake."""
-        crowd, _ = Counter(each.crowd for each in self._unfinished.values()).most_common(1)[0]
-        oldest = next(task for task, each in self._unfinished.items() if each.crowd == crowd)
+        having_tags = sum(each.has_tag for each in self._unfinished.values())
+        of_those = 2 * having_tags > len(self._unfinished)
+        among = {
+            task: each.host for task, each in self._unfinished.items() if each.has_tag == of_those
+        }
+        host, _ = Counter(among.values()).most_common(1)[0]
+        oldest = next(task for task, each in among.items() if each == host)
         self._unfinished.pop(oldest).connection.close()
         self._dropped.add(oldest)
         oldest.cancel()

@@ -26,16 +26,27 @@ class TlsSession:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=listens)
         self._space = memoryview(bytearray(_READ_BYTES))
 
-    async def handshake(self) -> tuple[Mapping[str, Any], bytes]:
+    async def handshake(
+        self, check: Callable[[Mapping[str, Any], bytes], object]
+    ) -> tuple[Mapping[str, Any], bytes]:
         """The certificate of the other end, as `ssl` describes it and as it is (DER).
 
-        Raises PeerLostError, also for a certificate that is not accepted, here or there.
+        `check` is called with both. The connecting side's own certificate is sent only if it
+        raises nothing: whom it does not want to talk to must not learn who it is.
+
+        Raises PeerLostError, also for a certificate that is not accepted, here or there; and what
+        `check` raises.
         """
-        await self._done(self._tls.do_handshake)
-        certificate, encoded = self._tls.getpeercert(), self._tls.getpeercert(binary_form=True)
-        assert certificate, "both contexts require one"
-        assert encoded
-        return certificate, encoded
+
+        def step() -> tuple[Mapping[str, Any], bytes]:
+            self._tls.do_handshake()
+            certificate, encoded = self._tls.getpeercert(), self._tls.getpeercert(binary_form=True)
+            assert certificate, "both contexts require one"
+            assert encoded
+            check(certificate, encoded)
+            return certificate, encoded
+
+        return await self._done(step)
 
     async def send_all(self, buffers: Sequence[Buffer]) -> None:
         """See `AsyncSocket`."""

@@ -7,8 +7,9 @@ import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -33,9 +34,10 @@ from edge.transport import (
 )
 from edge.transport import listener as listener_module
 from edge.transport.async_socket import AsyncSocket
-from edge.transport.credentials import NONCE_BYTES, TAG_BYTES
+from edge.transport.credentials import NONCE_BYTES, TAG_BYTES, Member
 from edge.transport.handshake import MEMBER, Greeted, Role, greet
 from edge.transport.listener import MAX_UNFINISHED_HANDSHAKES, Listener
+from tests.support.devices import Kept
 from tests.support.transport_listeners import (
     GREETING,
     Refusals,
@@ -562,6 +564,31 @@ def test_strangers_do_not_push_out_a_member_at_their_own_address() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("addresses", [3, 20])
+def test_strangers_of_many_addresses_do_not_push_out_a_member(addresses: int) -> None:
+    async def scenario() -> None:
+        ours, theirs = members(2)
+        async with echoing(
+            credentials=theirs, handshake_timeout_s=1e9, max_unfinished_handshakes=4
+        ) as listener:
+            both = [await held(listener, ours) for _ in range(2)]
+            crowd = [
+                await asyncio.open_connection(
+                    "127.0.0.1",
+                    listener.port,
+                    local_addr=(f"127.0.1.{1 + number % addresses}", 0),
+                )
+                for number in range(20)
+            ]
+            for connection, greeting in both:
+                connection.may.set()
+                (await greeting).connection.close()
+            for _, each in crowd:
+                await hang_up(each)
+
+    run(scenario)
+
+
 def test_a_crowd_with_tags_does_not_push_out_who_has_just_come() -> None:
     """An expelled device has the key for these still."""
 
@@ -579,6 +606,53 @@ def test_a_crowd_with_tags_does_not_push_out_who_has_just_come() -> None:
                 greeting.cancel()
                 await asyncio.wait([greeting])
                 connection.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("role", [Role.CHANNEL, Role.LINK])
+def test_a_caller_shows_its_certificate_only_to_whom_it_wants(role: Role) -> None:
+    """Neither to a device that it knows to be expelled, nor to another one than it is to call."""
+    attic = Kept.founded("attic")
+    annas, eve, kitchen = (attic.taking_in(name) for name in ("annas", "eve", "kitchen"))
+    news = attic.membership.expelling(eve.membership.identity.id).expelled.signed
+    annas.change(lambda membership: membership.hearing(news))
+    came: set[str] = set()
+
+    async def call(whom: Kept, device: str) -> None:
+        theirs = whom.credentials()
+
+        def admitted(certificate: Mapping[str, Any], encoded: bytes) -> Member:
+            came.add(theirs.admitted(certificate, encoded).name)
+            return theirs.admitted(certificate, encoded)
+
+        listening = replace(theirs, admitted=admitted)
+        refused = Refusals()
+        async with echoing(
+            credentials=listening, on_link=close_link, on_refused=refused
+        ) as listener:
+            connected = socket.create_connection(("127.0.0.1", listener.port))
+            connected.setblocking(False)
+            try:
+                with contextlib.closing(AsyncSocket(connected, "it")) as connection:
+                    greeted = await greet(connection, role, {}, annas.credentials(), device)
+                    greeted.connection.close()
+            except RefusedError:
+                await refused.queue.get()  # it has read all that was sent
+                raise
+
+    async def close_link(link: Link, _hello: object) -> None:
+        link.close()
+
+    async def scenario() -> None:
+        ids = {each: each.membership.identity.id for each in (eve, kitchen)}
+        with pytest.raises(RefusedError, match="has been expelled"):
+            await call(eve, ids[eve])
+        with pytest.raises(RefusedError, match="another device than was expected"):
+            await call(kitchen, ids[eve])
+        assert came == set()
+        await call(kitchen, ids[kitchen])
+        assert came == {"annas"}
 
     run(scenario)
 

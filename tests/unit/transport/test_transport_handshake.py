@@ -92,11 +92,12 @@ def test_another_version_is_told_to_both_sides(version: int) -> None:
 
 @contextlib.asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[str]:
-    """Something that listens, reads a little, gives a fixed answer and hangs up."""
+    """Something that listens, reads a little, gives a fixed answer and hangs up: a greeting in the
+    role that it was asked for."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(len(GREETING))
-        writer.write(answer)
+        asked = await reader.readexactly(len(GREETING))
+        writer.write(answer.replace(GREETING, asked))
         await hang_up(writer)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
