@@ -17,6 +17,8 @@ from edge.membership.identity import Identity
 from edge.membership.membership import Membership
 from edge.membership.pairing import (
     CODE_LASTS_S,
+    CannotKeepError,
+    HeldMembership,
     Invitation,
     Other,
     WrongCodeError,
@@ -44,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 async def invite(
     code: str,
-    current: Callable[[], Membership],
+    own: HeldMembership,
     name: str,
     *,
     roles: Collection[str] = ROLES,
@@ -56,13 +58,13 @@ async def invite(
     """Wait until a device with this code comes, and make it a member that may do what `roles` say.
 
     `on_ready` gets the addresses where that is waited for; `discovery` announces them, too: without
-    one, zeroconf on `interfaces`. `current` is asked for our place in the cluster. Somebody who
-    does not get as far as a guess is passed over.
+    one, zeroconf on `interfaces`. `own` keeps who is taken in. Somebody who does not get as far as
+    a guess is passed over.
 
-    Raises WrongCodeError when somebody guesses wrongly, NetworkError when nobody comes in time or
-    the network cannot be used.
+    Raises WrongCodeError when somebody guesses wrongly, CannotKeepError, and NetworkError when
+    nobody comes in time or the network cannot be used.
     """
-    door = _Door(Invitation(code, current, name, roles))
+    door = _Door(Invitation(code, own, name, roles))
     async with _open(door, code, listen, discovery or _zeroconf(code, interfaces)) as addresses:
         on_ready(addresses)
         try:
@@ -119,7 +121,7 @@ class _Door:
 
     def __init__(self, invitation: Invitation) -> None:
         self.outcome: asyncio.Future[Other] = asyncio.get_running_loop().create_future()
-        """Who was taken in, or WrongCodeError."""
+        """Who was taken in; or WrongCodeError, CannotKeepError."""
         self._invitation = invitation
         self._talks: dict[asyncio.Task[None], _Talk] = {}
         """The oldest first."""
@@ -136,7 +138,7 @@ class _Door:
             try:
                 async with asyncio.timeout(_TALK_LIMIT_S):
                     self._end(await self._invitation.take_in(channel, talk.count))
-            except WrongCodeError as error:
+            except (WrongCodeError, CannotKeepError) as error:
                 self._end(error)
             except (TimeoutError, RequestError, transport.TransportError) as error:
                 _log.info("%s does not pair: %s", channel.peer, str(error) or "it takes too long")
@@ -156,7 +158,7 @@ class _Door:
         del self._talks[least.task]
         least.task.cancel()
 
-    def _end(self, outcome: Other | WrongCodeError) -> None:
+    def _end(self, outcome: Other | WrongCodeError | CannotKeepError) -> None:
         if self.outcome.done():
             return
         if isinstance(outcome, Other):

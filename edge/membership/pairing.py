@@ -17,10 +17,9 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from cryptography import x509
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -33,11 +32,17 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from spake2 import SPAKE2_A, SPAKE2_B
 
-from edge.errors import RequestError
+from edge.errors import EdgeError, RequestError
 from edge.host.since_boot import since_boot_s
 from edge.membership.authority import Authority
 from edge.membership.identity import Identity, PublicKey, fingerprint, key_id
-from edge.membership.membership import Membership, read_membership, read_past, told_past
+from edge.membership.membership import (
+    Change,
+    Membership,
+    read_membership,
+    read_past,
+    told_past,
+)
 from edge.membership.roles import ROLES
 from edge.membership.words import WORDS
 from edge.transport import Channel, Frame, ProtocolError
@@ -72,8 +77,6 @@ class Other:
 
     name: str
     id: str
-    certificate: x509.Certificate | None = field(default=None, repr=False, compare=False)
-    """That it has got from this one."""
 
     def __str__(self) -> str:
         return f"{self.name} ({fingerprint(self.id)})"
@@ -81,6 +84,20 @@ class Other:
 
 class WrongCodeError(RequestError):
     """The code is void: somebody tried other words, or came too late."""
+
+
+class CannotKeepError(RequestError):
+    """This device cannot keep whom it takes in: nobody can join, whatever the code."""
+
+
+class HeldMembership(Protocol):
+    """This device's place in its cluster, where it is kept: `OwnMembership`, for one."""
+
+    def current(self) -> Membership:
+        """As it is now."""
+
+    def change(self, change: Change) -> Membership:
+        """What `change` makes of the newest, which is kept."""
 
 
 def new_code() -> str:
@@ -129,21 +146,21 @@ class Invitation:
     def __init__(
         self,
         code: str,
-        current: Callable[[], Membership],
+        own: HeldMembership,
         name: str,
         roles: Collection[str] = ROLES,
         *,
         clock: Callable[[], float] = since_boot_s,
     ) -> None:
-        """Whoever comes may do what `roles` say; `name` is our own. `current` is asked for our
+        """Whoever comes may do what `roles` say; `name` is our own. `own` is asked for our
         place when somebody has come: the cluster may have got a new key since the code was shown.
         The code's time begins here, by a clock that shows seconds, those of a suspension among
         them.
 
         Raises RequestError."""
-        check_takes_in(current())
+        check_takes_in(own.current())
         self._code = code
-        self._current = current
+        self._own = own
         self._name = name
         self._roles = roles
         self._clock = clock
@@ -156,8 +173,9 @@ class Invitation:
 
         `on_word` is called after each of the two messages that it has to send.
 
-        Raises WrongCodeError, after which the code is void; RequestError for a device that does not
-        keep to the protocol, or comes after another one; TimeoutError; the channel's errors.
+        Raises WrongCodeError, after which the code is void; CannotKeepError; RequestError for a
+        device that does not keep to the protocol, or comes after another one; TimeoutError; the
+        channel's errors.
         """
         spake = SPAKE2_B(self._code.encode())
         async with asyncio.timeout(_WORD_LIMIT_S):
@@ -194,16 +212,23 @@ class Invitation:
             device.verify(_bytes(asked, "signature"), keys.signed, _ECDSA)
         except InvalidSignature:
             raise RequestError("the other device has not the key that it says") from None
-        id, name, membership = key_id(device), _name(asked), self._current()
-        if id == membership.identity.id:
+        id, name = key_id(device), _name(asked)
+        if id == self._own.current().identity.id:
             raise RequestError(
                 "the other device has this device's own key, copied; remove the folder of keys "
                 "there, and pair it again"
             )
-        edition = membership.next_edition(id)
-        authority = check_takes_in(membership)
-        certificate = authority.member(device, name, self._roles, edition)
-        other = Other(name=name, id=id, certificate=certificate)
+
+        def taking_in(newest: Membership) -> Membership:
+            authority, edition = check_takes_in(newest), newest.next_edition(id)
+            return newest.taking_in(id, name, authority.member(device, name, self._roles, edition))
+
+        # Kept before it is told: whatever ends this process then, no member stands in no list.
+        try:
+            membership = self._own.change(taking_in)
+        except EdgeError as error:
+            raise CannotKeepError(str(error), remedy=error.remedy) from error
+        certificate = membership.taken_in[id]
         answer = {
             "certificate": certificate.public_bytes(Encoding.DER),
             "cluster": membership.cluster.public_bytes(Encoding.DER),
@@ -214,7 +239,7 @@ class Invitation:
             "id": membership.identity.id.encode(),
         }
         await channel.send(Frame(_TAKEN_IN, {}, keys.sealed(keys.inviting, answer)))
-        return other
+        return Other(name=name, id=id)
 
 
 async def join(

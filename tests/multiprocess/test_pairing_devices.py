@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import segno
 
+from edge.membership.identity import fingerprint
 from edge.membership.store import CONFIG_VARIABLE, TOKEN_VARIABLE
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import EDGE, PATIENCE_S, Daemon, Outcome, edge_process
@@ -131,6 +135,39 @@ def test_two_fresh_devices_four_commands(
         refused = answer(attic, daemon, checkpoint).sentence()
         assert "has been expelled" in refused
         assert daemon.end() == 0
+
+
+def test_what_people_see_when_they_pair(device: Callable[[str], Device]) -> None:
+    """The words, and the same as a QR code; then, on both, whom each has got, so that the two can
+    be compared."""
+    attic, kitchen = device("attic"), device("kitchen")
+    listen = ("--listen", f"{LOOPBACK}:0", *ON_LOOPBACK, "--name", attic.name)
+    with edge_process("pair", *listen, environment=attic.environment) as process:
+        assert process.stdout is not None
+        shown = ""
+        while "add --peer" not in shown:
+            line = process.stdout.readline()
+            assert line, process.communicate()[1]
+            shown += line
+        (words,) = re.findall(r"^    edge pair ((?:[a-z]+ ){5}[a-z]+)$", shown, re.MULTILINE)
+        drawn = io.StringIO()
+        segno.make(words, error="l").terminal(out=drawn, compact=True)
+        assert drawn.getvalue() in shown
+        assert not set("".join(words.split())) & set(drawn.getvalue())
+        (address,) = re.findall(r"add --peer (\S+)\.$", shown, re.MULTILINE)
+        joined = kitchen.edge("pair", *words.split(), "--peer", address, "--name", kitchen.name)
+        assert joined.code == 0, joined.err
+        ended, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, err
+    own = {each.name: each.json("cluster", "show")["own"] for each in (attic, kitchen)}
+    prints = {name: fingerprint(id) for name, id in own.items()}
+    assert (
+        ended == f"Paired with kitchen ({prints['kitchen']}); this device is {prints['attic']}.\n"
+    )
+    assert (
+        joined.out
+        == f"Paired with attic ({prints['attic']}); this device is {prints['kitchen']}.\n"
+    )
 
 
 def test_who_pairs_to_lend_goes_on_as_a_peer(device: Callable[[str], Device]) -> None:

@@ -27,8 +27,8 @@ from edge.transport import (
     connect,
 )
 from edge.transport.discovery.zeroconf_record import record_of, services_of
-from edge.transport.frame import Admit, LimitsOf, admit_all, no_other_limits
 from edge.transport.testing import Fault, FaultyChannel
+from tests.support.devices import Kept
 from tests.support.mutated_frames import mutated_bytes, mutated_frame
 from tests.support.transport_listeners import check_echo, echoing, run
 
@@ -190,11 +190,6 @@ class ChangedChannel(FaultyChannel):
         self._at -= 1
         await super().send(frame)
 
-    async def receive(
-        self, limits_of: LimitsOf = no_other_limits, admit: Admit = admit_all
-    ) -> Frame:
-        return await super().receive(limits_of, admit)
-
 
 @pytest.mark.parametrize("of_the_inviter", [True, False], ids=["inviter", "joiner"])
 def test_a_changed_message_of_pairing_makes_no_member_of_somebody_else(
@@ -208,11 +203,11 @@ def test_a_changed_message_of_pairing_makes_no_member_of_somebody_else(
     async def scenario() -> None:
         for seed in range(PAIRINGS):
             chance = random.Random(seed)
-            ends: list[Channel] = [*MemoryChannel.pair("attic", "kitchen")]
-            which = 0 if of_the_inviter else 1
-            changing = ChangedChannel(ends[which], seed % (1 if of_the_inviter else 2), chance)
-            ends[which] = changing
-            inviting = Invitation(code, lambda: first, "attic").take_in(ends[0])
+            pair = MemoryChannel.pair("attic", "kitchen")
+            changing = ChangedChannel(pair[0 if of_the_inviter else 1], seed % 2, chance)
+            ends: tuple[Channel, Channel]
+            ends = (changing, pair[1]) if of_the_inviter else (pair[0], changing)
+            inviting = Invitation(code, Kept(first), "attic").take_in(ends[0])
             joining = join(ends[1], code, device, "kitchen")
             seen, got = await asyncio.gather(
                 ended(inviting, ends[0]), ended(joining, ends[1]), return_exceptions=True

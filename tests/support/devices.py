@@ -30,8 +30,9 @@ class Kept:
     def current(self) -> Membership:
         return self.membership
 
-    def change(self, change: Change) -> None:
+    def change(self, change: Change) -> Membership:
         self.membership = change(self.membership)
+        return self.membership
 
     def credentials(self) -> Credentials:
         return credentials(self.current, self.change)

@@ -127,7 +127,7 @@ def _invite(
     other = asyncio.run(
         invite(
             words,
-            own.current,
+            own,
             name,
             roles=roles,
             listen=listen,
@@ -135,9 +135,6 @@ def _invite(
             on_ready=show,
         )
     )
-    certificate = other.certificate
-    assert certificate is not None
-    own.change(lambda newest: newest.taking_in(other.id, other.name, certificate))
     _tell(other, own.current().identity.id, as_json=as_json)
 
 

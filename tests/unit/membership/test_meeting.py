@@ -16,7 +16,6 @@ from edge import transport
 from edge.errors import NetworkError, RequestError
 from edge.membership.identity import Identity
 from edge.membership.meeting import find_and_join, invite
-from edge.membership.membership import Membership
 from edge.membership.pairing import Other, WrongCodeError, join, meeting_place
 from edge.transport import (
     Channel,
@@ -27,6 +26,7 @@ from edge.transport import (
     PeerLostError,
     PeerRecord,
 )
+from tests.support.devices import Kept
 from tests.support.held_channels import HeldChannel
 from tests.support.passing_time import let_pass
 
@@ -70,11 +70,10 @@ class Inviter:
 async def inviting() -> AsyncIterator[Inviter]:
     bus = DiscoveryBus()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    attic = Membership.founded("attic")
     outcome = asyncio.create_task(
         invite(
             CODE,
-            lambda: attic,
+            Kept.founded("attic"),
             "attic",
             listen=HERE,
             discovery=MemoryDiscovery(bus, cluster=meeting_place(CODE)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,11 +12,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from spake2 import SPAKE2_A
 
 from edge.errors import RequestError
+from edge.membership.authority import counted
 from edge.membership.identity import Identity, PrivateKey, PublicKey
-from edge.membership.membership import Membership
+from edge.membership.membership import Change, Membership
 from edge.membership.pairing import (
     CODE_LASTS_S,
     CODE_WORDS,
+    CannotKeepError,
     Invitation,
     Other,
     WrongCodeError,
@@ -25,7 +27,7 @@ from edge.membership.pairing import (
     new_code,
     read_code,
 )
-from edge.membership.roles import USE
+from edge.membership.roles import LEND, USE
 from edge.membership.words import WORDS
 from edge.transport import Channel, Frame, MemoryChannel, PeerLostError
 from edge.transport.frame import (
@@ -37,6 +39,7 @@ from edge.transport.frame import (
     no_other_limits,
 )
 from edge.transport.testing import Fault, FaultyChannel
+from tests.support.devices import Kept
 from tests.support.held_channels import HeldChannel
 from tests.support.passing_time import let_pass
 
@@ -67,11 +70,6 @@ def test_no_word_is_the_beginning_of_another() -> None:
     ]
 
 
-def always(membership: Membership) -> Callable[[], Membership]:
-    """Of a device whose place in its cluster does not change."""
-    return lambda: membership
-
-
 async def paired(
     inviting: Awaitable[Any], joining: Awaitable[Any], ends: tuple[Channel, Channel]
 ) -> list[Any]:
@@ -93,7 +91,7 @@ def test_who_knows_the_words_becomes_a_member() -> None:
         first, code, identity = Membership.founded("attic"), new_code(), Identity.made()
         ends = MemoryChannel.pair("attic", "kitchen")
         seen, (member, inviter) = await paired(
-            Invitation(code, always(first), "attic").take_in(ends[0]),
+            Invitation(code, Kept(first), "attic").take_in(ends[0]),
             join(ends[1], code, identity, "kitchen"),
             ends,
         )
@@ -119,7 +117,7 @@ def test_the_codes_time_goes_on_while_the_host_is_suspended(
     async def scenario() -> None:
         first, code, clock_s = Membership.founded("attic"), new_code(), 100.0
         ends = MemoryChannel.pair("attic", "kitchen")
-        invitation = Invitation(code, always(first), "attic", clock=lambda: clock_s)
+        invitation = Invitation(code, Kept(first), "attic", clock=lambda: clock_s)
         clock_s += after_s
         seen, joining = await paired(
             invitation.take_in(ends[0]), join(ends[1], code, Identity.made(), "kitchen"), ends
@@ -139,7 +137,7 @@ def test_a_member_may_do_what_it_was_taken_in_for() -> None:
         first, code = Membership.founded("attic"), new_code()
         ends = MemoryChannel.pair("attic", "phone")
         _, (member, _) = await paired(
-            Invitation(code, always(first), "attic", [USE]).take_in(ends[0]),
+            Invitation(code, Kept(first), "attic", [USE]).take_in(ends[0]),
             join(ends[1], code, Identity.made(), "phone"),
             ends,
         )
@@ -175,7 +173,7 @@ def test_nobody_is_taken_in_with_a_key_of_another_device() -> None:
         ):
             ends = MemoryChannel.pair("attic", "phone")
             inviting, joining = await paired(
-                Invitation(code, always(first), "attic", [USE]).take_in(ends[0]),
+                Invitation(code, Kept(first), "attic", [USE]).take_in(ends[0]),
                 join(ends[1], code, Identity(cast(PrivateKey, claimed)), "phone"),
                 ends,
             )
@@ -192,7 +190,7 @@ def test_other_words_are_told_to_both_and_take_nobody_in() -> None:
         first, code = Membership.founded("attic"), new_code()
         ends = MemoryChannel.pair("attic", "mallory")
         inviting, joining = await paired(
-            Invitation(code, always(first), "attic").take_in(ends[0]),
+            Invitation(code, Kept(first), "attic").take_in(ends[0]),
             join(ends[1], other_words(code), Identity.made(), "mallory"),
             ends,
         )
@@ -243,7 +241,7 @@ def test_nonsense_is_refused(inviter: bool, said: list[Frame]) -> None:
             await ends[1].receive()
 
         side = (
-            Invitation(code, always(first), "attic").take_in(ends[0])
+            Invitation(code, Kept(first), "attic").take_in(ends[0])
             if inviter
             else join(ends[0], code, Identity.made(), "kitchen")
         )
@@ -274,7 +272,7 @@ def test_a_message_sent_back_is_refused() -> None:
 def test_a_member_without_the_clusters_key_takes_nobody_in() -> None:
     member = replace(Membership.founded("attic"), authority=None)
     with pytest.raises(RequestError, match="may not take others in"):
-        Invitation(new_code(), always(member), "attic")
+        Invitation(new_code(), Kept(member), "attic")
 
 
 class Limited(FaultyChannel):
@@ -300,7 +298,7 @@ def test_neither_side_sets_aside_much() -> None:
         code = new_code()
         first, second = (Limited(end) for end in MemoryChannel.pair("attic", "kitchen"))
         await paired(
-            Invitation(code, always(Membership.founded("attic")), "attic").take_in(first),
+            Invitation(code, Kept.founded("attic"), "attic").take_in(first),
             join(second, code, Identity.made(), "kitchen"),
             (first, second),
         )
@@ -337,7 +335,7 @@ class Joining:
 def test_two_who_have_heard_the_answer_have_one_guess(right_first: bool) -> None:
     async def scenario() -> None:
         code = new_code()
-        invitation = Invitation(code, always(Membership.founded("attic")), "attic")
+        invitation = Invitation(code, Kept.founded("attic"), "attic")
         first = Joining(invitation, code if right_first else other_words(code))
         second = Joining(invitation, code)
         talks = [first.talk(), second.talk()]
@@ -357,7 +355,7 @@ def test_two_who_have_heard_the_answer_have_one_guess(right_first: bool) -> None
 def test_no_proof_is_looked_at_while_a_member_is_told() -> None:
     async def scenario() -> None:
         code = new_code()
-        invitation = Invitation(code, always(Membership.founded("attic")), "attic")
+        invitation = Invitation(code, Kept.founded("attic"), "attic")
         first, second = Joining(invitation, code), Joining(invitation, other_words(code))
         telling = HeldChannel(first.far, "taken in")
         talks = [first.talk(telling), second.talk()]
@@ -374,10 +372,61 @@ def test_no_proof_is_looked_at_while_a_member_is_told() -> None:
     asyncio.run(scenario())
 
 
+def test_whoever_is_a_member_stands_in_the_list() -> None:
+    """Also where the device that took it in ends before it has seen that this arrived."""
+
+    async def scenario() -> None:
+        attic, code, device = Kept.founded("attic"), new_code(), Identity.made()
+        invitation = Invitation(code, attic, "attic")
+        ends = MemoryChannel.pair("kitchen", "attic")
+        telling = HeldChannel(ends[1], "taken in")
+        talk = asyncio.create_task(invitation.take_in(telling))
+        joining = asyncio.create_task(join(ends[0], code, device, "kitchen"))
+        await telling.reached.wait()
+        assert attic.membership.others == {device.id: "kitchen"}
+        talk.cancel()
+        await asyncio.wait([talk])
+        await ends[1].aclose()
+        with pytest.raises(PeerLostError):
+            await joining
+
+        again = MemoryChannel.pair("kitchen", "attic")
+        lends = Invitation(code, attic, "attic", [LEND])
+        _, (member, _) = await paired(
+            lends.take_in(again[1]), join(again[0], code, device, "kitchen"), (again[1], again[0])
+        )
+        assert member.roles == {LEND}
+        assert attic.credentials().is_admitted(device.id, counted(member.certificate))
+        assert not attic.credentials().is_admitted(device.id, 0)
+
+    asyncio.run(scenario())
+
+
+def test_who_cannot_be_kept_is_not_taken_in() -> None:
+    class Full(Kept):
+        def change(self, change: Change) -> Membership:
+            super().change(change)
+            raise RequestError("the disk of keys is full")
+
+    async def scenario() -> None:
+        code = new_code()
+        ends = MemoryChannel.pair("attic", "kitchen")
+        inviting, joining = await paired(
+            Invitation(code, Full(Membership.founded("attic")), "attic").take_in(ends[0]),
+            join(ends[1], code, Identity.made(), "kitchen"),
+            ends,
+        )
+        assert isinstance(inviting, CannotKeepError)
+        assert "the disk of keys is full" in str(inviting)
+        assert isinstance(joining, PeerLostError)
+
+    asyncio.run(scenario())
+
+
 def test_who_has_proved_and_goes_away_leaves_the_code_as_it_was() -> None:
     async def scenario() -> None:
         code = new_code()
-        invitation = Invitation(code, always(Membership.founded("attic")), "attic")
+        invitation = Invitation(code, Kept.founded("attic"), "attic")
         gone = Joining(invitation, code)
         telling = HeldChannel(gone.far, "taken in")
         talk = gone.talk(telling)
@@ -401,7 +450,7 @@ def test_who_has_proved_and_goes_away_leaves_the_code_as_it_was() -> None:
 def test_who_says_nothing_is_not_waited_for(said: list[Frame]) -> None:
     async def scenario() -> None:
         ends = MemoryChannel.pair("attic", "mallory")
-        invitation = Invitation(new_code(), always(Membership.founded("attic")), "attic")
+        invitation = Invitation(new_code(), Kept.founded("attic"), "attic")
         waiting = asyncio.create_task(invitation.take_in(ends[0]))
         for frame in said:
             await ends[1].send(frame)
@@ -431,7 +480,7 @@ def test_an_inviters_id_is_one(id: str) -> None:
         posing = replace(first, identity=Named(first.identity.key))
         ends = MemoryChannel.pair("attic", "kitchen")
         _, joining = await paired(
-            Invitation(code, always(posing), "attic").take_in(ends[0]),
+            Invitation(code, Kept(posing), "attic").take_in(ends[0]),
             join(ends[1], code, Identity.made(), "kitchen"),
             ends,
         )
@@ -443,15 +492,15 @@ def test_an_inviters_id_is_one(id: str) -> None:
 
 def test_who_joins_while_the_cluster_gets_a_new_key_has_that() -> None:
     async def main() -> None:
-        code, now = new_code(), Membership.founded("attic")
-        invitation = Invitation(code, lambda: now, "attic")
-        now = now.rotated("attic")
+        code, attic = new_code(), Kept.founded("attic")
+        invitation = Invitation(code, attic, "attic")
+        attic.rotate()
         ends = MemoryChannel.pair("attic", "kitchen")
         taken_in, (member, _) = await paired(
             invitation.take_in(ends[0]), join(ends[1], code, Identity.made(), "kitchen"), ends
         )
-        assert member.cluster_id == now.cluster_id
-        assert taken_in.id in now.taking_in(taken_in.id, "kitchen", taken_in.certificate).taken_in
+        assert member.cluster_id == attic.membership.cluster_id
+        assert taken_in.id in attic.membership.taken_in
 
     asyncio.run(main())
 
