@@ -261,7 +261,9 @@ class AsyncModel(DescribedModel):
     async def measure(self) -> list[PeerTimes]:
         """Where each peer's time went since this was last called, and its memory."""
         self._require_open()
-        return await self._held.loaded.measure()
+        times = await self._held.loaded.measure()
+        self._held.forecast.learn(times)
+        return times
 
     async def check(self, times: Sequence[PeerTimes] | None = None) -> Drift | None:
         """What made the replies since the last check slower than predicted, if they were.

@@ -197,10 +197,14 @@ class DescribedModel:
     def predict(
         self, *, prompt_tokens: int, output_tokens: int, concurrency: int = 1
     ) -> Estimate | None:
-        """How fast answers of this size should be; None where a device was not measured."""
+        """How fast answers of this size should be; None where a device was not measured.
+
+        Of a model with experts that come from disk, with as many of them in memory as replies were
+        seen to find there by the last `measure`.
+        """
         try:
-            return self.proposal.predict(
-                prompt_tokens=prompt_tokens, output_tokens=output_tokens, concurrency=concurrency
+            return self._held.forecast.of(
+                prompt_tokens=prompt_tokens, new_tokens=output_tokens, concurrency=concurrency
             )
         except ValueError as error:
             raise RequestError(str(error)) from error

@@ -11,7 +11,6 @@ from edge.memory.step_memory import (
     Widths,
     buffer_bytes,
     head_load_bytes,
-    num_experts,
     passing_bytes,
 )
 from edge.models.spec import ModelSpec
@@ -77,15 +76,16 @@ def _use(
         kv_dtype=assignment.kv_dtype,
         observes=limits.observes,
     )
+    weight_bytes = use.weight_bytes + (0 if host_bytes is None else use.apart_bytes)
     beside_bytes = buffer_bytes(widths, limits)
     kv_bytes = use.kv_bytes + use.state_bytes
     if layout.streamed_layers:
         # A large vocabulary may take more to load than there is of layers and cache afterwards.
         head_bytes = len(layout.vocab) * facts.head_row_bytes
         load_bytes = head_bytes + head_load_bytes(layout, assignment.weight_format)
-        beside_bytes = max(beside_bytes, load_bytes - use.weight_bytes - kv_bytes)
+        beside_bytes = max(beside_bytes, load_bytes - weight_bytes - kv_bytes)
     taken = Use(
-        weight_bytes=use.weight_bytes,
+        weight_bytes=weight_bytes,
         kv_bytes=kv_bytes,
         buffer_bytes=beside_bytes,
         streamed_bytes=use.streamed_bytes,
@@ -169,7 +169,6 @@ def most_overhead(
         Widths.of_shard(spec, layout, kv_dtype=kv_dtype, observes=limits.observes),
         is_split=may_split,
         loose_layers=spec.num_layers if stream else 0,
-        loose_experts=num_experts(layout) if stream else 0,
     )
     return buffer_bytes(widths, limits)
 

@@ -32,9 +32,6 @@ _LOOSE_LAYER_BYTES = 1 << 19
 """What the sessions of a layer take without its weights: measured 0.23 MiB with ONNX Runtime, and
 twice that where a layer is two graphs."""
 
-_LOOSE_EXPERT_BYTES = 112 << 10
-"""What each expert of such a layer adds to that: measured 98 to 105 KiB."""
-
 PAGE_BYTES = 4096
 """What memory is given in: as small as it comes on any device, and nearly everywhere."""
 
@@ -68,8 +65,6 @@ class Widths:
     """Hidden states' widths of what is summed over shards."""
     loose_layers: int = 0
     """With graphs of their own, so that their weights may be on disk."""
-    loose_experts: int = 0
-    """Of all these layers."""
     cache_token_bytes: int = 0
     """Bytes of one token's keys and values."""
     cache_page_tokens: int = 0
@@ -107,7 +102,6 @@ class Widths:
             is_split=layout.is_split,
             partial_parts=spec.partial_parts,
             loose_layers=len(layout.layers) if layout.streamed_layers else 0,
-            loose_experts=num_experts(layout) if layout.streamed_layers else 0,
             cache_token_bytes=cache_token_bytes(layout, kv_dtype),
             cache_page_tokens=page_tokens(spec, kv_dtype),
             state_bytes=state_bytes(layout, kv_dtype),
@@ -127,12 +121,6 @@ def _beside(spec: ModelSpec, layout: ShardLayout) -> int:
     handed = (1 + beside) * hidden if beside else 0
     embedded = hidden if layout.token_columns else 0
     return (len(before) + len(own)) * hidden + handed + embedded + len(layout.token_columns)
-
-
-def num_experts(layout: ShardLayout) -> int:
-    """Of all its layers together."""
-    blocks = (layout.layer(number).feed_forward for number in layout.layers)
-    return sum(each.num_experts for each in blocks if isinstance(each, Experts))
 
 
 def cache_token_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
@@ -247,7 +235,6 @@ def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
         _FLOAT_BYTES * values
         + activation_bytes(widths, limits)
         + widths.loose_layers * _LOOSE_LAYER_BYTES
-        + widths.loose_experts * _LOOSE_EXPERT_BYTES
         + loose
         + _moved_bytes(widths, limits)
         + (1 + limits.batch_invariant) * widths.cache_page_tokens * widths.cache_token_bytes

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge.partition import Estimate
 from edge.planning.drift import Answer
 from edge.planning.proposal import Proposal
+from edge.protocol.step_times import PeerTimes
 
 MOST_ANSWERS = 64
 """That are compared, the latest: perhaps nobody ever asks."""
@@ -34,11 +36,14 @@ class Forecast:
         self._under_way: list[ReplyUnderWay] = []
         self._answers: deque[Answer] = deque(maxlen=MOST_ANSWERS)
         self._all_alone = True
+        self._expert_hits: float | None = None
+        """As peers counted last, by this plan."""
 
     def replace(self, proposal: Proposal) -> None:
         """The model runs by another plan. Replies under way are compared with neither."""
         with self._mutex:
             self.proposal = proposal
+            self._expert_hits = None
             self._answers.clear()
             self._all_alone = self._all_alone and not self._under_way
 
@@ -57,9 +62,22 @@ class Forecast:
                 self._under_way.remove(reply)
                 self._all_alone = self._all_alone and reply.at_once == 1
 
-    def of(self, *, prompt_tokens: int, new_tokens: int) -> Estimate | None:
-        """What a reply of these lengths was predicted to take; None where nothing is known."""
-        return self.proposal.predict(prompt_tokens=prompt_tokens, output_tokens=new_tokens)
+    def learn(self, times: Sequence[PeerTimes]) -> None:
+        """What peers counted over replies: which experts are wanted again, no plan knows."""
+        wanted = sum(each.decode.experts for each in times)
+        if wanted:
+            read = sum(each.decode.experts_read for each in times)
+            with self._mutex:
+                self._expert_hits = 1 - read / wanted
+
+    def of(self, *, prompt_tokens: int, new_tokens: int, concurrency: int = 1) -> Estimate | None:
+        """What a reply of these lengths is predicted to take; None where nothing is known."""
+        return self.proposal.predict(
+            prompt_tokens=prompt_tokens,
+            output_tokens=new_tokens,
+            concurrency=concurrency,
+            expert_hits=self._expert_hits,
+        )
 
     def note(
         self, *, prompt_tokens: int, new_tokens: int, first_token_s: float, decode_s: float

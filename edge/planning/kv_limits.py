@@ -79,7 +79,8 @@ def kv_limits(
         if not each.kv_bytes:
             continue
         peer = by_id[device]
-        free_bytes = cluster.device(device).memory_bytes - each.weight_bytes
+        spec = cluster.device(device)
+        free_bytes = spec.memory_bytes - each.on(spec).weight_bytes
         if peer.kv_memory_bytes is not None:
             free_bytes = min(free_bytes, peer.kv_memory_bytes)
         cached = min(cached, (free_bytes - each.state_bytes) // each.kv_bytes)

@@ -103,7 +103,7 @@ def _even_streamed(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOp
         version=0,
         stages=(Stage(layers=range(facts.num_layers), shards=(shard,)),),
     )
-    use = partition.memory_use(plan, facts, workload)[device.id]
+    use = partition.memory_use(plan, facts, workload)[device.id].on(device)
     head_bytes = facts.vocab_size * facts.head_row_bytes
     norm_bytes = sum(facts.kinds[kind].layer_bytes for kind in facts.layers)
     window_bytes = use.weight_bytes - head_bytes - norm_bytes

@@ -95,13 +95,24 @@ class Proposal:
         )
 
     def predict(
-        self, *, prompt_tokens: int, output_tokens: int, concurrency: int = 1
+        self,
+        *,
+        prompt_tokens: int,
+        output_tokens: int,
+        concurrency: int = 1,
+        expert_hits: float | None = None,
     ) -> Estimate | None:
-        """How fast answers of this size should be; None where a device was not measured."""
+        """How fast answers of this size should be; None where a device was not measured.
+
+        expert_hits: see `Workload`.
+        """
         if self.choice.predicted is None:
             return None
         workload = Workload(
-            prompt_tokens=prompt_tokens, output_tokens=output_tokens, concurrency=concurrency
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            concurrency=concurrency,
+            expert_hits=expert_hits,
         )
         return partition.estimate(
             self.plan, self.model, self.cluster, workload, chunk_tokens=self.chunk_tokens

@@ -36,7 +36,7 @@ def ready_bytes(proposal: Proposal, losses: Sequence[Loss]) -> dict[str, int]:
         for device, (stage, rank) in taken_over(proposal.plan, plan):
             place, share = plan.place(stage), plan.stages[stage].shards[rank]
             use = share.memory(place, proposal.model, workload)
-            kept[device, place, share] = use.weight_bytes
+            kept[device, place, share] = use.on(proposal.cluster.device(device)).weight_bytes
     found: dict[str, int] = {}
     for (device, *_what), num_bytes in kept.items():
         found[device] = found.get(device, 0) + num_bytes

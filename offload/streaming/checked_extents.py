@@ -76,17 +76,14 @@ Extent = Sequence[Span]
 
 
 class CheckedExtents:
-    """Extents by number, each with memory of its own.
+    """Extents by number. Whoever has one read says into which memory.
 
     An extent's bytes are compared with their digests the first time, and whenever the file was
     written to since. Its callers see to it that one thread at a time calls it.
     """
 
-    def __init__(
-        self, extents: Sequence[Extent], memories: Sequence[Memory], reader: Reader
-    ) -> None:
+    def __init__(self, extents: Sequence[Extent], reader: Reader) -> None:
         self._extents = extents
-        self._memories = memories
         self._reader = reader
         self._verified: list[object] = [None] * len(extents)
         """The version of the file in which the bytes were what their digests say; or None."""
@@ -95,22 +92,22 @@ class CheckedExtents:
         self.wait_s = 0.0
         """Seconds that users waited for the disk."""
 
-    def begin(self, index: int) -> Begun:
+    def begin(self, index: int, memory: Memory) -> Begun:
         """Have the extent read; does not wait."""
         version = self._reader.version
         is_compared = self._verified[index] != version
         self._asked[index] = version, is_compared
-        return self._read(index, verify=is_compared)
+        return self._read(index, memory, verify=is_compared)
 
-    def again(self, index: int) -> Begun | None:
-        """The extent was read. Once more, and compared, if the file was written to meanwhile."""
+    def again(self, index: int, memory: Memory) -> Begun | None:
+        """It was read there. Once more, and compared, if the file was written to meanwhile."""
         version, is_compared = self._asked.pop(index, (None, True))
         if version is None:
             return None  # it is in memory since another use
         again = None
         if not is_compared and version != self._reader.version:
             version = self._reader.version
-            again = self._read(index, verify=True)
+            again = self._read(index, memory, verify=True)
         self._verified[index] = version
         return again
 
@@ -126,8 +123,7 @@ class CheckedExtents:
         finally:
             self.wait_s += time.perf_counter() - start_s
 
-    def _read(self, index: int, *, verify: bool) -> Begun:
-        memory = self._memories[index]
+    def _read(self, index: int, memory: Memory, *, verify: bool) -> Begun:
         return self._reader.begin(
             [span.read_into(memory, verify=verify) for span in self._extents[index]]
         )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -36,41 +37,65 @@ _MOST = 0.75
 """Who uses this part of a group's units will use as many of the next one's."""
 
 
-class UnitCache:
-    """Units in groups, each with memory of its own, of which so many bytes are in memory at once.
+class Place(Protocol):
+    """Memory that any unit of a kind may be read into, and whatever uses the unit that is there."""
 
-    For one thread at a time, but for `keep` and `close`.
+    @property
+    def memory(self) -> Memory: ...
+
+
+P = TypeVar("P", bound=Place)
+
+
+class UnitCache(Generic[P]):
+    """Units in groups, of which so many bytes are in memory at once, each in a place of its kind.
+
+    Places are opened as they are needed and go from unit to unit: to open one takes much longer
+    than to read a unit. For one thread at a time, but for `keep` and `close`.
     """
 
     def __init__(
         self,
         groups: Sequence[Sequence[Extent]],
-        memories: Sequence[Sequence[Memory]],
+        kinds: Sequence[int],
+        open_place: Callable[[int], P],
         reader: Reader,
         *,
         capacity_bytes: int,
+        place_bytes: int,
         pages: Pages,
     ) -> None:
-        """Begins to read as many as there is room for, as many of each group."""
+        """Begins to read as many as there is room for, as many of each group.
+
+        kinds: of each group's units, which are alike in size. `open_place`: one of a kind.
+        `place_bytes`: what a place takes beside its memory, which takes
+        nothing while no unit is in it.
+        """
         self._first: list[int] = []
         """Of each group: the number of its first unit."""
         self._counts = [len(group) for group in groups]
-        count = 0
-        for each in self._counts:
-            self._first.append(count)
-            count += each
-        flat = [memory for group in memories for memory in group]
-        self._memories = flat
-        self._sizes = [sum(map(len, memory)) for memory in flat]
-        self._checked = CheckedExtents([unit for group in groups for unit in group], flat, reader)
+        self._kinds: list[int] = []
+        """Of each unit."""
+        for group, kind in zip(groups, kinds, strict=True):
+            self._first.append(len(self._kinds))
+            self._kinds += [kind] * len(group)
+        self._checked = CheckedExtents([unit for group in groups for unit in group], reader)
+        self._open_place = open_place
+        self._place_bytes = place_bytes
         self._pages = pages
         self._capacity_bytes = capacity_bytes
         self._mutex = threading.Lock()
+        self._idle = {kind: [open_place(kind)] for kind in sorted({*self._kinds})}
+        """Places of each kind without a unit."""
+        self._sizes = {kind: sum(map(len, place.memory)) for kind, (place,) in self._idle.items()}
+        """Of units of each kind."""
         self._begun: dict[int, Begun] = {}
         """Units that are in memory or on their way there."""
-        self._held_bytes = 0
-        self._is_held = np.zeros(count, np.bool_)
-        self._shares = np.zeros(count, np.float64)
+        self._places: dict[int, P] = {}
+        """Where these are."""
+        self._held_bytes = place_bytes * len(self._idle)
+        self._is_held = np.zeros(len(self._kinds), np.bool_)
+        self._shares = np.zeros(len(self._kinds), np.float64)
         """Of tokens, that used the unit."""
         self._pinned: set[int] = set()
         self._failure: StoreError | None = None
@@ -89,13 +114,14 @@ class UnitCache:
 
     @property
     def held_bytes(self) -> int:
-        """In memory, or on the way there."""
+        """In memory, or on the way there, and what places take beside it."""
         return self._held_bytes
 
     def runs(
         self, group: int, rows: Sequence[int], *, tokens: int
-    ) -> Generator[Sequence[int], None, None]:
-        """Those of a group's units that have rows, ascending, in runs of one or more.
+    ) -> Generator[Sequence[tuple[int, P]], None, None]:
+        """Those of a group's units that have rows, ascending, in runs of one or more, each with
+        its place.
 
         A run's units are in memory until the next one is asked for, or the iterator is closed.
         `rows`: of each unit, how many of the `tokens` use it. Raises StoreError when the disk fails
@@ -118,24 +144,25 @@ class UnitCache:
                 if is_most and not wanted:
                     with self._mutex:
                         self._bring_ahead((group + 1) % len(self._first))
-                yield [unit - first for unit in run]
+                yield [(unit - first, self._places[unit]) for unit in run]
                 with self._mutex:
                     self._pinned.clear()
         finally:
             with self._mutex:
                 self._pinned.clear()
                 if not self._is_closed:
-                    self._make_room(0)
+                    self._make_room(for_good=False)
 
-    def keep(self, capacity_bytes: int) -> None:
+    def keep(self, capacity_bytes: int, *, for_good: bool = True) -> None:
         """From now on so many bytes may be in memory; any more are let go before this returns.
 
-        But for units in use, which are let go after their use. From any thread.
+        But for units in use, which are let go after their use. From any thread. Not `for_good`: the
+        places of those that are let go stay open, as far as there is room for them.
         """
         with self._mutex:
             self._capacity_bytes = capacity_bytes
             if not self._is_closed:
-                self._make_room(0)
+                self._make_room(for_good=for_good)
 
     def close(self) -> None:
         """Read no more; whoever wants a unit gets a StoreError. The reader is not closed."""
@@ -161,7 +188,7 @@ class UnitCache:
         room, missing = self._capacity_bytes, 0
         is_run = True
         for unit in wanted:
-            room -= self._sizes[unit]
+            room -= self._whole(unit)
             missing += unit not in self._begun
             if begun and room < 0:
                 break
@@ -179,7 +206,7 @@ class UnitCache:
         own = range(first, first + self._counts[group])
         kept = {unit for unit in own if self._is_held[unit]}
         for unit in own:
-            room -= self._sizes[unit]
+            room -= self._whole(unit)
             if room < 0 or self._is_closed or self._failure is not None:
                 return
             if unit not in self._begun and not self._begin_ahead(unit, kept):
@@ -191,7 +218,7 @@ class UnitCache:
         others = self._pinned
         self._pinned = others | kept
         try:
-            if self._held_bytes + self._sizes[unit] > self._capacity_bytes and not self._victims():
+            if self._lacks(unit) > 0 and not self._victims():
                 return False
             self._begin(unit)
             return True
@@ -199,39 +226,93 @@ class UnitCache:
             self._pinned = others
 
     def _begin(self, unit: int) -> Begun:
-        self._make_room(self._sizes[unit], unit)
-        self._pages.supply(self._memories[unit])
-        begun = self._begun[unit] = self._checked.begin(unit)
+        place = self._place_for(unit)
+        self._pages.supply(place.memory)
+        begun = self._begun[unit] = self._checked.begin(unit, place.memory)
+        self._places[unit] = place
         self._is_held[unit] = True
-        self._held_bytes += self._sizes[unit]
+        self._held_bytes += self._sizes[self._kinds[unit]]
         return begun
 
-    def _make_room(self, nbytes: int, unit: int | None = None) -> None:
-        """Let go of what is used most seldom; the pages of the last one go to `unit`."""
-        while self._held_bytes + nbytes > self._capacity_bytes:
+    def _whole(self, unit: int) -> int:
+        """Bytes of a unit and its place."""
+        return self._sizes[self._kinds[unit]] + self._place_bytes
+
+    def _lacks(self, unit: int) -> int:
+        """Bytes by which a unit more would be too much; what is negative is free."""
+        kind = self._kinds[unit]
+        nbytes = self._sizes[kind] + (0 if self._idle[kind] else self._place_bytes)
+        return self._held_bytes + nbytes - self._capacity_bytes
+
+    def _place_for(self, unit: int) -> P:
+        """An empty one. What is used most seldom goes for it, of the same kind if there is some:
+        then its place and its pages are there."""
+        kind = self._kinds[unit]
+        while self._lacks(unit) > 0:
             victims = self._victims()
+            own = [each for each in victims if self._kinds[each] == kind]
+            if own and self._held_bytes <= self._capacity_bytes:
+                return self._let_go(self._least_used(own))
+            if self._close_idle(but_one_of=kind):
+                continue
             if not victims:
+                break
+            self._empty(self._let_go(self._least_used(own or victims)), kind=None)
+        if self._idle[kind]:
+            return self._idle[kind].pop()
+        place = self._open_place(kind)
+        self._held_bytes += self._place_bytes
+        return place
+
+    def _make_room(self, *, for_good: bool) -> None:
+        """Let go of what is used most seldom, until the others are no more than may be."""
+        while self._held_bytes > self._capacity_bytes:
+            if for_good and self._close_idle():
+                continue
+            victims = self._victims()
+            if victims:
+                victim = self._least_used(victims)
+                self._empty(self._let_go(victim), kind=None if for_good else self._kinds[victim])
+            elif not self._close_idle():
                 return
-            victim = min(victims, key=lambda each: self._shares[each])
-            is_last = self._held_bytes + nbytes - self._sizes[victim] <= self._capacity_bytes
-            self._let_go(victim, self._memories[unit] if unit is not None and is_last else None)
 
     def _victims(self) -> list[int]:
         return [unit for unit in self._begun if unit not in self._pinned]
 
-    def _let_go(self, unit: int, to: Memory | None) -> None:
+    def _least_used(self, units: Sequence[int]) -> int:
+        return min(units, key=lambda each: float(self._shares[each]))
+
+    def _let_go(self, unit: int) -> P:
+        """Its place, which has its pages still."""
         with contextlib.suppress(StoreError):  # told when it is read again
             self._begun.pop(unit).wait()
         self._is_held[unit] = False
-        self._held_bytes -= self._sizes[unit]
-        self._pages.hand_on(self._memories[unit], to)
+        self._held_bytes -= self._sizes[self._kinds[unit]]
+        return self._places.pop(unit)
+
+    def _empty(self, place: P, *, kind: int | None) -> None:
+        """Give its pages to the system; it is closed, or stays as one of a kind."""
+        self._pages.hand_on(place.memory, None)
+        if kind is None:
+            self._held_bytes -= self._place_bytes
+        else:
+            self._idle[kind].append(place)
+
+    def _close_idle(self, *, but_one_of: int | None = None) -> bool:
+        """Close a place without a unit, but for one of this kind; whether there was such a one."""
+        for kind, places in self._idle.items():
+            if len(places) > (kind == but_one_of):
+                places.pop()
+                self._held_bytes -= self._place_bytes
+                return True
+        return False
 
     def _fill(self) -> None:
         """The first units of every group, then the second ones, and so on, while there is room."""
         for place in range(max(self._counts, default=0)):
             for first, count in zip(self._first, self._counts, strict=True):
                 unit = first + place
-                if place < count and self._held_bytes + self._sizes[unit] <= self._capacity_bytes:
+                if place < count and self._lacks(unit) <= 0:
                     self._begin(unit)
 
     def _wait(self, unit: int, begun: Begun) -> None:
@@ -239,7 +320,7 @@ class UnitCache:
             self._checked.wait(begun)
             with self._mutex:
                 self._check()
-                again = self._checked.again(unit)
+                again = self._checked.again(unit, self._places[unit].memory)
             if again is not None:
                 self._checked.wait(again)
         except StoreError as error:

@@ -65,7 +65,7 @@ class WeightStreamer:
             raise ValueError(f"{len(extents)} extents cannot go through a window of {window}")
         self._memories = memories
         self._reader = reader
-        self._checked = CheckedExtents(extents, memories, reader)
+        self._checked = CheckedExtents(extents, reader)
         self._window = window
         self._pages = pages
         self._mutex = threading.Lock()
@@ -106,7 +106,7 @@ class WeightStreamer:
         if begun is not None:
             self._wait(begun)
         with self._mutex:
-            again = None if self._is_closed else self._checked.again(index)
+            again = None if self._is_closed else self._checked.again(index, self._memories[index])
         if again is not None:
             self._wait(again)
         if begun is None or self._is_closed:
@@ -179,4 +179,4 @@ class WeightStreamer:
             return
         for index in list(self._coming()):
             self._pages.supply(self._memories[index])
-            self._begun[index] = self._checked.begin(index)
+            self._begun[index] = self._checked.begin(index, self._memories[index])

@@ -80,7 +80,8 @@ def estimate(
     chunk, num_chunks = chunk_phase(workload, chunk_tokens)
     stages_s = view.stage_seconds(chunk)
     # A chunk reads what a step of as many rows reads; a stage waits for the slowest of its disks.
-    in_chunks = replace(workload, concurrency=max(1, round(chunk.rows)))
+    rows = max(1, round(chunk.rows))
+    in_chunks = replace(workload, concurrency=rows, expert_hits=None)
     waited = dict(waits_for_disk(plan, cluster, memory_use(plan, model, in_chunks), stages_s))
     stages_s = [
         own_s + max(waited[shard.device] for shard in stage.shards)

@@ -43,9 +43,9 @@ def _shortages(
     shortages: list[Shortage] = []
     longest = workload.context_tokens
     devices = {device.id: device for device in cluster.devices}
-    for id, use in memory_use(plan, model, workload).items():
+    for id, use_anywhere in memory_use(plan, model, workload).items():
         device = devices.get(id)
-        if device is not None and use.total > device.memory_bytes:
+        if device is not None and (use := use_anywhere.on(device)).total > device.memory_bytes:
             shortages.append(
                 Shortage(device=id, name=device.name, missing_bytes=use.total - device.memory_bytes)
             )

@@ -54,10 +54,11 @@ _NO_LOAD = Load(disk_s=0.0, copy_s=0.0)
 def brought_in(shard: Shard, use: MemoryUse, device: DeviceSpec) -> MemoryUse:
     """`use` as it is on this device: into memory of its own layers are copied whole, whichever of
     their experts are needed."""
+    use = use.on(device)
     if device.host_memory_bytes is None or not use.routed_bytes:
         return use
-    whole_bytes = shard.streamed_layers * use.streamed_layer_bytes
-    return replace(use, streamed_bytes=whole_bytes, routed_bytes=0)
+    layers = shard.streamed_layers if shard.streamed_layers > WINDOW_LAYERS else 0
+    return replace(use, streamed_bytes=layers * use.streamed_layer_bytes, routed_bytes=0)
 
 
 def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> dict[str, Load]:
@@ -148,7 +149,7 @@ def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Wor
             device = cluster.device(shard.device)
             for count in range(len(stage.layers) + 1):
                 changed = replace(shard, streamed_layers=count)
-                need = changed.memory(plan.place(number), model, workload).total
+                need = changed.memory(plan.place(number), model, workload).on(device).total
                 if need <= device.memory_bytes:
                     plan = _with_share(plan, number, rank, changed)
                     break

@@ -203,8 +203,8 @@ class Closer:
             row_bytes = self.model.embedding_row_bytes * place.is_first
             row_bytes += self.model.head_row_bytes * place.is_last
             rooms = [
-                self.devices[shard.device].memory_bytes
-                - shard.memory(place, self.model, self.workload).total
+                (device := self.devices[shard.device]).memory_bytes
+                - shard.memory(place, self.model, self.workload).on(device).total
                 for shard in shards
             ]
             speeds = [self._speed(shard.device) for shard in shards]

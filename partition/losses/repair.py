@@ -362,10 +362,10 @@ class Task:
     def _by_lacking(self, seat: Seat, spare: Sequence[str]) -> list[str]:
         held = self.seats[seat]
         place = self.plan.place(seat[0])
-        need = held.shard.memory(place, self.model, self.workload).total
+        use = held.shard.memory(place, self.model, self.workload)
 
         def fits(id: str) -> bool:
-            return need <= self.devices[id].memory_bytes
+            return use.on(self.devices[id]).total <= self.devices[id].memory_bytes
 
         def key(id: str) -> tuple[bool, int, float, str]:
             rates = self.devices[id].rates
@@ -415,7 +415,8 @@ class Task:
         use = memory_use(plan, self.model, self.workload)
         seats = Counter(share.device for share in plan.shares)
         return all(
-            each.total + (seats[id] - 1) * self.further_seat_bytes <= self.devices[id].memory_bytes
+            each.on(device := self.devices[id]).total + (seats[id] - 1) * self.further_seat_bytes
+            <= device.memory_bytes
             for id, each in use.items()
         )
 

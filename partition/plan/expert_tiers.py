@@ -16,6 +16,14 @@ within a layer's computing, as those that stay are spread among those that are r
 (`tests/property/test_window.py`), where computing is steady. On two cores that eight others wanted,
 it was not: there a window of three gave 1.2 to 2.7 times the tokens."""
 
+_LEAST_EXPERTS = 16
+"""Of a layer, that there is room for: those that a run of them waits for, while as many are read
+for the next one. Twice those of a token, where that is more."""
+
+PLACE_BYTES = 80 << 10
+"""What an expert in memory takes beside its weights, for the graph that computes it there: measured
+71 KiB with ONNX Runtime."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
@@ -31,6 +39,17 @@ class LayerBytes:
     def total(self) -> int:
         return self.others + self.experts
 
+    @property
+    def placed_experts(self) -> int:
+        """What its experts take where each has a place of its own."""
+        return self.experts + self.num_experts * PLACE_BYTES
+
+    @property
+    def least_experts(self) -> int:
+        """The same of those that there is room for at least."""
+        count = min(self.num_experts, max(_LEAST_EXPERTS, 2 * self.top_k))
+        return -(-self.placed_experts * count // self.num_experts) if count else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTiers:
@@ -39,16 +58,23 @@ class ExpertTiers:
     streamed: int
     """Layers that are read for each step, their experts apart."""
     cache_bytes: int
-    """For experts of all layers."""
+    """For experts of all layers, and their places."""
 
 
-def held_bytes(layers: Sequence[LayerBytes], streamed: int) -> int:
+def held_bytes(layers: Sequence[LayerBytes], streamed: int, *, is_whole: bool = False) -> int:
     """What a shard keeps memory for that has so many of its layers on disk: those that stay, and
-    the window. Which these are is not said: none takes more than the largest."""
+    the window. Which these are is not said: none takes more than the largest.
+
+    Of experts the window has few. `is_whole`: it has all of a layer's, as they come with it.
+    """
     sizes = sorted((layer.total for layer in layers), reverse=True)
-    if streamed <= WINDOW_LAYERS:
+    if not streamed or not layers:
         return sum(sizes)
-    return WINDOW_LAYERS * sizes[0] + sum(sizes[: len(sizes) - streamed])
+    most, window = sum(sizes), WINDOW_LAYERS * sizes[0]
+    if not is_whole:
+        most = sum(layer.others + layer.placed_experts for layer in layers)
+        window = WINDOW_LAYERS * max(layer.others for layer in layers) + _least(layers)
+    return min(most, window + sum(sizes[: len(sizes) - streamed]))
 
 
 def expert_tiers(layers: Sequence[LayerBytes], streamed: int) -> ExpertTiers:
@@ -57,10 +83,10 @@ def expert_tiers(layers: Sequence[LayerBytes], streamed: int) -> ExpertTiers:
         return ExpertTiers(streamed=streamed, cache_bytes=0)
     held = held_bytes(layers, streamed)
     others = sum(layer.others for layer in layers)
-    if others + _of_one_token(layers) <= held:
+    least = _least(layers)
+    if others + least <= held:
         return ExpertTiers(streamed=0, cache_bytes=held - others)
-    # Others take turns. All experts of a layer find room, so that a step takes them at once.
-    least = max(layer.experts for layer in layers)
+    # Others take turns.
     largest = max(layer.others for layer in layers)
     stay = max(0, (held - least) // largest - WINDOW_LAYERS)
     return ExpertTiers(
@@ -68,16 +94,24 @@ def expert_tiers(layers: Sequence[LayerBytes], streamed: int) -> ExpertTiers:
     )
 
 
-def read_bytes(layers: Sequence[LayerBytes], streamed: int, rows: int) -> tuple[float, float]:
+def read_bytes(
+    layers: Sequence[LayerBytes], streamed: int, rows: int, *, hits: float | None = None
+) -> tuple[float, float]:
     """What a step of so many rows reads on average of others, and of experts.
 
-    As if every expert were as likely as any other, for each row anew: then those in memory are
-    used as often as those on disk. Models have experts that they like better, which stay.
+    `hits`: the part of those it goes through that is in memory. Without it, as if every expert were
+    as likely as any other, for each row anew: then those in memory are used as often as those on
+    disk. Models have experts that they like better, which stay.
     """
+    if not streamed:
+        return 0.0, 0.0
     tiers = expert_tiers(layers, streamed)
-    others = sum(layer.others for layer in layers) * tiers.streamed / max(1, len(layers))
-    experts = sum(layer.experts for layer in layers)
+    part = tiers.streamed / len(layers) if tiers.streamed > WINDOW_LAYERS else 0.0
+    others = sum(layer.others for layer in layers) * part
+    experts = sum(layer.placed_experts for layer in layers)
     missing = max(0.0, 1 - tiers.cache_bytes / experts) if experts else 0.0
+    if hits is not None and missing:
+        missing = 1 - hits
     return others, missing * sum(_used(layers, rows))
 
 
@@ -88,9 +122,6 @@ def _used(layers: Sequence[LayerBytes], rows: int) -> Iterator[float]:
             yield layer.experts * (1 - (1 - layer.top_k / layer.num_experts) ** rows)
 
 
-def _of_one_token(layers: Sequence[LayerBytes]) -> int:
-    """Experts that it goes through, in the layer where they take most."""
-    return max(
-        (layer.top_k * layer.experts // layer.num_experts for layer in layers if layer.experts),
-        default=0,
-    )
+def _least(layers: Sequence[LayerBytes]) -> int:
+    """Experts that there is room for at least, in the layer where they take most."""
+    return max(layer.least_experts for layer in layers)

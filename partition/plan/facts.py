@@ -335,8 +335,13 @@ class Workload:
     """Tokens of KV memory to keep room for; None: the context of every request at once."""
     states: int = 1
     """Requests whose states there is room for, where layers have some."""
+    expert_hits: float | None = None
+    """The part of the experts tokens go through that is in memory, where others are on disk; None:
+    as if tokens went through all of them as often."""
 
     def __post_init__(self) -> None:
+        if self.expert_hits is not None and not 0 <= self.expert_hits <= 1:
+            raise ValueError(f"the workload's expert_hits are {self.expert_hits}, not 0 to 1")
         _require_at_least(
             1,
             "the workload",

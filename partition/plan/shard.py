@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from edge.partition.plan.expert_tiers import WINDOW_LAYERS, LayerBytes, held_bytes, read_bytes
+from edge.partition.plan.expert_tiers import LayerBytes, held_bytes, read_bytes
 from edge.partition.plan.facts import LayerFacts, ModelFacts, Workload
 from edge.partition.plan.ranges import kv_group_size
 from edge.partition.plan.reading import Reader
@@ -211,18 +211,18 @@ class Shard:
             state_bytes += count * kv_count * facts.state_bytes
         # Which layers stay is for the back end to say: none takes more than the largest.
         held = held_bytes(layers, self.streamed_layers)
-        read = routed = 0.0
-        streams = self.streamed_layers > WINDOW_LAYERS
-        if streams:
-            others, routed = read_bytes(layers, self.streamed_layers, workload.concurrency)
-            read = others + routed
+        others, routed = read_bytes(
+            layers, self.streamed_layers, workload.concurrency, hits=workload.expert_hits
+        )
+        read = others + routed
         return MemoryUse(
             weight_bytes=held + fixed_bytes + len(self.vocab) * row_bytes,
             kv_bytes=token_bytes * workload.cached_tokens,
             state_bytes=state_bytes * workload.states,
             streamed_bytes=int(read),
             routed_bytes=int(routed),
-            streamed_layer_bytes=max(each.total for each in layers) if streams else 0,
+            apart_bytes=held_bytes(layers, self.streamed_layers, is_whole=True) - held,
+            streamed_layer_bytes=max(each.total for each in layers) if read else 0,
         )
 
     def in_words(self) -> str:

@@ -5,10 +5,10 @@ a class with these verbs, named in `plan.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, Self
 
-from edge.partition.plan.facts import ModelFacts, Workload
+from edge.partition.plan.facts import DeviceSpec, ModelFacts, Workload
 from edge.partition.plan.reading import Reader
 
 
@@ -28,6 +28,8 @@ class MemoryUse:
     """Of these, experts: which ones is known only when they are needed."""
     streamed_layer_bytes: int = 0
     """The largest of the layers that are read."""
+    apart_bytes: int = 0
+    """What `weight_bytes` would be more if experts were brought in with all others of a layer."""
 
     @property
     def total(self) -> int:
@@ -42,7 +44,14 @@ class MemoryUse:
             streamed_bytes=self.streamed_bytes + other.streamed_bytes,
             routed_bytes=self.routed_bytes + other.routed_bytes,
             streamed_layer_bytes=max(self.streamed_layer_bytes, other.streamed_layer_bytes),
+            apart_bytes=self.apart_bytes + other.apart_bytes,
         )
+
+    def on(self, device: DeviceSpec) -> "MemoryUse":
+        """As it is on this device: into memory of its own layers are copied as wholes."""
+        if device.host_memory_bytes is None:
+            return self
+        return replace(self, weight_bytes=self.weight_bytes + self.apart_bytes, apart_bytes=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

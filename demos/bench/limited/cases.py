@@ -78,8 +78,8 @@ CASES = (
         budget_bytes=500 << 20,
     ),
     Case(name="E-1-4", shape="E", share=Fraction(1, 4), new_tokens=48),
-    # In less there is no room for two layers with all their experts.
-    Case(name="E-pair", shape="E", share=Fraction(1, 4), new_tokens=32, kind="two peers"),
+    # Of the model, both together have room for a quarter.
+    Case(name="E-pair", shape="E", share=Fraction(1, 8), new_tokens=32, kind="two peers"),
     Case(name="W-pair", shape="W", share=Fraction(1, 4), new_tokens=12, kind="two peers"),
     Case(
         name="W-float32",

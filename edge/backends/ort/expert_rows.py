@@ -1,4 +1,4 @@
-"""The values that go between the three graphs of a layer whose experts are brought in."""
+"""The values that go between the graphs of a layer whose experts are brought in."""
 
 from __future__ import annotations
 

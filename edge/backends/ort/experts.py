@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 
 from edge.backends.ort.expert_stacks import ExpertStack
-from edge.backends.ort.segments import SegmentBuilder
+from edge.backends.ort.segments import SegmentBuilder, StreamedExperts
 from edge.kernels.experts.onnx import (
     Routed,
     StackedWeights,
@@ -18,7 +21,8 @@ from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.onnx_graph import OnnxGraph
 from edge.models.experts import Experts, expert_name, shared_name
 
-_BIASES = ("gate_up", "down")
+_PARTS = ("gate_up", "down")
+"""What an expert's matrices are called."""
 
 
 def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
@@ -27,17 +31,10 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
     prefix = f"layers.{layer}."
 
     def expert(branch: OnnxGraph, number: int, x: str) -> str:
-        own = expert_name(prefix, number)
-        with build.within(branch):
-            gate_up = biased(branch, build.linear_unobserved(x, f"{own}gate_up"), 0, number)
-            active = gated(branch, gate_up, activation=part.activation, clamp=part.clamp)
-            return biased(branch, build.linear_unobserved(active, f"{own}down"), 1, number)
-
-    def biased(branch: OnnxGraph, x: str, which: int, number: int) -> str:
-        if not biases[which]:
-            return x
         place = branch.constant(f"expert_{number}", np.asarray(number, np.int64))
-        return branch.node("Add", x, branch.node("Gather", biases[which], place))
+        own = {name: branch.node("Gather", each, place) for name, each in biases.items()}
+        with build.within(branch):
+            return _expert(build, part, expert_name(prefix, number), x, own)
 
     # The norm of what is added comes first: those behind it only norm.
     of_shared = build.norm(f"{prefix}mlp_norm")
@@ -68,15 +65,19 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
             correction=correction, scales=scales,
         )  # fmt: skip
         if build.cuts_experts:
-            # Who has rows is known now, and their weights are brought in.
-            x, of_shared, routed = _cut_before_experts(build, part, x, of_shared, routed, weight)
-        biases = [_of_experts(build, part, f"{prefix}experts_{name}_bias") for name in _BIASES]
-        results = run_experts(
-            build.graph, x, routed, hidden_size=size, num_experts=count, expert=expert
-        )
-        if build.cuts_experts:
-            x, of_shared, results = _cut_behind_experts(build, part, x, of_shared, results)
+            own_graphs = _streamed_experts(build, layer, part)
+            x, of_shared, results, routed = _cut_at_experts(
+                build, part, own_graphs, x=x, of_shared=of_shared, routed=routed, gate=weight
+            )
             weight = weight and build.input("expert_gate", np.float32, ["batch", "tokens", 1])
+        else:
+            biases = {
+                name: _of_experts(build, part, vector)
+                for name, vector in _biases(build, prefix).items()
+            }
+            results = run_experts(
+                build.graph, x, routed, hidden_size=size, num_experts=count, expert=expert
+            )
         mixed = mix(build.graph, x, results, routed, hidden_size=size, top_k=part.top_k)
     if shared is None:
         if part.is_apart:  # of which the shard has no columns
@@ -103,16 +104,26 @@ def _stacked(build: SegmentBuilder, prefix: str, stack: ExpertStack) -> StackedW
     return StackedWeights(**names, bits=stack.kind.bits, block_size=stack.kind.block_size)
 
 
-def _cut_before_experts(
-    build: SegmentBuilder, part: Experts, x: str, of_shared: str, routed: Routed, gate: str
-) -> tuple[str, str, Routed]:
-    """What the next two graphs need of the routing, as outputs of this one and inputs of those.
+def _cut_at_experts(
+    build: SegmentBuilder,
+    part: Experts,
+    experts: StreamedExperts,
+    *,
+    x: str,
+    of_shared: str,
+    routed: Routed,
+    gate: str,
+) -> tuple[str, str, str, Routed]:
+    """Who has rows is known now, and their weights are brought in: the graph ends here, and the
+    next one begins behind the experts. That has what the experts were given, what the shared one is
+    given, which may be the same, the results, and what of the routing they are added up by.
 
     gate: what a shared expert is weighted by; "" where there is no such thing.
     """
+    count, size = part.num_experts, build.spec.hidden_size
     shapes: dict[str, tuple[type[np.generic], list[int | str]]] = {
         "sources": (np.int64, ["sources"]),
-        **{name: (np.int64, [part.num_experts]) for name in ("starts", "stops", "used")},
+        **{name: (np.int64, [count]) for name in ("starts", "stops", "used")},
         "ranks": (np.int64, ["uses"]),
         "weights": (np.float32, ["routed_rows", part.top_k]),
     }
@@ -120,41 +131,64 @@ def _cut_before_experts(
         build.output(getattr(routed, name), f"expert_{name}", dtype, shape)
     if gate:
         build.output(gate, "expert_gate", np.float32, ["batch", "tokens", 1])
-    x, of_shared = _cut(build, x, of_shared, "to its router")
-    here = ("sources", "starts", "stops", "used")
-    inputs = {name: build.input(f"expert_{name}", *shapes[name]) for name in here}
-    return x, of_shared, Routed(**inputs, ranks="expert_ranks", weights="expert_weights")
-
-
-def _cut_behind_experts(
-    build: SegmentBuilder, part: Experts, x: str, of_shared: str, results: str
-) -> tuple[str, str, str]:
-    size = build.spec.hidden_size
-    build.output(results, "expert_results", np.float32, ["results", size])
-    x, of_shared = _cut(
-        build, x, of_shared, "its experts", experts=part.num_experts, top_k=part.top_k
-    )
-    build.input("expert_ranks", np.int64, ["uses"])
-    build.input("expert_weights", np.float32, ["routed_rows", part.top_k])
-    return x, of_shared, build.input("expert_results", np.float32, ["most_results", size])
-
-
-def _cut(
-    build: SegmentBuilder, x: str, of_shared: str, done: str, **experts: int
-) -> tuple[str, str]:
-    """What the experts are given, and what the shared one is given, which may be the same."""
     if of_shared == x:
-        (x,) = build.cut_within([x], done, **experts)
-        return x, x
-    x, of_shared = build.cut_within([x, of_shared], done, **experts)
-    return x, of_shared
+        (x,) = build.cut_within([x], "to its router", experts=experts)
+        of_shared = x
+    else:
+        x, of_shared = build.cut_within([x, of_shared], "to its router", experts=experts)
+    behind = {name: build.input(f"expert_{name}", *shapes[name]) for name in ("ranks", "weights")}
+    results = build.input("expert_results", np.float32, ["most_results", size])
+    return x, of_shared, results, replace(routed, **behind)
+
+
+def _streamed_experts(build: SegmentBuilder, layer: int, part: Experts) -> StreamedExperts:
+    """A graph of each expert's own."""
+    prefix, size = f"layers.{layer}.", build.spec.hidden_size
+    biases = _biases(build, prefix)
+    widths = {name: build.vector_size(each) // part.num_experts for name, each in biases.items()}
+    models: list[bytes] = []
+    for number in range(part.num_experts):
+        graph = OnnxGraph("expert")
+        x = graph.input("x", np.float32, [1, "rows", size])
+        given = {
+            name: graph.input(f"{name}_bias", np.float32, [width]) for name, width in widths.items()
+        }
+        with build.within(graph, prefix=expert_name("", number)):
+            results = _expert(build, part, expert_name(prefix, number), x, given)
+        graph.output(results, "results", np.float32, [1, "rows", size])
+        models.append(graph.build())
+    first = expert_name(prefix, 0)
+    return StreamedExperts(
+        kind=f"{part} with {build.kinds_of(*(f'{first}{name}' for name in _PARTS))}",
+        models=tuple(models),
+        biases=tuple((f"{name}_bias", tensor) for name, tensor in biases.items()),
+        top_k=part.top_k,
+    )
+
+
+def _expert(
+    build: SegmentBuilder, part: Experts, own: str, x: str, biases: Mapping[str, str]
+) -> str:
+    """What one expert gives. own: what names of its matrices begin with; biases: by matrix."""
+
+    def product(x: str, name: str) -> str:
+        result = build.linear_unobserved(x, f"{own}{name}")
+        return build.graph.node("Add", result, biases[name]) if name in biases else result
+
+    gate_up = product(x, "gate_up")
+    active = gated(build.graph, gate_up, activation=part.activation, clamp=part.clamp)
+    return product(active, "down")
+
+
+def _biases(build: SegmentBuilder, prefix: str) -> dict[str, str]:
+    """Vectors with one of each expert, by matrix."""
+    vectors = {name: f"{prefix}experts_{name}_bias" for name in _PARTS}
+    return {name: vector for name, vector in vectors.items() if build.has_vector(vector)}
 
 
 def _of_experts(build: SegmentBuilder, part: Experts, name: str) -> str:
-    """A vector with something of each expert as [experts, size]; "" if the shard has none."""
-    vector = build.vector(name)
-    if vector is None:
-        return ""
+    """A vector with something of each expert as [experts, size]."""
+    vector = build.own_vector(name)
     shape = np.asarray([part.num_experts, -1], np.int64)
     rows = build.graph.constant(f"of_experts_{part.num_experts}", shape)
     return build.graph.node("Reshape", vector, rows)

@@ -32,7 +32,7 @@ PART_ALIGNMENT = 2 << 20
 
 _MODEL, _DATA = "model.onnx", "model.data"
 _SAVED = "saved.onnx"
-_LAYOUT_VERSION = 2
+_LAYOUT_VERSION = 3
 """Raised with every change of what is packed here, and in which order."""
 
 _SMALLEST_WEIGHT = "129"

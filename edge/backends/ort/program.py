@@ -396,10 +396,9 @@ class OrtProgram(HostKvStorage):
                 binding = bindings[half].get(index)
                 if binding is None:
                     binding = bindings[half][index] = self._bind(index, shape)
-                if segment.streamed is not None and segment.streamed.experts:
-                    self._run_experts(index, shape, binding)
-                else:
-                    graphs.sessions[index].run_with_iobinding(binding, self._run_options)
+                graphs.sessions[index].run_with_iobinding(binding, self._run_options)
+                if segment.streamed is not None and segment.streamed.experts is not None:
+                    self._run_experts(index, shape)
                 if segment.reduce is None:
                     continue
                 written = self._hidden if segment.reduce == "hidden" else self._partial
@@ -422,26 +421,32 @@ class OrtProgram(HostKvStorage):
         for work in under_way:
             _wait(work)
 
-    def _run_experts(self, index: int, shape: _Shape, binding: Any) -> None:
-        """Those that have rows, as many at once as are in memory together. Their results follow
-        each other, expert after expert."""
+    def _run_experts(self, index: int, shape: _Shape) -> None:
+        """Those behind the segment that have rows. Their results follow each other, expert after
+        expert."""
         streamed = self._graphs.streamed
         assert streamed is not None
         arrays = self._arrays_of_experts(index, shape)
-        used, results = arrays["expert_used"], arrays["expert_results"]
-        rows = used.copy()
-        made = np.where(rows, arrays["expert_stops"] - arrays["expert_starts"], 0)
+        sources, results = arrays["expert_sources"], arrays["expert_results"]
+        starts, stops = arrays["expert_starts"], arrays["expert_stops"]
+        parts, size = self._graphs.segments[index].partial_parts, self._spec.hidden_size
+        put_out = self._view(
+            self._partial[(index + 1) % 2],
+            shape.batch,
+            shape.tokens,
+            shape.first_token,
+            parts=parts,
+        )
+        given = put_out.reshape(-1, parts * size)[:, :size]
         done = 0
-        runs = streamed.experts(index, rows, tokens=shape.batch * shape.tokens)
+        runs = streamed.experts(index, arrays["expert_used"], tokens=len(given))
         with contextlib.closing(runs):
             for run in runs:
-                here = list(run)
-                used[:] = 0
-                used[here] = rows[here]
-                own = results[done : done + int(made[here].sum())]
-                done += len(own)
-                _bind_output(binding, "expert_results", own)
-                self._graphs.sessions[index].run_with_iobinding(binding, self._run_options)
+                for number, place in run:
+                    rows = sources[starts[number] : stops[number]]
+                    made = results[done : done + len(rows)]
+                    place.run(given[rows], streamed.biases(index, number), made, self._run_options)
+                    done += len(rows)
 
     def _arrays_of_experts(self, index: int, shape: _Shape) -> dict[str, NDArray[Any]]:
         """What goes between the graphs of the segment's layer; nothing where it has no experts."""
@@ -567,7 +572,8 @@ class OrtProgram(HostKvStorage):
             array = arrays[name]
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         for name in segment.outputs:
-            _bind_output(binding, name, arrays[name])
+            array = arrays[name]
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         return binding
 
     def _beside(self, batch: int, tokens: int, first: int) -> dict[str, NDArray[np.float32]]:
@@ -618,10 +624,6 @@ class _Shape:
     half: int
     first_token: int
     first_row: int
-
-
-def _bind_output(binding: Any, name: str, array: NDArray[Any]) -> None:
-    binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 def _pair(size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

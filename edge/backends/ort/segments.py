@@ -7,8 +7,9 @@ by the module of each kind of part.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from edge.backends.ort.products import Matrix, pad, product
 from edge.kernels.layer_norm.onnx import add_layer_norm, layer_norm
 from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
 from edge.kernels.rms_norm.onnx import add_rms_norm, rms_norm
+from edge.models.parts import MatrixSlice
 from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
@@ -37,7 +39,7 @@ class GraphSegment:
     `key_scales_N`, `value_scales_N` and `hidden_out`, `partial_out`, `logits`, `present_key_N`,
     `present_value_N`; `embedded` and `token_rows_N` where layers have inputs of each token;
     `kept_N` and `kept_out_N` of layers whose input others need; where experts are brought in also
-    the fields of `kernels.experts.onnx.Routed` as `expert_…`, and `expert_results`.
+    the fields of `kernels.experts.onnx.Routed` as `expert_…`, then `expert_results`.
     """
 
     model: bytes
@@ -67,9 +69,22 @@ class Streamed:
     kind: str
     vectors: tuple[tuple[str, str], ...]
     """(input, tensor of the shard's file)."""
-    experts: int = 0
-    """How many it computes, of which those with rows are brought in; it is nothing but these."""
-    top_k: int = 0
+    experts: StreamedExperts | None = None
+    """What is computed behind this graph, of what it puts out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedExperts:
+    """A graph for each expert of a layer, with `x` [1, rows, hidden] and `results`.
+
+    Those of a kind differ in the places of their weights only, in all layers.
+    """
+
+    kind: str
+    models: tuple[bytes, ...]
+    biases: tuple[tuple[str, str], ...]
+    """(input, tensor of the shard's file, which has as many values of each expert)."""
+    top_k: int
     """Of these, that each row goes through."""
 
 
@@ -114,11 +129,14 @@ class LayerNames:
     """What a graph calls things of a layer: by its number, but for the layer that is streamed."""
 
     streamed: int | None = None
+    prefix: str = ""
+    """Within the layer: left out, too."""
 
     def local(self, name: str) -> str:
         if self.streamed is None:
             return name
-        return name.removeprefix(f"layers.{self.streamed}.").removesuffix(f"_{self.streamed}")
+        local = name.removeprefix(f"layers.{self.streamed}.").removesuffix(f"_{self.streamed}")
+        return local.removeprefix(self.prefix)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,6 +192,7 @@ class SegmentBuilder:
         self._runs = observed_runs(layout) if observes else ()
         self._knows_cache_layer = cut_layers or layout.is_split
         self._vectors = {vector.name for vector in layout.vectors}
+        self._matrices = {matrix.name: matrix for matrix in layout.matrices}
         self._open = _OpenSegment(graph=OnnxGraph("segment_0"))
 
     @property
@@ -235,7 +254,17 @@ class SegmentBuilder:
         """The kinds of a layer's matrices: layers that are alike in all else may differ in them."""
         prefix = f"layers.{layer}."
         matrices = [each for each in self.layout.matrices if each.name.startswith(prefix)]
+        return self._kinds(matrices)
+
+    def kinds_of(self, *names: str) -> str:
+        """The kinds of these matrices."""
+        return self._kinds(self._matrices[name] for name in names)
+
+    def _kinds(self, matrices: Iterable[MatrixSlice]) -> str:
         return ", ".join(repr(each.kind) for each in self._format.recipe.all_stored(matrices))
+
+    def vector_size(self, name: str) -> int:
+        return math.prod(self._tensor(name).shape)
 
     def norm(self, weight: str) -> str:
         """The hidden state with what was yet to be added to it; normed if there is the weight."""
@@ -294,18 +323,19 @@ class SegmentBuilder:
         return self.linear_unobserved(x, name)
 
     @contextlib.contextmanager
-    def within(self, branch: OnnxGraph) -> Iterator[None]:
-        """Nodes are put into a branch of the graph for as long."""
-        outer = self._open.graph
-        self._open.graph = branch
+    def within(self, branch: OnnxGraph, *, prefix: str = "") -> Iterator[None]:
+        """Nodes are put into a branch of the graph for as long, or into a graph of its own, which
+        calls weights of a streamed layer by what is behind this prefix."""
+        outer, names = self._open.graph, self.names
+        self._open.graph, self.names = branch, replace(names, prefix=prefix)
         try:
             yield
         finally:
-            self._open.graph = outer
+            self._open.graph, self.names = outer, names
 
     def linear_unobserved(self, x: str, name: str) -> str:
         """The same where what the matrix is given is not all that counts."""
-        stored = self._format.recipe.stored(self.layout.matrix(name))
+        stored = self._format.recipe.stored(self._matrices[name])
         products = [self._product(x, each) for each in stored]
         whole = products[0]
         if len(products) > 1:
@@ -397,16 +427,17 @@ class SegmentBuilder:
             self.addend = self.hidden_input("partial")
 
     def cut_within(
-        self, values: Sequence[str], done: str, *, experts: int = 0, top_k: int = 0
+        self, values: Sequence[str], done: str, *, experts: StreamedExperts
     ) -> Sequence[str]:
         """Cut inside a part of a streamed layer; the next graph has these values [batch, tokens,
-        hidden] of the part, and the hidden state. `done`: what the graph is of its layer."""
+        hidden] of the part, and the hidden state. `done`: what the graph is of its layer; the first
+        of the values is what the experts are given."""
         parts = len(values)
         together = self.graph.node("Concat", *values, axis=-1) if parts > 1 else values[0]
         self._hidden_output(self.hidden, "hidden_out")
         self._hidden_output(together, "partial_out", parts=parts)
         kind, self.kind = self.kind, f"{self.kind}, {done}"
-        self.cut(None, experts=experts, top_k=top_k, parts=parts)
+        self.cut(None, experts=experts, parts=parts)
         self.kind = kind
         together = self.hidden_input("partial", parts=parts)
         if parts == 1:
@@ -425,8 +456,7 @@ class SegmentBuilder:
         *,
         partial_is_zero: bool = False,
         behind: Behind = NOTHING_BEHIND,
-        experts: int = 0,
-        top_k: int = 0,
+        experts: StreamedExperts | None = None,
         parts: int = 1,
     ) -> None:
         """Close the graph; the next one starts from what this one put out."""
@@ -434,9 +464,7 @@ class SegmentBuilder:
         streamed: Streamed | None = None
         if layer is not None and not partial_is_zero:
             vectors = tuple(done.vectors.items())
-            streamed = Streamed(
-                layer=layer, kind=self.kind, vectors=vectors, experts=experts, top_k=top_k
-            )
+            streamed = Streamed(layer=layer, kind=self.kind, vectors=vectors, experts=experts)
         self.segments.append(
             GraphSegment(
                 model=done.graph.build(),

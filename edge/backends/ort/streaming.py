@@ -1,23 +1,24 @@
 """Layers whose matrices come from disk for each step, in ONNX Runtime.
 
 The packed weights of every layer lie in one file, made once from the shard. Each layer has sessions
-of its own over memory that is filled from it: for good, or just before each use.
+of its own over memory that is filled from it: for good, or just before each use. Its experts have
+none: who is brought in is computed in a place that others of its kind had before.
 """
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-import re
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights, WeightReads
+from edge.backends.ort.expert_places import ExpertPlace
 from edge.backends.ort.page_pool import PageSupply, want_huge_pages
 from edge.backends.ort.prepacking import (
     LooseSession,
@@ -27,7 +28,7 @@ from edge.backends.ort.prepacking import (
     packing_key,
 )
 from edge.backends.ort.runtime import ort
-from edge.backends.ort.segments import GraphSegment, Streamed
+from edge.backends.ort.segments import GraphSegment, Streamed, StreamedExperts
 from edge.errors import CheckpointError, RequestError
 from edge.host.huge_pages import release_freed_memory
 from edge.offload import (
@@ -40,12 +41,15 @@ from edge.offload import (
     UnitCache,
     WeightStreamer,
 )
-from edge.partition.plan.expert_tiers import WINDOW_LAYERS, ExpertTiers, LayerBytes, expert_tiers
+from edge.partition.plan.expert_tiers import (
+    PLACE_BYTES,
+    WINDOW_LAYERS,
+    ExpertTiers,
+    LayerBytes,
+    expert_tiers,
+)
 
 Options = Callable[[], ort.SessionOptions]
-
-_OF_EXPERT = re.compile(r"experts\.([0-9]+)\.(gate_up|down)\.")
-"""What names of an expert's matrices begin with in a graph of its layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +63,15 @@ class _Layer:
         return tuple(_streamed(segments[index]).kind for index in self.segments)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """What is brought in together."""
-
-    memory: tuple[memoryview, ...]
-    extent: Extent
-
-    @property
-    def nbytes(self) -> int:
-        return sum(map(len, self.memory))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """Of one layer."""
+class _Kind:
+    """Of experts."""
 
-    others: _Unit
-    experts: tuple[_Unit, ...]
-    top_k: int
-
-    @property
-    def layer_bytes(self) -> LayerBytes:
-        return LayerBytes(
-            others=self.others.nbytes,
-            experts=sum(unit.nbytes for unit in self.experts),
-            num_experts=len(self.experts),
-            top_k=self.top_k,
-        )
+    template: Template
+    example: bytes
+    """The graph of the last one of the kind."""
+    name: str
+    """What its packed weights are called."""
 
 
 class StreamedLayers:
@@ -119,9 +104,10 @@ class StreamedLayers:
         self._streamed = streamed
         self._lent = 0
         self._streamer: WeightStreamer | None = None
-        self._experts: UnitCache | None = None
+        self._experts: UnitCache[ExpertPlace] | None = None
         self._group: dict[int, int] = {}
-        """Of each segment of experts, which of the cache's groups they are."""
+        """Of each segment with experts behind it, which of the cache's groups they are."""
+        self._kinds: dict[str, _Kind] = {}
         self._bytes: tuple[LayerBytes, ...] = ()
         self._kept = ExpertTiers(streamed=streamed, cache_bytes=0)
         self._position = {
@@ -133,11 +119,14 @@ class StreamedLayers:
         self._expert_pages = PageSupply()
         """The two are used by different threads at once."""
         self._held: AbstractContextManager[None] | None = None
+        self._scratch = ExitStack()
         self._vectors = _read_vectors(segments, weights)
         self._packed = self._find_or_pack(weights)
+        self._tensors = {each.name: each for each in self._packed.manifest.tensors}
         try:
             for kinds in dict.fromkeys(layer.kinds(segments) for layer in self._layers):
                 self._open([each for each in self._layers if each.kinds(segments) == kinds])
+            self._open_experts()
         except (StoreCorruptError, CheckpointError):
             self._cache.discard(self._key)
             self.close()
@@ -148,30 +137,31 @@ class StreamedLayers:
 
     def start(self) -> None:
         """Begin to read: from now on weights take memory."""
-        parts = [self._parts(layer) for layer in self._layers]
-        for layer in self._layers:
-            want_huge_pages(self._memory(layer))
-        self._bytes = tuple(each.layer_bytes for each in parts)
+        memories = [self._memory(layer) for layer in self._layers]
+        for memory in memories:
+            want_huge_pages(memory)
+        self._bytes = tuple(map(self._layer_bytes, self._layers))
         self._kept = tiers = self._tiers()
         reader = DirectReader(self._packed.path)
         try:
             self._streamer = WeightStreamer(
-                [each.others.extent for each in parts],
-                [each.others.memory for each in parts],
+                [self._extent(each) for each in self._layers],
+                memories,
                 reader,
                 resident=len(self._layers) - tiers.streamed,
                 window=WINDOW_LAYERS,
                 pages=self._pages,
             )
-            sparse = [each for each in parts if each.experts]
+            sparse = [index for index in self._position if self._experts_of(index) is not None]
             if sparse:
-                segments = [i for i in self._position if _streamed(self._segments[i]).experts]
-                self._group = {index: group for group, index in enumerate(segments)}
+                self._group = {index: group for group, index in enumerate(sparse)}
                 self._experts = UnitCache(
-                    [[unit.extent for unit in each.experts] for each in sparse],
-                    [[unit.memory for unit in each.experts] for each in sparse],
+                    [self._expert_extents(index) for index in sparse],
+                    [self._kind_number(index) for index in sparse],
+                    self._open_place,
                     reader,
                     capacity_bytes=tiers.cache_bytes,
+                    place_bytes=PLACE_BYTES,
                     pages=self._expert_pages,
                 )
         except BaseException:
@@ -191,13 +181,13 @@ class StreamedLayers:
     @property
     def layer_bytes(self) -> int:
         """What the largest layer takes while all of it is in memory."""
-        return max(sum(map(len, self._memory(layer))) for layer in self._layers)
+        return max(each.total for each in self._bytes)
 
     def stream(self, count: int) -> None:
         """Read so many layers for each step from now on."""
         self._streamed = count
         self._lent = 0
-        self._keep()
+        self._keep(for_good=True)
 
     def lend(self, layers: int) -> None:
         """So many of those that are read for each step stay in memory until this says otherwise;
@@ -205,16 +195,17 @@ class StreamedLayers:
         layers = min(layers, self._streamed)
         if layers != self._lent:
             self._lent = layers
-            self._keep()
+            self._keep(for_good=False)
 
-    def _keep(self) -> None:
+    def _keep(self, *, for_good: bool) -> None:
         """Whatever gives memory does so before something else takes it."""
         before, tiers = self._kept, self._tiers()
         if self._experts is not None:
-            self._experts.keep(min(before.cache_bytes, tiers.cache_bytes))
+            least = min(before.cache_bytes, tiers.cache_bytes)
+            self._experts.keep(least, for_good=for_good)
         self._running.keep(len(self._layers) - tiers.streamed)
         if self._experts is not None:
-            self._experts.keep(tiers.cache_bytes)
+            self._experts.keep(tiers.cache_bytes, for_good=for_good)
         self._kept = tiers
 
     def _tiers(self) -> ExpertTiers:
@@ -263,8 +254,8 @@ class StreamedLayers:
 
     def experts(
         self, index: int, rows: NDArray[np.int64], *, tokens: int
-    ) -> Generator[Sequence[int], None, None]:
-        """Those of a segment of experts that have rows, in runs, each in memory for its turn.
+    ) -> Generator[Sequence[tuple[int, ExpertPlace]], None, None]:
+        """The experts behind a segment that have rows, in runs, each in its place for its turn.
 
         rows [experts]: how many of the step's `tokens` go through each.
         """
@@ -275,6 +266,14 @@ class StreamedLayers:
             self._cache.discard(self._key)
             raise
 
+    def biases(self, index: int, number: int) -> dict[str, NDArray[np.float32]]:
+        """Those of an expert, by input of its graph."""
+        experts = self._own_experts(index)
+        return {
+            name: self._vectors[tensor].reshape(len(experts.models), -1)[number]
+            for name, tensor in experts.biases
+        }
+
     def close(self) -> None:
         if self._experts is not None:
             self._experts.close()
@@ -283,6 +282,8 @@ class StreamedLayers:
         self._pages.close()
         self._expert_pages.close()
         self._sessions.clear()
+        self._experts = None
+        self._scratch.close()
         self._packed.close()
 
     @property
@@ -300,32 +301,117 @@ class StreamedLayers:
                     release_freed_memory()
         self._check(layers[-1])
 
+    def _open_experts(self) -> None:
+        """What places of each kind are made of, as long as this lives."""
+        for index, (position, _part) in self._position.items():
+            experts = self._experts_of(index)
+            if experts is None:
+                continue
+            known = self._kinds.get(experts.kind)
+            if known is None:
+                folder = self._scratch.enter_context(self._cache.scratch())
+                template = self._template(experts.models[0], folder)
+            else:
+                template = known.template
+            number = len(experts.models) - 1
+            self._kinds[experts.kind] = _Kind(
+                template=template,
+                example=experts.models[number],
+                name=_expert_name(self._layers[position].number, number),
+            )
+        for number, kind in enumerate(self._kinds.values()):
+            self._check_place(self._open_place(number), kind)
+
+    def _open_place(self, kind: int) -> ExpertPlace:
+        loose = open_loose(list(self._kinds.values())[kind].template, options=self._place_options)
+        release_freed_memory()
+        return ExpertPlace(loose)
+
+    def _place_options(self) -> ort.SessionOptions:
+        """What is packed was optimised before; to look at it once more takes 40 KiB a session."""
+        options = self._options()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return options
+
+    def _kind_number(self, index: int) -> int:
+        return list(self._kinds).index(self._own_experts(index).kind)
+
+    def _experts_of(self, index: int) -> StreamedExperts | None:
+        """Those behind a segment."""
+        return _streamed(self._segments[index]).experts
+
+    def _own_experts(self, index: int) -> StreamedExperts:
+        experts = self._experts_of(index)
+        assert experts is not None
+        return experts
+
     def _memory(self, layer: _Layer) -> list[memoryview]:
+        """Of all but experts."""
         return [part for index in layer.segments for part in self._sessions[index].parts]
 
     def _extent(self, layer: _Layer) -> Extent:
-        return _extent(layer, self._packed, self._memory(layer))
+        names = [
+            f"{layer.number}.{part}.{number}"
+            for part, index in enumerate(layer.segments)
+            for number in range(len(self._sessions[index].parts))
+        ]
+        return self._place_in_file(names, [len(part) for part in self._memory(layer)])
 
-    def _parts(self, layer: _Layer) -> _Parts:
-        """The layer's memory, that of each expert apart."""
-        owners: list[int | None] = []
-        count = top_k = 0
+    def _expert_extents(self, index: int) -> list[Extent]:
+        layer = self._layers[self._position[index][0]].number
+        experts = self._own_experts(index)
+        template = self._kinds[experts.kind].template
+        return [
+            self._expert_extent(_expert_name(layer, number), template)
+            for number in range(len(experts.models))
+        ]
+
+    def _expert_extent(self, name: str, template: Template) -> Extent:
+        names = [f"{name}.{number}" for number in range(len(template.blobs))]
+        return self._place_in_file(names, [_whole_pages(blob.nbytes) for blob in template.blobs])
+
+    def _place_in_file(self, names: Sequence[str], sizes: Sequence[int]) -> Extent:
+        """Where packed weights lie in the file, piece by piece, and in parts of these sizes."""
+        found = [self._tensors[name] for name in names if name in self._tensors]
+        if [_whole_pages(tensor.nbytes) for tensor in found] != list(sizes):
+            raise CheckpointError(
+                f"the packed weights {', '.join(names)} in {self._packed.path} do not fit their"
+                " graphs",
+                remedy="load the model again",
+            )
+        return [
+            Span(
+                offset=tensor.offset + number * PIECE_BYTES,
+                nbytes=piece.nbytes,
+                part=part,
+                part_offset=number * PIECE_BYTES,
+                digest=piece.digest,
+            )
+            for part, tensor in enumerate(found)
+            for number, piece in enumerate(tensor.pieces)
+        ]
+
+    def _layer_bytes(self, layer: _Layer) -> LayerBytes:
+        others = sum(map(len, self._memory(layer)))
         for index in layer.segments:
-            segment = _streamed(self._segments[index])
-            count, top_k = count or segment.experts, top_k or segment.top_k
-            for weight in self._sessions[index].weights:
-                found = _OF_EXPERT.match(weight) if segment.experts else None
-                owners.append(None if found is None else int(found[1]))
-        memory, extent = self._memory(layer), self._extent(layer)
-        return _Parts(
-            others=_unit(memory, extent, owners, None),
-            experts=tuple(_unit(memory, extent, owners, number) for number in range(count)),
-            top_k=top_k,
-        )
+            experts = self._experts_of(index)
+            if experts is not None:
+                blobs = self._kinds[experts.kind].template.blobs
+                count = len(experts.models)
+                return LayerBytes(
+                    others=others,
+                    experts=count * sum(_whole_pages(each.nbytes) for each in blobs),
+                    num_experts=count,
+                    top_k=experts.top_k,
+                )
+        return LayerBytes(others=others)
 
     def _find_or_pack(self, weights: ShardWeights) -> CachedShard:
         """The file with every loose layer's packed weights; made if it is not there."""
         loose = [self._segments[index].model for index in self._position]
+        for index in self._position:
+            experts = self._experts_of(index)
+            loose += [] if experts is None else experts.models
         graphs = hashlib.sha256(b"".join(loose)).hexdigest()
         self._key = f"{packing_key()} {weights.manifest.digest} {graphs}"
         return self._cache.get(self._key) or self._pack(weights)
@@ -334,12 +420,19 @@ class StreamedLayers:
         made_of = weights.path.parent
         total_bytes = 2 * weights.manifest.total_bytes
         with self._cache.begin(self._key, total_bytes, made_of=made_of) as writer:
-            for layer in self._layers:
+
+            def pack(model: bytes, name: str) -> None:
                 with self._cache.scratch() as folder:
-                    for part, template in enumerate(self._templates(layer, folder)):
-                        for number, blob in enumerate(template.blobs):
-                            name = f"{layer.number}.{part}.{number}"
-                            writer.add(name, template.read(blob))
+                    template = self._template(model, folder)
+                    for number, blob in enumerate(template.blobs):
+                        writer.add(f"{name}.{number}", template.read(blob))
+
+            for layer in self._layers:
+                for part, index in enumerate(layer.segments):
+                    pack(self._segments[index].model, f"{layer.number}.{part}")
+                    experts = self._experts_of(index)
+                    for number, model in enumerate(() if experts is None else experts.models):
+                        pack(model, _expert_name(layer.number, number))
             return writer.finish()
 
     def _templates(self, layer: _Layer, folder: Path) -> list[Template]:
@@ -347,11 +440,14 @@ class StreamedLayers:
         for index in layer.segments:
             own = folder / str(index)
             own.mkdir()
-            model = self._segments[index].model
-            made.append(
-                make_template(model, weights_folder=self._folder, folder=own, options=self._options)
-            )
-            release_freed_memory()
+            made.append(self._template(self._segments[index].model, own))
+        return made
+
+    def _template(self, model: bytes, folder: Path) -> Template:
+        made = make_template(
+            model, weights_folder=self._folder, folder=folder, options=self._options
+        )
+        release_freed_memory()
         return made
 
     def _check(self, layer: _Layer) -> None:
@@ -361,32 +457,49 @@ class StreamedLayers:
         it is noticed here, before it could make a wrong token.
         """
         memory = self._memory(layer)
+        self._read(self._extent(layer), memory)
+        for index in layer.segments:
+            vectors = self.vectors(index)
+            self._compare(self._segments[index].model, self.session(index), vectors)
+        self._pages.hand_on(memory, None)
+        release_freed_memory()
+
+    def _check_place(self, place: ExpertPlace, kind: _Kind) -> None:
+        """The same of a place that was made of the first expert, for the last one."""
+        self._read(self._expert_extent(kind.name, kind.template), place.memory)
+        self._compare(kind.example, place.session, {})
+        self._expert_pages.hand_on(place.memory, None)
+        release_freed_memory()
+
+    def _read(self, extent: Extent, memory: Sequence[memoryview]) -> None:
         reader = DirectReader(self._packed.path)
         try:
-            for span in self._extent(layer):
+            for span in extent:
                 reader.read([span.read_into(memory)])
         finally:
             reader.close()
-        for index in layer.segments:
-            options = self._options()
-            options.add_session_config_entry(
-                "session.model_external_initializers_file_folder_path", self._folder
-            )
-            session = ort.InferenceSession(
-                self._segments[index].model, options, providers=["CPUExecutionProvider"]
-            )
-            feeds = _feeds(session, self.vectors(index))
-            expected = session.run(None, feeds)
-            del session
-            for one, other in zip(expected, self.session(index).run(None, feeds), strict=True):
-                if not np.array_equal(one, other, equal_nan=True):
-                    raise RequestError(
-                        f"the kernels of onnxruntime {ort.__version__} keep weights where they "
-                        "cannot be exchanged on this device, so they cannot be streamed",
-                        remedy="give the peer more --memory, or share the model with more peers",
-                    )
-        self._pages.hand_on(memory, None)
-        release_freed_memory()
+
+    def _compare(
+        self,
+        model: bytes,
+        loose: ort.InferenceSession,
+        vectors: dict[str, NDArray[np.float32]],
+    ) -> None:
+        options = self._options()
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", self._folder
+        )
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        feeds = _feeds(session, vectors)
+        expected = session.run(None, feeds)
+        del session
+        for one, other in zip(expected, loose.run(None, feeds), strict=True):
+            if not np.array_equal(one, other, equal_nan=True):
+                raise RequestError(
+                    f"the kernels of onnxruntime {ort.__version__} keep weights where they "
+                    "cannot be exchanged on this device, so they cannot be streamed",
+                    remedy="give the peer more --memory, or share the model with more peers",
+                )
 
 
 def _layers(segments: Sequence[GraphSegment]) -> Iterator[_Layer]:
@@ -404,38 +517,13 @@ def _streamed(segment: GraphSegment) -> Streamed:
     return segment.streamed
 
 
-def _extent(layer: _Layer, packed: CachedShard, memory: Sequence[memoryview]) -> Extent:
-    """Where the layer's packed weights lie in the file, piece by piece, and in its memory."""
-    mine = [t for t in packed.manifest.tensors if t.name.startswith(f"{layer.number}.")]
-    sizes = [-(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE for tensor in mine]
-    if sizes != [len(part) for part in memory]:
-        raise CheckpointError(
-            f"the packed weights of layer {layer.number} do not fit its graph",
-            remedy="load the model again",
-        )
-    return [
-        Span(
-            offset=tensor.offset + number * PIECE_BYTES,
-            nbytes=piece.nbytes,
-            part=part,
-            part_offset=number * PIECE_BYTES,
-            digest=piece.digest,
-        )
-        for part, tensor in enumerate(mine)
-        for number, piece in enumerate(tensor.pieces)
-    ]
+def _expert_name(layer: int, number: int) -> str:
+    """What its packed weights' names begin with."""
+    return f"{layer}.experts.{number}"
 
 
-def _unit(
-    memory: Sequence[memoryview], extent: Extent, owners: Sequence[int | None], owner: int | None
-) -> _Unit:
-    """The parts of one owner."""
-    parts = [part for part, each in enumerate(owners) if each == owner]
-    places = {part: place for place, part in enumerate(parts)}
-    return _Unit(
-        memory=tuple(memory[part] for part in parts),
-        extent=[replace(span, part=places[span.part]) for span in extent if span.part in places],
-    )
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _read_vectors(
@@ -443,7 +531,9 @@ def _read_vectors(
 ) -> dict[str, NDArray[np.float32]]:
     """Norms and biases of the streamed layers; small, so they stay."""
     entries = {entry.name: entry for entry in weights.manifest.tensors}
-    names = [tensor for s in segments if s.streamed is not None for _, tensor in s.streamed.vectors]
+    layers = [each.streamed for each in segments if each.streamed is not None]
+    names = [tensor for each in layers for _, tensor in each.vectors]
+    names += [tensor for each in layers if each.experts for _, tensor in each.experts.biases]
     return {
         name: np.fromfile(
             weights.path,
@@ -453,6 +543,18 @@ def _read_vectors(
         ).reshape(entries[name].shape)
         for name in names
     }
+
+
+_VALUES = (
+    "hidden",
+    "partial",
+    "expert_results",
+    "expert_weights",
+    "x",
+    "gate_up_bias",
+    "down_bias",
+)
+"""Inputs that come from other graphs, or differ from expert to expert."""
 
 
 def _feeds(
@@ -468,12 +570,7 @@ def _feeds(
     }
     sizes = {"batch": 1, "tokens": 1, "rows": 1, "context": 8, "routed_rows": 1}
     feeds: dict[str, NDArray[np.generic]] = dict(vectors)
-    experts = [each.shape[0] for each in session.get_inputs() if each.name == "expert_used"]
     routed = [each.shape[1] for each in session.get_inputs() if each.name == "expert_weights"]
-    if experts:  # the token goes through all of them, and the result of each is looked at
-        order = np.arange(experts[0])
-        feeds |= {"expert_used": np.ones_like(order), "expert_sources": np.zeros_like(order)}
-        feeds |= {"expert_starts": order, "expert_stops": order + 1}
     if routed:
         feeds["expert_ranks"] = np.arange(routed[0])
         sizes["most_results"] = routed[0]
@@ -481,7 +578,7 @@ def _feeds(
     for each in session.get_inputs():
         if each.name not in feeds:
             shape = [sizes.get(size, size) for size in each.shape]
-            if each.name in ("hidden", "partial", "expert_results", "expert_weights"):
+            if each.name in _VALUES:
                 feeds[each.name] = generator.standard_normal(shape, np.float32)
             elif each.name == "total" or each.name.endswith("_scales"):
                 feeds[each.name] = np.ones(shape, kinds[each.type])

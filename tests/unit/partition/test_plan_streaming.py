@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from edge.partition import (
     estimate,
     memory_use,
 )
+from edge.partition.fit.check import check_fit
 from edge.partition.fit.streamed_layers import loads_of
 from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from tests.support.facts import changed_facts
@@ -183,6 +185,46 @@ def test_a_gpu_is_brought_all_experts_and_a_cpu_those_that_are_needed() -> None:
     load = loads_of(alone(9), ClusterSpec(devices=(gpu,)), use)["a"]
     assert load.disk_s == pytest.approx(9 * MATRIX_BYTES / 100)
     assert load.routed_s == 0
+
+
+def test_a_gpu_has_room_for_all_experts_of_its_window_and_a_cpu_for_few() -> None:
+    count, column = 40, 10**6
+    sparse = changed_facts(
+        MODEL, num_experts=count, top_k=2, expert_column_bytes=column,
+        ffn_column_bytes=count * column,
+    )  # fmt: skip
+    all_experts = sparse.kinds[0].ffn_columns * count * column
+    use = memory_use(alone(LAYERS), sparse, WORKLOAD)["a"]
+    assert use.weight_bytes < all_experts
+    cpu = device("a", 10**12)
+    gpu = replace(cpu, host_memory_bytes=0)
+    assert use.on(cpu) == use
+    assert use.on(gpu).weight_bytes > WINDOW_LAYERS * all_experts
+    assert use.on(gpu).total == use.total + use.apart_bytes
+    for each, fits in ((cpu, True), (gpu, False)):
+        small = ClusterSpec(devices=(replace(each, memory_bytes=use.total),))
+        with nullcontext() if fits else pytest.raises(CapacityError):
+            check_fit(alone(LAYERS), sparse, small, WORKLOAD)
+
+
+def test_experts_that_were_found_in_memory_are_not_read() -> None:
+    count, column = 40, 10**6
+    sparse = changed_facts(
+        MODEL, num_experts=count, top_k=2, expert_column_bytes=column,
+        ffn_column_bytes=count * column,
+    )  # fmt: skip
+    of_token = LAYERS * 2 * sparse.kinds[0].ffn_columns * column
+
+    def routed(hits: float | None, streamed: int = LAYERS) -> int:
+        workload = replace(WORKLOAD, expert_hits=hits)
+        return memory_use(alone(streamed), sparse, workload)["a"].routed_bytes
+
+    assert routed(0.75) == pytest.approx(of_token / 4, rel=1e-6)
+    assert routed(1.0) == 0
+    assert routed(0.75) < (routed(None) or 0) < of_token
+    assert routed(0.75, streamed=0) == 0
+    with pytest.raises(ValueError, match=r"expert_hits are 1\.5"):
+        replace(WORKLOAD, expert_hits=1.5)
 
 
 @pytest.mark.parametrize("rates", [RATES, None])

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from edge.partition import ClusterSpec, ComputeRates, DeviceSpec, Workload, choose
+from edge.partition import (
+    ClusterSpec,
+    ComputeRates,
+    DeviceSpec,
+    ModelFacts,
+    Workload,
+    choose,
+)
 from edge.planning.forecast import MOST_ANSWERS, Forecast
 from edge.planning.proposal import Proposal
+from edge.protocol.step_times import PeerTimes, StepTimes
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
-from tests.support.facts import plain_facts
+from tests.support.facts import changed_facts, plain_facts
 
 MODEL = plain_facts(
     name="m",
@@ -48,14 +57,16 @@ LENGTHS: dict[str, Any] = {"prompt_tokens": 5, "new_tokens": 4}
 FIGURES: dict[str, Any] = {**LENGTHS, "first_token_s": 0.5, "decode_s": 1.5}
 
 
-def proposal(rates: ComputeRates | None) -> Proposal:
-    device = DeviceSpec(id="a", name="a", memory_bytes=1 << 20, threads=1, rates=rates)
+def proposal(
+    rates: ComputeRates | None, model: ModelFacts = MODEL, *, memory_bytes: int = 1 << 20
+) -> Proposal:
+    device = DeviceSpec(id="a", name="a", memory_bytes=memory_bytes, threads=1, rates=rates)
     cluster, workload = ClusterSpec(devices=(device,)), Workload()
     return Proposal(
         dtype="float32",
         weights="float32",
-        choice=choose(MODEL, cluster, workload),
-        model=MODEL,
+        choice=choose(model, cluster, workload, stream=True),
+        model=model,
         cluster=cluster,
         workload=workload,
         chunk_tokens=4,
@@ -72,6 +83,40 @@ def test_a_reply_is_predicted_for_its_own_lengths() -> None:
     assert predicted is not None
     assert longer is not None
     assert longer.first_token_s > predicted.first_token_s
+
+
+def test_experts_that_replies_found_in_memory_are_predicted_to_be_there() -> None:
+    """Until the model runs by another plan."""
+    experts, column = 40, 10**5
+    model = changed_facts(
+        MODEL, num_layers=4, num_experts=experts, top_k=2, expert_column_bytes=column,
+        ffn_column_bytes=experts * column,
+    )  # fmt: skip
+    rates = replace(RATES, disk_bytes_per_s=1e6)
+    made = proposal(rates, model, memory_bytes=model.kinds[0].ffn_columns * experts * column)
+    forecast = Forecast(made)
+
+    def token_s() -> float:
+        predicted = forecast.of(**LENGTHS)
+        assert predicted is not None
+        return 1 / predicted.tokens_per_s
+
+    def counted(wanted: float, read: float) -> PeerTimes:
+        return PeerTimes(
+            name="a", stage=0, rank=0, prompt=StepTimes(), resident_bytes=1, peak_bytes=1,
+            decode=StepTimes(steps=2, experts=wanted, experts_read=read),
+        )  # fmt: skip
+
+    unknown_s = token_s()
+    forecast.learn([counted(16, 4), counted(16, 0)])
+    known_s = token_s()
+    of_token = model.num_layers * 2 * model.kinds[0].ffn_columns * column
+    forecast.learn([counted(0, 0)])
+    assert token_s() == known_s
+    forecast.learn([counted(16, 0)])
+    assert known_s - token_s() == pytest.approx(of_token / 8 / 1e6)
+    forecast.replace(made)
+    assert token_s() == unknown_s > known_s
 
 
 def test_without_rates_nothing_is_predicted() -> None:

@@ -1,0 +1,41 @@
+"""Where experts are computed that come from disk: one graph in each place, for any of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.ort.prepacking import LooseSession
+from edge.backends.ort.runtime import ort
+
+
+class ExpertPlace:
+    """A session, and memory that an expert's weights are read into."""
+
+    def __init__(self, loose: LooseSession) -> None:
+        self.session = loose.session
+        self.memory = loose.parts
+        self._binding = loose.session.io_binding()
+
+    def run(
+        self,
+        x: NDArray[np.float32],
+        biases: Mapping[str, NDArray[np.float32]],
+        results: NDArray[np.float32],
+        options: ort.RunOptions,
+    ) -> None:
+        """x [rows, hidden] → results [rows, hidden], which is filled; biases: by input."""
+        self._input("x", x[np.newaxis])
+        for name, bias in biases.items():
+            self._input(name, bias)
+        shape = (1, *results.shape)
+        at = results.ctypes.data
+        self._binding.bind_output("results", "cpu", 0, np.float32, shape, at)
+        self.session.run_with_iobinding(self._binding, options)
+
+    def _input(self, name: str, array: NDArray[Any]) -> None:
+        at = array.ctypes.data
+        self._binding.bind_input(name, "cpu", 0, np.float32, array.shape, at)
