@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from dataclasses import dataclass
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -72,10 +73,17 @@ def peer_id(device: str, number: int = 0) -> str:
     return hashlib.sha256(f"edge peer {number} of {device}".encode()).hexdigest()[: 2 * _ID_BYTES]
 
 
+def is_id(text: str) -> bool:
+    """Whether this can be the id of a device, or of a daemon."""
+    return _ID.fullmatch(text) is not None
+
+
 def is_peer_of(id: str, device: str) -> bool:
     """Whether this is the id of one of the device's daemons."""
     return any(id == peer_id(device, number) for number in range(MOST_PEERS))
 
+
+_ID = re.compile(rf"[0-9a-f]{{{2 * _ID_BYTES}}}", re.ASCII)
 
 LEAST_DIGITS = 16
 """Of an id that somebody writes: fewer can be met by trying keys."""

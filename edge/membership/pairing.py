@@ -14,7 +14,6 @@ import asyncio
 import base64
 import binascii
 import json
-import re
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +34,7 @@ from spake2 import SPAKE2_A, SPAKE2_B
 from edge.errors import EdgeError, RequestError
 from edge.host.since_boot import since_boot_s
 from edge.membership.authority import Authority
-from edge.membership.identity import Identity, PublicKey, fingerprint, key_id
+from edge.membership.identity import Identity, PublicKey, fingerprint, is_id, key_id
 from edge.membership.membership import (
     Change,
     Membership,
@@ -62,7 +61,6 @@ _TAKEN_IN_LIMITS = FrameLimits(header_bytes=1 << 10, payload_bytes=1 << 20)
 _WORD_LIMIT_S = 3.0
 """Until a device that comes has said what is waited for: it takes it milliseconds."""
 
-_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _NONCE = bytes(12)
 """Each key seals one message."""
 
@@ -328,6 +326,6 @@ def _name(values: Mapping[str, Any]) -> str:
 
 def _id(values: Mapping[str, Any]) -> str:
     text = _bytes(values, "id").decode("ascii", "replace")
-    if not _ID.fullmatch(text):
+    if not is_id(text):
         raise RequestError("the other device does not pair as Edge does: its id is none")
     return text

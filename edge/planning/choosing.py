@@ -8,6 +8,7 @@ from functools import partial
 from itertools import permutations
 
 from edge import partition
+from edge.membership.identity import is_id
 from edge.memory.model_sizes import model_facts
 from edge.partition import Choice, ClusterSpec, LeftOut, ModelFacts, Plan
 from edge.planning.load_options import LoadOptions
@@ -65,19 +66,18 @@ def _is_measured(plan: Plan, cluster: ClusterSpec) -> bool:
 
 
 def by_id(plan: Plan, cluster: ClusterSpec) -> Plan:
-    """A plan written with devices' names, which are unique, with their ids instead."""
-    ids = {device.id for device in cluster.devices}
-    names = {device.name: device.id for device in cluster.devices}
+    """A plan written with devices' names, which are unique, with their ids instead.
+
+    What is an id is no name: devices choose their names, and one could go by the id of another.
+    """
+    names = {device.name: device.id for device in cluster.devices if not is_id(device.name)}
     return replace(
         plan,
         stages=tuple(
             replace(
                 stage,
                 shards=tuple(
-                    shard
-                    if shard.device in ids
-                    else shard.on(names.get(shard.device, shard.device))
-                    for shard in stage.shards
+                    shard.on(names.get(shard.device, shard.device)) for shard in stage.shards
                 ),
             )
             for stage in plan.stages

@@ -30,6 +30,15 @@ def cluster(**names: str) -> ClusterSpec:
     )
 
 
+ATTIC, DESK = "a1" * 16, "de" * 16
+
+
 def test_names_become_ids_and_ids_stay() -> None:
-    found = by_id(plan("attic", "id2", "nobody"), cluster(id1="attic", id2="desk"))
-    assert found.devices == ("id1", "id2", "nobody")
+    found = by_id(plan("attic", DESK, "nobody"), cluster(**{ATTIC: "attic", DESK: "desk"}))
+    assert found.devices == (ATTIC, DESK, "nobody")
+
+
+def test_no_device_gets_what_is_anothers_by_a_name_that_is_its_id() -> None:
+    """Whether the other one is there or not."""
+    assert by_id(plan(ATTIC), cluster(**{DESK: ATTIC})).devices == (ATTIC,)
+    assert by_id(plan(ATTIC), cluster(**{ATTIC: "attic", DESK: ATTIC})).devices == (ATTIC,)
