@@ -88,13 +88,13 @@ class Guard:
         request_id = f"req_{uuid.uuid4().hex}"
         scope["request_id"] = request_id
         headers = dict(scope["headers"])
-        status = 500
+        status, has_begun = 500, False
         allowed = self._allowed(headers)
 
         async def sending(message: Message) -> None:
-            nonlocal status
+            nonlocal status, has_begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, has_begun = message["status"], True
                 named = [b"x-request-id"]
                 if dialect_of(scope) == "anthropic":
                     named.append(b"request-id")
@@ -110,6 +110,11 @@ class Guard:
             await self._app(scope, self._bounded(receive), sending)
         except Refusal as refusal:
             await refuse(refusal, dialect_of(scope), sending)
+        except asyncio.CancelledError:  # the server ends, and has waited for as long as it does
+            if has_begun:
+                raise
+            ending = Refusal(503, "the server ends, and this was not done by then; ask again")
+            await refuse(ending, dialect_of(scope), sending)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._metrics.requests.labels(path, str(status)).inc()
