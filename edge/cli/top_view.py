@@ -70,14 +70,29 @@ def screen(before: Json | None, now: Json) -> Group:
         parts.append(_answers(now["replies"]))
     if now["spares"]:
         spares = (
-            f"{_text(each['name'])} ({_text(each['health'])}, {format_size(each['free_bytes'])})"
+            f"{_text(each['name'])} ({_text(each['health'])}{_free(each['free_bytes'])})"
             for each in now["spares"]
         )
         parts.append(Text(f"Not needed now: {', '.join(spares)}"))
-    for each in now["recoveries"][-_MOST_ROWS:]:
-        told = f"{_text(each['reason'])}; {_count(each['answers'])} after {each['pause_s']:.1f} s"
-        parts.append(Text(told))
+    parts += map(Text, _events(now)[-_MOST_ROWS:])
     return Group(*parts)
+
+
+def _events(view: Json) -> list[str]:
+    """Losses and returns, in the order in which they came."""
+    told: list[str] = []
+    recoveries = view["recoveries"]
+    for number in range(len(recoveries) + 1):
+        told += (
+            f"{_text(each['name'])} answers again, after {each['away_s']:.0f} s"
+            for each in view["returns"]
+            if each["recoveries"] == number
+        )
+        told += (
+            f"{_text(each['reason'])}; {_count(each['answers'])} after {each['pause_s']:.1f} s"
+            for each in recoveries[number : number + 1]
+        )
+    return told
 
 
 def _devices(before: Json | None, now: Json) -> Table:
@@ -91,19 +106,31 @@ def _devices(before: Json | None, now: Json) -> Table:
         earlier = before["devices"][number]["decode"] if before is not None and is_same else None
         first, past = device["layers"]
         layers = f"{first}-{past - 1}"
-        if device["streamed_layers"]:
-            layers += f", {device['streamed_layers']} from disk"
+        if pinned := device["host_layers"]:
+            layers += f", {pinned} from its host"
+        if read := device["streamed_layers"] - pinned:
+            layers += f", {read} from disk"
         table.add_row(
             escape(_text(device["name"])),
             str(device["stage"]),
             layers,
             escape(_text(device["health"])),
             format_size(device["weight_bytes"]),
-            format_size(device["kv_bytes"]),
+            _kv_in_words(device),
             format_size(max(0, device["left_bytes"])),
             step_in_words(earlier, device["decode"]),
         )
     return table
+
+
+def _kv_in_words(device: Json) -> str:
+    """Keys and values: memory for them, and what lies elsewhere now."""
+    told = format_size(device["kv_bytes"])
+    tiers = device["tiers"] or {"kv_host_bytes": 0, "kv_disk_bytes": 0}
+    for name, place in (("kv_host_bytes", "with its host"), ("kv_disk_bytes", "on disk")):
+        if tiers[name]:
+            told += f", {format_size(tiers[name])} {place}"
+    return told
 
 
 def step_in_words(before: Json | None, now: Json | None) -> str:
@@ -134,6 +161,10 @@ def _answers(replies: Sequence[Json]) -> Table:
 
 def _count(answers: int) -> str:
     return f"{answers} answer{'' if answers == 1 else 's'}"
+
+
+def _free(num_bytes: int | None) -> str:
+    return "" if num_bytes is None else f", {format_size(num_bytes)}"
 
 
 def _rate(value: float | None) -> str:

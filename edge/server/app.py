@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from edge.api.async_model import AsyncModel
 from edge.errors import EdgeError, PromptLengthError
+from edge.protocol.peer_info import PeerInfo
 from edge.server import (
     anthropic_messages,
     embeddings,
@@ -63,14 +64,17 @@ class Server:
         rules: Rules,
         most_answers: int = MOST_ANSWERS,
         previews: Previews | None = None,
+        candidates: Callable[[], Sequence[PeerInfo]] = tuple,
         pooling: Pooling | None = None,
     ) -> None:
-        """previews: of other placements; None: it has none.
+        """previews: of other placements; None: it has none. candidates: peers that were ever seen,
+        beside those of the models.
         pooling: how embeddings are made; None: as each model says."""
         self._shelf = shelf
         self._observers: dict[str, tuple[AsyncModel, Observer]] = {}
         """Of models that are loaded."""
         self._previews = previews
+        self._candidates = candidates
         self._created = int(time.time())
         self._metrics = Metrics()
         self.gate = Gate(most_answers)
@@ -142,7 +146,7 @@ class Server:
             raise Refusal(503, "the model is not loaded now; the next question to it loads it")
         model = loaded[name]
         if name not in self._observers or self._observers[name][0] is not model:
-            self._observers[name] = (model, Observer(model))
+            self._observers[name] = (model, Observer(model, self._candidates))
         observed = await self._observers[name][1].look()
         view = cluster_view(model, observed, self._metrics, answers=self.gate.inside)
         models = [{"name": each, "is_loaded": each in loaded} for each in self._shelf.names]

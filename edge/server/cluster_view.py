@@ -10,6 +10,8 @@ from typing import Any
 
 from edge.api.async_model import AsyncModel
 from edge.planning.proposal import Proposal
+from edge.protocol.peer_info import PeerInfo
+from edge.protocol.topology import Seat
 from edge.server.metrics import Metrics
 from edge.server.observer import Observed
 
@@ -19,9 +21,10 @@ Json = dict[str, Any]
 def plan_view(proposal: Proposal, names: Mapping[str, str]) -> Json:
     """What would run where, and how fast that should be.
 
-    names: of devices, by id. devices: in the order of the plan, what each has of the model. links:
-    between them, as measured. predicted: of a reply alone, null where the devices were not
-    measured.
+    names: of devices, by id. devices: in the order of the plan, what each has of the model; of its
+    layers, so many are brought into memory for each step (streamed_layers), some of them from its
+    host's memory (host_layers) and the others from its disk. links: between them, as measured.
+    predicted: of a reply alone, null where the devices were not measured.
     """
     predicted = proposal.choice.predicted
     used = set(proposal.plan.devices)
@@ -33,6 +36,7 @@ def plan_view(proposal: Proposal, names: Mapping[str, str]) -> Json:
                 "layers": [row.layers.start, row.layers.stop],
                 "has": row.in_words,
                 "streamed_layers": row.streamed_layers,
+                "host_layers": row.host_layers,
                 "memory_bytes": row.memory.total,
                 "weight_bytes": row.memory.weight_bytes,
                 "kv_bytes": row.memory.kv_bytes,
@@ -63,11 +67,13 @@ def cluster_view(model: AsyncModel, observed: Observed, metrics: Metrics, *, ans
     """What runs where, how fast it should be, and how it is doing. No secret is in it, no prompt.
 
     Beside what `plan_view` has: model: its name, format and context. devices: with their health,
-    and with `decode`, where the time of their steps went so far, in seconds; null where that is
-    not known. spares: peers without a part. answers: under way or waiting; replies: those that
+    with `decode`, where the time of their steps went so far, in seconds, and with `tiers`, the
+    bytes that lie elsewhere than in their memory now, and of beginnings of prompts; null where that
+    is not known. spares: peers without a part. answers: under way or waiting; replies: those that
     have begun. measured: of the last reply of 8 tokens or more. recoveries: how it went on after
-    devices were lost, or joined, the first time first. Counters (new_tokens, decode) only grow
-    while `loads` is the same; `at_s` is when they were read.
+    devices were lost, or joined, the first time first; returns: of peers that had not answered,
+    after so many of these. Counters (new_tokens, decode) only grow while `loads` is the same;
+    `at_s` is when they were read.
     """
     proposal = model.proposal
     peers = model.peers
@@ -79,6 +85,7 @@ def cluster_view(model: AsyncModel, observed: Observed, metrics: Metrics, *, ans
         times = observed.decode.get(seat)
         device["health"] = _health(observed, row.device)
         device["decode"] = None if times is None else asdict(times)
+        device["tiers"] = _tiers(observed.peers.get(row.device), proposal.plan.model, seat)
     used = set(proposal.plan.devices)
     return view | {
         "at_s": time.monotonic(),
@@ -99,13 +106,12 @@ def cluster_view(model: AsyncModel, observed: Observed, metrics: Metrics, *, ans
             }
             for recovery in model.recoveries
         ],
+        "returns": [asdict(each) for each in observed.returns],
         "spares": [
-            {
-                "name": peer.name,
-                "health": _health(observed, id),
-                "free_bytes": (observed.peers.get(id) or peer).model_free_bytes,
-            }
-            for id, peer in peers.items()
+            {"name": name, "health": _health(observed, id), "free_bytes": _free_bytes(observed, id)}
+            for id, name in (
+                observed.names or {id: peer.name for id, peer in peers.items()}
+            ).items()
             if id not in used
         ],
         "answers": answers,
@@ -121,3 +127,25 @@ def _health(observed: Observed, device: str) -> str:
         return "alive"
     peer = observed.peers[device]
     return "no answer" if peer is None else peer.health
+
+
+def _free_bytes(observed: Observed, device: str) -> int | None:
+    """What another model may take there."""
+    peer = observed.peers.get(device)
+    return None if peer is None else peer.model_free_bytes
+
+
+def _tiers(peer: PeerInfo | None, model: str, seat: Seat) -> Json | None:
+    """streamed_bytes: of weights, that each step reads from disk. kv_host_bytes and kv_disk_bytes:
+    of keys and values that are not in the device's memory. kept_bytes and kept_disk_bytes: of
+    beginnings of earlier prompts, whatever the model, in memory and on disk."""
+    if peer is None:
+        return None
+    shards = [each for each in peer.models if (each.name, each.stage, each.rank) == (model, *seat)]
+    return {
+        "streamed_bytes": sum(each.streamed_bytes for each in shards),
+        "kv_host_bytes": sum(each.kv_host_bytes for each in shards),
+        "kv_disk_bytes": sum(each.kv_disk_bytes for each in shards),
+        "kept_bytes": peer.kv_beginnings_bytes,
+        "kept_disk_bytes": peer.kv_prefix_bytes,
+    }

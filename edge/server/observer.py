@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 from edge.api.async_model import AsyncModel
 from edge.errors import EdgeError
@@ -21,6 +21,17 @@ _TIMES_EVERY_S = 0.8
 _PEERS_EVERY_S = 5.0
 """A peer is asked on a connection of its own."""
 _PEER_ANSWERS_WITHIN_S = 2.0
+_MOST_RETURNS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Return:
+    """A peer that did not answer answers again."""
+
+    name: str
+    away_s: float
+    recoveries: int
+    """Of the model, that were behind it by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +43,22 @@ class Observed:
     decode: Mapping[Seat, StepTimes] = field(default_factory=dict)
     """Since then."""
     peers: Mapping[str, PeerInfo | None] = field(default_factory=dict)
-    """By id; None for one that has gone, or never answered."""
+    """By id, of all that are known; None for one that has gone, or never answered."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of the same."""
+    returns: tuple[Return, ...] = ()
+    """The latest, the first one first."""
 
 
 class Observer:
     """Of one model."""
 
-    def __init__(self, model: AsyncModel) -> None:
+    def __init__(self, model: AsyncModel, candidates: Callable[[], Sequence[PeerInfo]]) -> None:
+        """candidates: peers that were ever seen, whether the model may use them now or not."""
         self._model = model
+        self._candidates = candidates
+        self._away_s: dict[str, float] = {}
+        """Since when addresses do not answer, and are not merely slow to."""
         self._seen = Observed()
         self._heard = LastHeard()
         self._one_at_a_time = asyncio.Lock()
@@ -69,21 +88,47 @@ class Observer:
         for each in times:
             seat = (each.stage, each.rank)
             decode[seat] = _sum(before.get(seat, StepTimes()), each.decode)
-        self._seen = Observed(loads=loads, decode=decode, peers=self._seen.peers)
+        self._seen = replace(self._seen, loads=loads, decode=decode)
 
     async def _ask_peers(self) -> None:
-        known = dict(self._model.peers)
+        asked = {peer.id: peer for peer in self._candidates()} | dict(self._model.peers)
         infos, failures = await describe_all(
-            {peer.address: peer.credentials for peer in known.values()},
-            timeouts_s={peer.address: _PEER_ANSWERS_WITHIN_S for peer in known.values()},
+            {peer.address: peer.credentials for peer in asked.values()},
+            timeouts_s={peer.address: _PEER_ANSWERS_WITHIN_S for peer in asked.values()},
         )
-        silent = self._heard.note(infos, silent_addresses(failures), now_s=time.monotonic())
+        now_s = time.monotonic()
+        silent = self._heard.note(infos, silent_addresses(failures), now_s=now_s)
         answered = {peer.id: peer for peer in (*infos, *silent)}
-        self._seen = Observed(
-            loads=self._seen.loads,
-            decode=self._seen.decode,
+        addresses = {peer.address: peer.id for peer in answered.values()}
+        # Who starts again without keys has another id at the same address.
+        known = {
+            addresses.get(peer.address, peer.id): peer
+            for peer in sorted(asked.values(), key=lambda each: each.id in self._model.peers)
+        }
+        returns = self._returned(infos, {peer.address: peer.name for peer in known.values()}, now_s)
+        for id, peer in known.items():
+            if (seen := answered.get(id)) is None or seen.is_lost:
+                self._away_s.setdefault(peer.address, now_s)
+        self._seen = replace(
+            self._seen,
             peers={id: answered.get(id) for id in known},
+            names={id: peer.name for id, peer in known.items()},
+            returns=(*self._seen.returns, *returns)[-_MOST_RETURNS:],
         )
+
+    def _returned(
+        self, infos: Sequence[PeerInfo], names: Mapping[str, str], now_s: float
+    ) -> list[Return]:
+        recoveries = len(self._model.recoveries)
+        return [
+            Return(
+                name=names[peer.address],
+                away_s=now_s - self._away_s.pop(peer.address),
+                recoveries=recoveries,
+            )
+            for peer in infos
+            if peer.address in self._away_s
+        ]
 
 
 def _sum(one: StepTimes, other: StepTimes) -> StepTimes:

@@ -1,4 +1,5 @@
-"""The page of `edge serve`, in a real browser: what runs where, a chat, a lost peer, a preview."""
+"""The page of `edge serve`, in a real browser: what runs where, a chat, a preview, a lost peer and
+its return."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ import json
 import re
 import signal
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.demos.bundled import MODEL
 from edge.demos.fleet import Fleet
 from tests.support import known_rates
@@ -20,13 +24,23 @@ from tests.support.processes import PATIENCE_S, edge_process
 KEY = "a-key-of-the-page-0123456789"
 QUESTION = "Where does the cat live?"
 ANSWER = "In the barn."
+LAYERS = SHAPES["small"].num_layers
+
+ASK = """([path, key]) =>
+    fetch(path, {headers: {authorization: `Bearer ${key}`}}).then((answer) => answer.json())"""
+"""What the page itself would be told there."""
 
 expect.set_options(timeout=1e3 * PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with Fleet(("attic", "desk"), tmp_path_factory.mktemp("fleet")) as fleet:
+    folder = tmp_path_factory.mktemp("fleet")
+    options = {
+        name: ("--memory", "512MiB", "--kv-disk", f"{folder / name}-kv:64MiB")
+        for name in ("attic", "desk")
+    }
+    with Fleet(tuple(options), folder, options=options) as fleet:
         yield fleet
 
 
@@ -40,9 +54,12 @@ def url(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
             "serve",
             MODEL,
             f"second={MODEL}",
+            f"large={checkpoint('small', tmp_path_factory.mktemp('shapes'))}",
             *peers,
             "--parallel",
             "pipeline",
+            "--context",
+            "512",
             "--port",
             "0",
             "--json",
@@ -76,6 +93,15 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
     assert said == []
 
 
+def axe_finds_nothing(page: Page) -> None:
+    """Nor is anything wider than the screen, of a phone or a desk."""
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        found = Axe().run(page).response["violations"]
+        assert [(each["id"], each["help"]) for each in found] == []
+
+
 def say(page: Page, text: str) -> Locator:
     """The reply's box, once it is whole."""
     page.locator("#ask").fill(text)
@@ -94,6 +120,10 @@ def test_it_asks_for_the_key(browser: Browser, url: str) -> None:
         assert "script-src 'self'" in answer.headers["content-security-policy"]
         assert KEY not in page.content()
         expect(page.locator("#key-form")).to_be_visible()
+        for scheme in ("dark", "light"):
+            page.emulate_media(color_scheme=scheme)
+            expect(page.locator("html")).to_have_attribute("data-theme", scheme)
+            axe_finds_nothing(page)
         page.locator("#key").fill(KEY)
         page.locator("#key-form button").click()
         expect(page.locator("#cluster .device")).to_have_count(2)
@@ -133,18 +163,6 @@ def test_an_answer_is_stopped(page: Page, fleet: Fleet) -> None:
     expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
 
 
-def test_another_model_is_chosen_and_talked_to(page: Page) -> None:
-    names = page.locator("#models option").all_inner_texts()
-    assert names == [MODEL.name, "second"]
-    page.locator("#models").select_option("second")
-    expect(page.locator("#state")).to_contain_text("is not loaded now")
-    expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
-    expect(page.locator("#state")).to_have_text("ready")
-    expect(page.locator("#answers")).to_have_text("0")
-    page.locator("#models").select_option(MODEL.name)
-    expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
-
-
 def test_another_placement_is_shown(page: Page) -> None:
     page.locator("#preview-devices").get_by_label("desk").uncheck()
     page.locator("#preview-form button").click()
@@ -156,24 +174,81 @@ def test_another_placement_is_shown(page: Page) -> None:
     expect(page.locator("#preview-said")).to_contain_text("is no change")
 
 
+def test_a_model_is_drawn_before_it_is_loaded(page: Page) -> None:
+    """With less memory, too: then some of its layers would be read from disk."""
+
+    def planned(*changes: str) -> dict[str, Any]:
+        asked = "&".join(["model=large", *(f"change={quote(each)}" for each in changes)])
+        found: dict[str, Any] = page.evaluate(ASK, [f"api/plan?{asked}", KEY])
+        return found
+
+    (alone,) = planned("without attic")["devices"]
+    less = f"-{alone['left_bytes'] + alone['weight_bytes'] * 4 // 5}B on desk"
+    page.locator("#preview-model").select_option("large")
+    page.locator("#preview-devices").get_by_label("attic").uncheck()
+    page.locator("#preview-form button").click()
+    expect(page.locator("#preview .device .name")).to_have_text(["desk"])
+    expect(page.locator("#preview .stage .title")).to_have_text(f"layers 0–{LAYERS - 1}")
+    expect(page.locator("#preview .tiers")).to_have_count(0)
+    page.locator("#preview-change").fill(less)
+    page.locator("#preview-form button").click()
+    (row,) = planned("without attic", less)["devices"]
+    read = row["streamed_layers"]
+    assert 0 < read < LAYERS
+    expect(page.locator("#preview .tiers .t-disk")).to_have_count(read)
+    expect(page.locator("#preview .tiers .t-memory")).to_have_count(LAYERS - read)
+    expect(page.locator("#preview .device")).to_contain_text(
+        f"layers: {LAYERS - read} in memory, {read} read from disk"
+    )
+    models = page.evaluate(ASK, ["api/cluster", KEY])["models"]
+    assert [each["name"] for each in models if each["is_loaded"]] == [MODEL.name]
+
+
+def test_another_model_is_chosen_and_talked_to(page: Page) -> None:
+    names = page.locator("#models option").all_inner_texts()
+    assert names == [MODEL.name, "second", "large"]
+    page.locator("#models").select_option("second")
+    expect(page.locator("#state")).to_contain_text("is not loaded now")
+    expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#answers")).to_have_text("0")
+    page.locator("#models").select_option(MODEL.name)
+    expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
+
+
+def test_what_is_kept_on_disk_is_drawn(page: Page) -> None:
+    """A block of 256 tokens, of a prompt that has more."""
+    expect(page.locator("#cluster")).not_to_contain_text("kept of earlier prompts")
+    say(page, " ".join([QUESTION] * 50))
+    expect(page.locator("#cluster .device").first).to_contain_text(
+        re.compile(r"kept of earlier prompts: .*\d+ KiB on disk")
+    )
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_for_everybody(page: Page, scheme: str) -> None:
-    """On a phone and at a desk, in either scheme: nothing is wider than the screen, and axe finds
-    nothing."""
+    """On a phone and at a desk, in either scheme, with all of it open."""
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     expect(page.locator("html")).to_have_attribute("data-theme", scheme)
     say(page, QUESTION)
-    for width in (390, 1280):
-        page.set_viewport_size({"width": width, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        found = Axe().run(page).response["violations"]
-        assert [(each["id"], each["help"]) for each in found] == []
+    page.locator(".settings summary").click()
+    expect(page.locator("#system")).to_be_visible()
+    page.locator("#preview-form button").click()
+    expect(page.locator("#preview .device")).not_to_have_count(0)
+    axe_finds_nothing(page)
 
 
-def test_a_lost_peer_is_seen_and_answers_go_on(page: Page, fleet: Fleet) -> None:
+def test_a_lost_peer_and_its_return_are_seen(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#events")).to_have_text("None.")
     fleet.kill("desk")
     expect(page.locator("#events")).to_have_text(re.compile("desk.*(ready again|went on) after"))
     expect(page.locator("#state")).to_have_text("ready")
     assert page.locator("#cluster .device .name").all_inner_texts() == ["attic"]
     expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
+    expect(page.locator("#spares")).to_contain_text("desk (no answer)")
+    assert fleet.renew() == ["desk"]
+    expect(page.locator("#events")).to_contain_text("desk answers again, after")
+    expect(page.locator("#spares, #cluster").filter(has_text="desk")).to_have_count(1)
+    expect(page.locator("#spares")).not_to_contain_text("no answer")
+    expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
+    fleet.kill("desk")  # it was started by this test

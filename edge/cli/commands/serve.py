@@ -391,6 +391,7 @@ async def serve(
             most_answers=max_answers,
             pooling=pooling,
             previews=Previews(places, propose),
+            candidates=lambda: cluster.peers,
         )
         config = web_config(server.app, most_connections=most_connections(max_answers))
         config.timeout_graceful_shutdown = round(_DRAIN_S)

@@ -47,13 +47,11 @@ function device(each, sharesStage) {
   const isWell = state === "alive" || state === "busy";
   const goesOn = state === "leaving" || state === "slow" || state === "silent";
   if (!isWell) name.append(element("span", `badge ${goesOn ? "warn" : "bad"}`, health));
-  if (each.streamed_layers) {
-    name.append(element("span", "badge warn", `${each.streamed_layers} layers from disk`));
-  }
   const drawn = element(
     "div", `device ${isWell ? "" : goesOn ? "slow" : "lost"}`,
     name, sharesStage ? element("div", "has", each.has) : null,
   );
+  drawn.append(...layers(each));
   const free = Math.max(0, each.left_bytes);
   const all = each.weight_bytes + each.kv_bytes + free || 1;
   drawn.append(
@@ -62,6 +60,7 @@ function device(each, sharesStage) {
       "div", "more",
       `${bytes(each.weight_bytes)} weights, ${bytes(each.kv_bytes)} keys and values, ${bytes(free)} left`,
     ),
+    ...elsewhere(each.tiers),
   );
   if (each.times && each.times.steps) {
     const { steps } = each.times;
@@ -76,6 +75,39 @@ function device(each, sharesStage) {
     );
   }
   return drawn;
+}
+
+/** A cell for each of its layers, by where it waits for its use, if not all are in memory. */
+function layers(each) {
+  const [first, past] = each.layers;
+  const streamed = each.streamed_layers;
+  if (!streamed) return [];
+  const counts = [
+    ["memory", past - first - streamed, "in memory"],
+    ["host", each.host_layers, "in its host's memory"],
+    ["disk", streamed - each.host_layers, "read from disk"],
+  ].filter(([, count]) => count);
+  const cells = element("div", "tiers");
+  cells.setAttribute("aria-hidden", "true");
+  for (const [tier, count] of counts) {
+    for (let number = 0; number < count; number += 1) cells.append(element("span", `t-${tier}`));
+  }
+  const told = counts.map(([, count, where]) => `${count} ${where}`).join(", ");
+  return [cells, element("div", "more", `layers: ${told}`)];
+}
+
+/** What lies elsewhere than in its memory, and what is kept of earlier prompts. */
+function elsewhere(tiers) {
+  if (!tiers) return [];
+  const told = (counted, ...places) => {
+    const there = places.filter(([size]) => size).map(([size, where]) => `${bytes(size)} ${where}`);
+    return there.length ? element("div", "more", `${counted}: ${there.join(", ")}`) : null;
+  };
+  return [
+    told("each step reads", [tiers.streamed_bytes, "from disk"]),
+    told("keys and values elsewhere", [tiers.kv_host_bytes, "in its host's memory"], [tiers.kv_disk_bytes, "on disk"]),
+    told("kept of earlier prompts", [tiers.kept_bytes, "in memory"], [tiers.kept_disk_bytes, "on disk"]),
+  ].filter(Boolean);
 }
 
 function bar(parts) {

@@ -84,13 +84,30 @@ function show(view) {
     .map((each, number) => `${KEPT - rates.length + number},${31 - (30 * each) / most}`).join(" "));
   draw(at("cluster"), view, times);
   at("spares").textContent = view.spares.length
-    ? `Not needed now: ${view.spares.map((each) => `${each.name} (${each.health}, ${bytes(each.free_bytes)} free)`).join(", ")}`
+    ? `Not needed now: ${view.spares.map((each) => `${each.name} (${spare(each)})`).join(", ")}`
     : "";
   at("replies").replaceChildren(replies(view.replies));
-  at("events").replaceChildren(...(view.recoveries.length ? view.recoveries : [null]).map((each) =>
-    element("li", "", each === null ? "None." : `${each.reason}; ${goneOn(each)}`)));
-  offerDevices([...new Set([...view.devices, ...view.spares].map((each) => each.name))]);
+  const told = happened(view);
+  at("events").replaceChildren(...(told.length ? told : ["None."]).map((each) => element("li", "", each)));
+  const spares = view.spares.filter((each) => each.free_bytes !== null);
+  offerDevices([...new Set([...view.devices, ...spares].map((each) => each.name))]);
   last = view;
+}
+
+function spare({ health, free_bytes: free }) {
+  return free === null ? health : `${health}, ${bytes(free)} free`;
+}
+
+/** Losses and returns, in the order in which they came. */
+function happened({ recoveries, returns }) {
+  const told = [];
+  for (let number = 0; number <= recoveries.length; number += 1) {
+    for (const each of returns.filter((one) => one.recoveries === number)) {
+      told.push(`${each.name} answers again, after ${seconds(each.away_s)}`);
+    }
+    if (number < recoveries.length) told.push(`${recoveries[number].reason}; ${goneOn(recoveries[number])}`);
+  }
+  return told;
 }
 
 function goneOn({ answers, pause_s: pause }) {

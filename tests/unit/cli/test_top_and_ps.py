@@ -41,20 +41,29 @@ VIEW: dict[str, Any] = {
             "layers": [0, 12],
             "has": "heads 0-8",
             "streamed_layers": 3,
+            "host_layers": 1,
             "weight_bytes": 1 << 20,
             "kv_bytes": 2 << 20,
             "left_bytes": -1,
             "health": "alive",
             "decode": DECODE,
+            "tiers": {"kv_host_bytes": 0, "kv_disk_bytes": 5 << 20},
         }
     ],
     "links": [],
-    "spares": [{"name": "desk", "health": "no answer", "free_bytes": 1 << 30}],
+    "spares": [
+        {"name": "desk", "health": "alive", "free_bytes": 1 << 30},
+        {"name": "shed", "health": "no answer", "free_bytes": None},
+    ],
     "predicted": None,
     "measured": {"tokens_per_s": 41.25},
     "answers": 2,
     "replies": [{"age_s": 1.5, "prompt_tokens": 7, "new_tokens": 40}],
     "recoveries": [{"reason": "peer hall: it left", "pause_s": 0.7, "answers": 1}],
+    "returns": [
+        {"name": "hall", "away_s": 12.3, "recoveries": 1},
+        {"name": "desk", "away_s": 4.0, "recoveries": 0},
+    ],
     "new_tokens": 300,
 }
 
@@ -92,9 +101,10 @@ def test_a_screen_has_it_all_and_no_codes_of_a_terminal() -> None:
     text = shown(VIEW, later())
     for each in (
         *("llama", "answering", "50.0 tokens per second now", "41.2 measured", "– predicted"),
-        *("attic", "0-11, 3 from disk", "1.0 MiB", "2.0 MiB", "10.0 ms: compute 100%"),
-        *("Not needed now: desk (no answer, 1.0 GiB)", "1.5 s", "40"),
-        "peer hall: it left; 1 answer after 0.7 s",
+        *("attic", "0-11, 1 from its host, 2 from disk", "1.0 MiB", "10.0 ms: compute 100%"),
+        *("2.0 MiB, 5.0 MiB on disk", "1.5 s", "40"),
+        "Not needed now: desk (alive, 1.0 GiB), shed (no answer)",
+        "desk answers again, after 4 s\npeer hall: it left; 1 answer after 0.7 s\nhall answers",
     ):
         assert each in text, each
     assert "\x1b" not in text
