@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.coordinator.beginnings import common_tokens, effort
+from edge.coordinator.beginnings import common_tokens
+from edge.memory.recomputing import effort
 
 SPARE_TOKENS = 4
 """Of a prompt, behind the last state that is saved of it: templates put as many where an answer

@@ -11,6 +11,9 @@ In memory are small blocks. They are copied when a session ends, for until then 
 them. Who asks for them knows how much of them is of use: as much as would be computed in steps that
 give the same bits.
 
+Which blocks go when their room is needed is decided by what it would take to compute them again:
+more for a larger model, and more behind many tokens.
+
 On disk are blocks of one chunk each. They are written behind the compute thread's back, while their
 request is computed, as fast as the disk takes them: what it does not take before the request is
 over is not kept. There is memory for one block that is on its way, to or from the disk.
@@ -33,15 +36,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import KvStorage
+from edge.memory.recomputing import effort
 from edge.offload import PrefixMemory, PrefixStore
 from edge.protocol.assignment import Assignment
 from edge.protocol.step import SHORTEST_STEP
 from edge.version import __version__
+from edge.weights.token_reads import packed_bytes_of_token
 
 MEMORY_BLOCK_TOKENS = 16
 """Of what two prompts have in common, fewer than these are computed again: as many as are computed
 as fast as they are asked for."""
 
+
+Arrays = Sequence[NDArray[Any]]
 
 OWNER_DIGITS = 16
 """Of a device's id, in a block's key: fewer can be met by trying keys."""
@@ -79,6 +86,10 @@ class _Unkept:
     keys: deque[_Key]
     first: int
     """The first one's first token."""
+    end: int
+    """Behind the last one's last token."""
+    before: list[str]
+    """Under which keys those before them are there."""
 
 
 class _Keys:
@@ -128,6 +139,10 @@ class PrefixCache:
         self._most_tokens = assignment.limits.cached_tokens
         self._most_requests = assignment.limits.caches
         self._shard = _shard_digest(assignment)
+        recipe = assignment.weight_format.recipe
+        self._token_bytes = packed_bytes_of_token(assignment.layout, recipe)
+        """Of weights that a token goes through: of what takes time, the part that differs from
+        model to model."""
         self._keys: dict[str, _Keys] = {}
         """Of requests under way and of those whose caches are kept, the last used last."""
         self._unkept: dict[str, _Unkept] = {}
@@ -176,7 +191,7 @@ class PrefixCache:
         while len(self._keys) > self._most_requests:  # more than there are caches for
             del self._keys[next(iter(self._keys))]
         there = _there(self._memory, of_request.keys[: max(0, most) // size])
-        self._memory.use(there)
+        self._memory.use(there, self._cost(len(there) * size, size))
         found = known
         if len(there) * size > known:
             for number in range(known // size, len(there)):
@@ -208,6 +223,7 @@ class PrefixCache:
         self._await_writer()
         found = known
         there = _there(self._disk, keys)
+        self._disk.use(there, self._cost(len(there) * size, size))
         if len(there) * size > known:
             for number in range(known // size, len(there)):
                 end = (number + 1) * size
@@ -216,7 +232,7 @@ class PrefixCache:
                     break
                 program.put_rows(request, number * size, rows)
                 found = end
-        self._unkept[request] = _Unkept(deque(keys), 0)
+        self._unkept[request] = _Unkept(deque(keys), first=0, end=len(keys) * size, before=[])
         return found
 
     def keep(self, program: KvStorage) -> None:
@@ -228,8 +244,8 @@ class PrefixCache:
         if self._disk is None or not self._unkept or not self._is_idle():
             return
         for request, unkept in self._unkept.items():
-            while unkept.keys and unkept.keys[0].there(self._disk):
-                self._next(unkept)
+            while unkept.keys and (there := unkept.keys[0].there(self._disk)):
+                self._next(unkept, there)
             if not unkept.keys:
                 continue
             rows = program.rows(request, unkept.first, unkept.first + self._chunk_tokens)
@@ -237,12 +253,22 @@ class PrefixCache:
                 block = self._rows(program)
                 for into, some in zip(block, rows, strict=True):
                     into[...] = some
+                key = unkept.keys[0].own
                 kept = self._writer.submit(
-                    self._disk.put, unkept.keys[0].own, block, self._secret, self._owner
+                    self._put, self._disk, key, block, tuple(unkept.before), unkept.end
                 )
                 self._writing = (request, kept)
-                self._next(unkept)
+                self._next(unkept, key)
                 return
+
+    def _put(
+        self, disk: PrefixStore, key: str, block: Arrays, before: Sequence[str], end: int
+    ) -> bool:
+        """Keep a block of a prompt on disk, and those before it for no less long."""
+        cost = self._cost(end, self._chunk_tokens)
+        is_kept = disk.put(key, block, self._secret, self._owner, cost)
+        disk.use(before, cost)
+        return is_kept
 
     def forget(self, request: str, *, kept_tokens: int = 0, answer: Sequence[int] = ()) -> None:
         """The request is over. kept_tokens: of its cache that stay in the program; `answer` are
@@ -267,12 +293,20 @@ class PrefixCache:
         first_rows = program.rows(request, 0, size)
         if first_rows is None:
             return
-        for number in reversed(range(min(len(keys), memory.most_blocks(first_rows, self._owner)))):
-            if (there := keys[number].there(memory)) is not None:
-                memory.use((there,))
-                continue
-            rows = program.rows(request, number * size, (number + 1) * size)
-            if rows is not None and not memory.put(keys[number].own, rows, self._owner):
+        count = min(len(keys), memory.most_blocks(first_rows, self._owner))
+        cost: float | None = None
+        for number in reversed(range(count)):
+            there = keys[number].there(memory)
+            rows = None
+            if there is None:
+                rows = program.rows(request, number * size, (number + 1) * size)
+                if rows is None:
+                    continue
+            if cost is None:  # it is the last one
+                cost = self._cost((number + 1) * size, size)
+            if there is not None:
+                memory.use((there,), cost)
+            elif rows is not None and not memory.put(keys[number].own, rows, self._owner, cost):
                 return
 
     def _is_idle(self) -> bool:
@@ -295,9 +329,15 @@ class PrefixCache:
             self._block = program.new_rows(self._chunk_tokens)
         return self._block
 
-    def _next(self, unkept: _Unkept) -> None:
+    def _next(self, unkept: _Unkept, key: str) -> None:
         unkept.keys.popleft()
+        unkept.before.append(key)
         unkept.first += self._chunk_tokens
+
+    def _cost(self, end: int, block_tokens: int) -> float:
+        """Of computing a block again that ends with this token."""
+        tokens = effort(end) - effort(max(0, end - block_tokens))
+        return self._token_bytes * tokens
 
     def _digests(self, program: KvStorage, block_tokens: int, salt: str) -> list[hmac.HMAC]:
         """What a block's key is made of, but for the tokens: where this device has left it, and

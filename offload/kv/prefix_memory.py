@@ -1,9 +1,10 @@
 """Blocks of keys and values in memory that nothing else needs, found by what they were made from.
 
 The twin of `prefix_store.py` for who has no disk for them, or does not want to wait for one. What
-is too much for the room of the moment goes at once, the least recently used first, and its memory
-with it: each block has pages of its own. A block is found by its key alone, which nobody can
-make who has not its owner's secret; so nothing is sealed in the memory of the process that has it.
+is too much for the room of the moment goes at once, and its memory with it: each block has pages of
+its own. Which one that is, what it would cost to compute again decides (`eviction_order.py`). A
+block is found by its key alone, which nobody can make who has not its owner's secret; so nothing is
+sealed in the memory of the process that has it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edge.offload.kv.eviction_order import EvictionOrder
 
 MOST_BLOCKS = 2048
 """Each is a mapping of its own, of which a process may have 65,530."""
@@ -46,7 +49,8 @@ class PrefixMemory:
         self._owner_limits: dict[str, int] = {}
         self._mutex = threading.Lock()
         self._blocks: dict[str, _Block] = {}
-        """By key, the least recently used first."""
+        """By key."""
+        self._order = EvictionOrder()
         self._taken: Counter[str] = Counter()
         """Bytes, by whose they are."""
 
@@ -76,13 +80,14 @@ class PrefixMemory:
         with self._mutex:
             return key in self._blocks
 
-    def use(self, keys: Collection[str]) -> None:
+    def use(self, keys: Collection[str], cost: float = 0.0) -> None:
         """These were of use now, the first of them most: what follows it is worth nothing without
-        it. Those that are not there are ignored."""
+        it. Those that are not there are ignored. cost: of computing the last one again; those
+        before it are worth no less."""
         with self._mutex:
             for key in reversed(tuple(keys)):
-                if (block := self._blocks.pop(key, None)) is not None:
-                    self._blocks[key] = block
+                if (block := self._blocks.get(key)) is not None:
+                    self._order.use(key, cost / block.num_bytes)
 
     def read(self, key: str, take: Callable[[Arrays], None]) -> bool:
         """Have `take` copy the block's arrays, which are valid until it returns; False, and nothing
@@ -94,14 +99,15 @@ class PrefixMemory:
             take(block.arrays)
             return True
 
-    def put(self, key: str, arrays: Arrays, owner: str = "") -> bool:
-        """Keep a copy, as the one that was used last; False if there is no room for it.
+    def put(self, key: str, arrays: Arrays, owner: str = "", cost: float = 0.0) -> bool:
+        """Keep a copy, as one that is of use now; False if there is no room for it.
 
-        owner: the id of a device, whose oldest blocks go first where it has too many.
+        owner: the id of a device, whose own blocks go where it has too many. cost: see `use`.
         """
         size = _mapped_bytes(arrays)
         with self._mutex:
             if key in self._blocks:
+                self._order.forget(key)
                 self._drop(key)
             if size > self._room_bytes(owner) or not self._most_blocks:
                 return False
@@ -109,14 +115,19 @@ class PrefixMemory:
                 self._shrink(self._owner_limits[owner] - size, owner)
             self._shrink(self._limit_bytes - size)
             while len(self._blocks) >= self._most_blocks:
-                self._drop(next(iter(self._blocks)))
+                self._evict(self._order.first())
             try:
                 copies = tuple(_copies(arrays, mmap.mmap(-1, size, flags=_PRIVATE)))
             except OSError:  # the system has no more, whatever was promised
                 return False
             self._blocks[key] = _Block(arrays=copies, num_bytes=size, owner=owner)
+            self._order.use(key, cost / size)
             self._taken[owner] += size
             return True
+
+    def _evict(self, key: str) -> None:
+        self._order.evict(key)
+        self._drop(key)
 
     def _drop(self, key: str) -> None:
         block = self._blocks.pop(key)
@@ -129,13 +140,17 @@ class PrefixMemory:
         return min(self._limit_bytes, self._owner_limits.get(owner, sys.maxsize))
 
     def _shrink(self, num_bytes: int, owner: str | None = None) -> None:
-        """Throw away the oldest, of one owner or of all, until they take no more than that."""
-        for key in list(self._blocks):
-            taken_bytes = self._taken.total() if owner is None else self._taken[owner]
-            if taken_bytes <= num_bytes:
-                break
+        """Throw away what is worth least, of one owner or of all, until they take no more than
+        that."""
+        left_bytes = (self._taken.total() if owner is None else self._taken[owner]) - num_bytes
+        if left_bytes <= 0:
+            return
+        for key in self._order:
             if owner is None or self._blocks[key].owner == owner:
-                self._drop(key)
+                left_bytes -= self._blocks[key].num_bytes
+                self._evict(key)
+            if left_bytes <= 0:
+                break
 
 
 def _mapped_bytes(arrays: Arrays) -> int:

@@ -2,9 +2,11 @@
 
 One file for a block, named by its key; it gets its name when it is whole. It is sealed with a
 secret that its owner alone has: records of AES-256-GCM under a key for this file. What is damaged,
-cut or of somebody else counts as not there. Requests that need the disk now come first: the least
-recently used blocks go when they need the room. Whose a block is stands in its file's name, behind
-the key: each owner may have a part of the room only.
+cut or of somebody else counts as not there. Requests that need the disk now come first: blocks go
+when they need the room. Which ones, what they would cost to compute again decides
+(`eviction_order.py`); of what an earlier process has kept, the oldest go first, and before what was
+used since. Whose a block is stands in its file's name, behind the key: each owner may have a part
+of the room only.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import re
 import struct
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from numpy.typing import NDArray
 
 from edge.offload.errors import StoreError
 from edge.offload.files.manifest import is_digest
+from edge.offload.kv.eviction_order import EvictionOrder
 
 _MAGIC = b"edge-kv2"
 _SALT_BYTES = 32
@@ -60,7 +63,8 @@ class PrefixStore:
         self._drafts_bytes = 0
         self._mutex = threading.Lock()
         self._sizes: dict[str, int] = {}
-        """By key, the least recently used first."""
+        """By key."""
+        self._order = EvictionOrder()
         self._owners: dict[str, str] = {}
         """Likewise, of those that have one."""
         try:
@@ -96,12 +100,19 @@ class PrefixStore:
             return self._throw_away(num_bytes)
 
     def has(self, key: str) -> bool:
-        """Whether there is such a block; if so, it was used now."""
         with self._mutex:
-            if key not in self._sizes:
-                return False
-            self._use(key)
-            return True
+            return key in self._sizes
+
+    def use(self, keys: Collection[str], cost: float = 0.0) -> None:
+        """These were of use now, the first of them most: what follows it is worth nothing without
+        it. Those that are not there are ignored. cost: of computing the last one again; those
+        before it are worth no less."""
+        with self._mutex:
+            for key in reversed(tuple(keys)):
+                if key in self._sizes:
+                    self._order.use(key, cost / self._sizes[key])
+                    with contextlib.suppress(OSError):  # it counts after a restart only
+                        os.utime(self._path(key))
 
     def get(self, key: str, into: Arrays, secret: bytes) -> bool:
         """Fill the arrays, contiguous ones, with the block; False, contents lost, if there is none.
@@ -115,16 +126,16 @@ class PrefixStore:
                 is_whole = self._read(key, into, secret)
             except (OSError, InvalidTag):
                 is_whole = False
-            if is_whole:
-                self._use(key)
-            else:
+            if not is_whole:
                 self._discard(key)
             return is_whole
 
-    def put(self, key: str, arrays: Arrays, secret: bytes, owner: str = "") -> bool:
+    def put(
+        self, key: str, arrays: Arrays, secret: bytes, owner: str = "", cost: float = 0.0
+    ) -> bool:
         """Keep a block; False if there is no room, or the disk fails.
 
-        owner: the id of a device, whose oldest blocks go first where it has too many.
+        owner: the id of a device, whose own blocks go where it has too many. cost: see `use`.
         """
         parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
         size = _sealed_bytes(parts)
@@ -144,7 +155,7 @@ class PrefixStore:
                     if key in self._sizes:
                         self._discard(key)  # which may have been another owner's
                     draft.replace(self._folder / _name(key, owner))
-                    self._enter(key, owner, size)
+                    self._enter(key, owner, size, cost)
                     self._drafts_bytes -= size
                     self._shrink_owner(owner)
                 is_kept = True
@@ -197,48 +208,54 @@ class PrefixStore:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return True
 
-    def _use(self, key: str) -> None:
-        self._sizes[key] = self._sizes.pop(key)
-        with contextlib.suppress(OSError):  # it counts after a restart only
-            os.utime(self._path(key))
-
     def _path(self, key: str) -> Path:
         return self._folder / _name(key, self._owners.get(key, ""))
 
-    def _enter(self, key: str, owner: str, size: int) -> None:
-        """As the one that was used last."""
+    def _enter(self, key: str, owner: str, size: int, cost: float = 0.0) -> None:
+        """As one that is of use now."""
         self._sizes[key] = size
+        self._order.use(key, cost / size)
         if owner:
             self._owners[key] = owner
 
     def _shrink_owner(self, owner: str) -> None:
-        """Throw away the owner's oldest until its limit is kept."""
+        """Throw away what is worth least of an owner until its limit is kept."""
         if self._owner_limit_bytes is None or not owner:
             return
-        mine = [key for key in self._sizes if self._owners.get(key) == owner]
+        mine = [key for key in self._order if self._owners.get(key) == owner]
         left_bytes = sum(self._sizes[key] for key in mine) - self._owner_limit_bytes
         for key in mine:
             if left_bytes <= 0:
                 break
             left_bytes -= self._sizes[key]
-            self._discard(key)
+            self._evict(key)
 
     def _shrink(self) -> None:
-        """Throw away the oldest until the limit is kept, or nothing is left."""
+        """Throw away what is worth least until the limit is kept, or nothing is left."""
         room_bytes = self._limit_bytes - self._guests_bytes - self._drafts_bytes
         self._throw_away(self.used_bytes - room_bytes)
 
     def _throw_away(self, num_bytes: int) -> bool:
-        """Remove the oldest, `num_bytes` or all there are; whether there were any."""
+        """Remove what is worth least, `num_bytes` or all there is; whether there was any."""
         left_bytes = num_bytes
-        for key in list(self._sizes):
+        if left_bytes <= 0:
+            return False
+        for key in self._order:
             if left_bytes <= 0:
                 break
             left_bytes -= self._sizes[key]
-            self._discard(key)
+            self._evict(key)
         return left_bytes < num_bytes
 
     def _discard(self, key: str) -> None:
+        self._order.forget(key)
+        self._remove(key)
+
+    def _evict(self, key: str) -> None:
+        self._order.evict(key)
+        self._remove(key)
+
+    def _remove(self, key: str) -> None:
         path = self._path(key)
         del self._sizes[key]
         self._owners.pop(key, None)

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.coordinator.beginnings import (
-    ATTENTION_TOKENS,
     Beginnings,
     Found,
     cut,
-    effort,
     joined,
 )
+from edge.memory.recomputing import ATTENTION_TOKENS, effort
 
 
 def test_what_another_cache_has_as_well_costs_nothing() -> None:

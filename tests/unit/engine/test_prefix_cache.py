@@ -80,9 +80,16 @@ class SlowStore(PrefixStore):
         self.may_write = threading.Event()
         self.is_full = False
 
-    def put(self, key: str, arrays: Sequence[NDArray[Any]], secret: bytes, owner: str = "") -> bool:
+    def put(
+        self,
+        key: str,
+        arrays: Sequence[NDArray[Any]],
+        secret: bytes,
+        owner: str = "",
+        cost: float = 0.0,
+    ) -> bool:
         self.may_write.wait()
-        return not self.is_full and super().put(key, arrays, secret, owner)
+        return not self.is_full and super().put(key, arrays, secret, owner, cost)
 
 
 @pytest.fixture
@@ -165,10 +172,10 @@ def test_without_one_block_those_behind_it_are_not_written(store: SlowStore) -> 
 LONG = tuple(range(300, 300 + 60))
 
 
-def computed(length: int) -> Cache:
-    """One whose rows say so many of LONG."""
+def computed(length: int, prompt: Sequence[int] = LONG) -> Cache:
+    """One whose rows say so many of a prompt."""
     made = cache()
-    made.rows_there[:, :length, 0] = LONG[:length]
+    made.rows_there[:, :length, 0] = prompt[:length]
     made.length = length
     return made
 
@@ -179,7 +186,7 @@ def left(memory: PrefixMemory, prompt: Sequence[int], length: int) -> None:
     prefixes.match(cache().as_storage(), "r", prompt)
     prefixes.keep(cache().as_storage())
     prefixes.forget("r", kept_tokens=length)
-    prefixes.close(computed(length).as_storage())
+    prefixes.close(computed(length, prompt).as_storage())
 
 
 def found_in(memory: PrefixMemory, prompt: Sequence[int], *, known: int = 0) -> int:
@@ -233,6 +240,36 @@ def test_where_there_is_little_room_the_beginning_stays() -> None:
     left(memory, LONG, 60)
     assert memory.used_bytes == 2 * mmap.PAGESIZE
     assert found_in(memory, LONG) == 32
+
+
+def test_behind_many_tokens_a_beginning_stays_longer() -> None:
+    """It takes more to compute again, for as many bytes."""
+    memory = PrefixMemory()
+    memory.limit(4 * mmap.PAGESIZE)
+    long, other, third = LONG, tuple(range(400, 460)), tuple(range(500, 560))
+    left(memory, long, 48)
+    left(memory, other, 16)
+    left(memory, third, 16)
+    assert found_in(memory, long) == 48
+    assert (found_in(memory, other), found_in(memory, third)) == (0, 16)
+
+
+def test_on_disk_the_end_of_a_prompt_goes_before_its_beginning(tmp_path: Path) -> None:
+    """Without the beginning its end is worth nothing."""
+    block_bytes = 40 + 2 * BLOCK * 3 * 4 + 16
+    store = PrefixStore(tmp_path, 3 * block_bytes)
+    prefixes, program = PrefixCache(kept_on(store), ASSIGNMENT), cache()
+    prefixes.match(program.as_storage(), "r", PROMPT)
+    program.compute(len(PROMPT))
+    for _block in range(3):
+        prefixes.keep(program.as_storage())
+        prefixes._await_writer()
+    prefixes.close()
+    assert store.used_bytes == 3 * block_bytes
+    store.make_room(block_bytes)  # before anybody asks for them
+    assert known(store) == 2 * BLOCK
+    store.make_room(block_bytes)
+    assert known(store) == BLOCK
 
 
 def test_who_is_over_and_not_kept_leaves_nothing() -> None:

@@ -81,6 +81,30 @@ def test_the_least_recently_used_go_first() -> None:
     assert memory.used_bytes == 0
 
 
+def test_what_costs_more_to_compute_again_stays_longer() -> None:
+    memory = filled("", 3)
+    for name, cost in (("a", 9.0), ("b", 1.0), ("c", 1.0)):
+        assert memory.put(name, block(1), cost=cost)
+    assert memory.put("d", block(1), cost=1.0)
+    assert left(memory) == "acd"
+    memory.use(["c"], cost=9.0)
+    assert memory.put("e", block(1), cost=1.0)
+    assert left(memory) == "ace"
+    memory.limit_owner("", PAGE)
+    assert left(memory) == "c", "it was used after a"
+
+
+def test_what_a_dear_end_needs_before_it_is_as_dear() -> None:
+    memory = filled("xyz", 3)
+    memory.use(["x", "y"], cost=9.0)
+    for name in "ab":
+        assert memory.put(name, block(1), cost=1.0)
+    assert left(memory, "abxyz") == "bxy"
+    for name in "cdefghij":
+        assert memory.put(name, block(1), cost=1.0)
+    assert left(memory, "xy") == "x", "the end goes first"
+
+
 def test_there_are_no_more_than_so_many() -> None:
     memory = PrefixMemory(most_blocks=2)
     memory.limit(10 * PAGE)

@@ -50,16 +50,29 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     store = PrefixStore(tmp_path, 3 * BLOCK_BYTES)
     for seed, name in enumerate("abc"):
         assert store.put(key(name), block(seed), SECRET)
-    assert found(store, "a") is not None
-    assert store.has(key("b"))
+    store.use([key("a"), key("?"), key("b")])
     assert store.put(key("d"), block(4), SECRET)
     assert [store.has(key(name)) for name in "abcd"] == [True, True, False, True]
     assert len(list(tmp_path.iterdir())) == 3
+    less = PrefixStore(tmp_path, 2 * BLOCK_BYTES)
+    assert [less.has(key(name)) for name in "abd"] == [True, False, True], "the first stays"
+    store = PrefixStore(tmp_path, 3 * BLOCK_BYTES)
     store.make_room(2 * BLOCK_BYTES)
     assert [store.has(key(name)) for name in "abd"] == [False, False, True]
     assert not PrefixStore(tmp_path / "other", BLOCK_BYTES - 1).put(key("a"), block(1), SECRET)
     store.make_room(-2 * BLOCK_BYTES)
     assert store.put(key("a"), block(1), SECRET)
+
+
+def test_what_costs_more_to_compute_again_stays_longer(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path, 3 * BLOCK_BYTES)
+    for name, cost in (("a", 9.0), ("b", 1.0), ("c", 1.0)):
+        assert store.put(key(name), block(1), SECRET, cost=cost)
+    assert store.put(key("d"), block(1), SECRET, cost=1.0)
+    assert [store.has(key(name)) for name in "abcd"] == [True, False, True, True]
+    store.use([key("c")], cost=9.0)
+    assert store.put(key("e"), block(1), SECRET, cost=1.0)
+    assert [store.has(key(name)) for name in "acde"] == [True, True, False, True]
 
 
 def test_the_least_recently_used_give_way_on_a_full_disk(tmp_path: Path) -> None:
@@ -165,6 +178,7 @@ def test_each_owner_has_a_part_of_the_room(tmp_path: Path) -> None:
         assert [name for name in owners if each.has(key(name))] == left
         assert each.used_bytes == len(left) * BLOCK_BYTES
         assert same(found(each, "c"), 2)
+        each.use([key("c")])
     less = PrefixStore(tmp_path, LARGE, owner_limit_bytes=BLOCK_BYTES)
     assert [name for name in owners if less.has(key(name))] == [n for n in left if n != "d"]
     assert not PrefixStore(tmp_path / "small", LARGE, owner_limit_bytes=BLOCK_BYTES - 1).put(

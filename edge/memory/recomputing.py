@@ -1,0 +1,12 @@
+"""What keys and values would cost to compute again: by that it is decided which ones go. Pure."""
+
+from __future__ import annotations
+
+ATTENTION_TOKENS = 4000
+"""A token behind so many takes twice as long as one behind none. Measured with 6 layers of 1024 on
+a CPU: prompts of 1,000 and 16,000 tokens were read at 1,382 and 473 tok/s."""
+
+
+def effort(tokens: int) -> float:
+    """Of computing a beginning, as many tokens at the beginning of a prompt would take."""
+    return tokens + tokens**2 / (2 * ATTENTION_TOKENS)
