@@ -147,8 +147,11 @@ class Reloading:
             await take_over(peer, self.lease)
 
     async def _load_on_who_has_room(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
-        """A device that refuses its part, as its disk is full, is left out, unless all do."""
+        """A device that refuses its part, as its disk is full, is left out. Where all do, they are
+        asked once more what room they have: another model may have taken it since, which has lost
+        the same device."""
         refusals: dict[str, ShareRefusedError] = {}
+        are_asked_again = False
         while True:
             try:
                 return await self._load(lost, refusals.keys(), on_end)
@@ -156,6 +159,10 @@ class Reloading:
                 _log.info("%s", refusal)
                 refusals[refusal.device] = refusal
             except (CapacityError, NoPeersError):
+                if refusals and not are_asked_again:
+                    are_asked_again = True
+                    refusals.clear()
+                    continue
                 for first in refusals.values():
                     raise first from None
                 raise

@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edge
+from edge.api import reloading
 from edge.api.candidates import Candidates
 from edge.api.reloading import Reloading
+from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.loading import load_model
 from edge.demos.bundled import MODEL
 from edge.peer.daemon import PeerDaemon
 from tests.support.null_peers import null_peers
@@ -97,5 +101,38 @@ def test_who_was_lost_while_it_loaded_is_known_by_its_name(
                 assert lost == [{peer.id}]
                 assert [each.id for each in reload.came_back] == [peer.id]
                 await loaded.aclose()
+
+    asyncio.run(main())
+
+
+def test_room_that_another_model_took_meanwhile_is_not_counted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where two models lose the same device, and both plan with the room of the one that is
+    left."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2, kv_disk_bytes=8 << 20) as peers:
+            addresses = [each.resources.addresses[0] for each in peers]
+            async with await edge.AsyncCluster.connect(addresses, insecure=True) as cluster:
+                ids = [peer.resources.id for peer in peers]
+                plan = bundled_plan("pipeline_2", devices=ids)
+                model = await cluster.load(MODEL, plan=plan, dtype="int8", replan="off")
+                others: list[edge.AsyncModel] = []
+
+                async def load_between(*given: Any, **named: Any) -> LoadedModel:
+                    if not others:
+                        alone = bundled_plan("solo", devices=ids[:1])
+                        others.append(await cluster.load(MODEL, plan=alone, dtype="int8"))
+                    return await load_model(*given, **named)
+
+                monkeypatch.setattr(reloading, "load_model", load_between)
+                before = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+                await peers[1].aclose()
+                after = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+                assert after.token_ids == before.token_ids
+                assert model.plan.devices == (ids[0],)
+                assert others[0].plan.devices == (ids[0],)
 
     asyncio.run(main())
