@@ -1,7 +1,4 @@
-"""LangChain against `edge serve`, where it is installed: the tests do without its forty packages.
-
-pip install langchain-openai langchain-ollama
-"""
+"""LangChain against `edge serve`: answers, streams, forms, tools and vectors."""
 
 from __future__ import annotations
 
@@ -11,13 +8,12 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import langchain_ollama
+import langchain_openai
 import pytest
 
 from edge.demos.bundled import MODEL
 from tests.support.processes import PATIENCE_S, edge_process
-
-langchain_openai = pytest.importorskip("langchain_openai")
-langchain_ollama = pytest.importorskip("langchain_ollama")
 
 pytestmark = [  # it leaves the connections of its clients to the end of the process
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
