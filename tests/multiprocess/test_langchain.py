@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import langchain_ollama
 import langchain_openai
 import pytest
 
-from edge.demos.bundled import MODEL
+from tests.support.calling_model import calling_model
 from tests.support.processes import PATIENCE_S, edge_process
 
 pytestmark = [  # it leaves the connections of its clients to the end of the process
@@ -35,14 +34,7 @@ FORM = {
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a server with the bundled model, and a template that takes tools."""
-    folder = shutil.copytree(MODEL, tmp_path_factory.mktemp("caller") / MODEL.name)
-    file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text())
-    settings["chat_template"] = settings["chat_template"].replace(
-        "!= 'system'", "not in ['system', 'tool']"
-    )
-    settings["chat_template"] += "{% for tool in tools or () %} <tool_call>{% endfor %}"
-    file.write_text(json.dumps(settings))
+    folder = calling_model(tmp_path_factory.mktemp("caller"))
     arguments = ("--local", "1", "--dtype", "float32", "--port", "0", "--json")
     with edge_process("serve", folder, *arguments) as process:
         assert process.stdout is not None

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import re
-import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from edge.server.app import Server
 from edge.server.connections import web_config
 from edge.server.guard import Rules
 from edge.server.shelf import Shelf
+from tests.support.calling_model import calling_model
 from tests.support.plans import bundled_plan
 from tests.support.random_schemas import random_schema
 
@@ -58,12 +58,7 @@ def peers() -> Iterator[list[edge.PeerInfo]]:
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model, with a template that takes tools."""
-    folder = Path(shutil.copytree(MODEL, tmp_path_factory.mktemp("caller") / MODEL.name))
-    file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text())
-    settings["chat_template"] += "{% for tool in tools or () %} <tool_call>{% endfor %}"
-    file.write_text(json.dumps(settings))
-    return folder
+    return calling_model(tmp_path_factory.mktemp("caller"))
 
 
 @contextlib.asynccontextmanager

@@ -1,5 +1,5 @@
-"""Requests made up from the document of a server, to one with the bundled model: it may refuse
-them, and must not fail. Needs schemathesis, which the tests do without.
+"""Requests made up from the document of a server, to one with the bundled model and a template that
+takes tools: it may refuse them, and must not fail. Needs schemathesis, which the tests do without.
 
 scripts/fuzz-server 200
 """
@@ -11,8 +11,9 @@ import json
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
-from edge.demos.bundled import MODEL
+from tests.support.calling_model import calling_model
 from tests.support.processes import edge_process
 
 
@@ -25,7 +26,9 @@ def main() -> None:
     arguments = ("--local", "1", "--context", "64", "--port", "0", "--json")
     with (
         tempfile.TemporaryDirectory() as folder,
-        edge_process("serve", MODEL, *arguments, stderr=subprocess.DEVNULL) as server,
+        edge_process(
+            "serve", calling_model(Path(folder)), *arguments, stderr=subprocess.DEVNULL
+        ) as server,
     ):
         assert server.stdout is not None
         url = json.loads(server.stdout.readline())["url"]
