@@ -111,7 +111,7 @@ class Observer:
                 self._away_s.setdefault(peer.address, now_s)
         self._seen = replace(
             self._seen,
-            peers={id: answered.get(id) for id in known},
+            peers={id: answered.get(id) for id in (*asked, *known)},
             names={id: peer.name for id, peer in known.items()},
             returns=(*self._seen.returns, *returns)[-_MOST_RETURNS:],
         )

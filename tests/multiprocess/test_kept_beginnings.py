@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import edge
@@ -201,6 +203,29 @@ def test_requests_that_begin_alike_compute_their_beginning_once(
         assert chunks(model) == [2 + 5, 2 + 5]
         for prompt, reply in zip(prompts, replies, strict=True):
             assert list(reply.token_ids) == checkpoint.greedy(prompt, 1)
+
+
+def test_a_long_beginning_of_many_requests_is_little_more_work_than_once(tmp_path: Path) -> None:
+    """By what the coordinator gave out, and by what each peer computed."""
+    folder = Path(shutil.copytree(MODEL, tmp_path / MODEL.name))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1100}))
+    random = np.random.default_rng(5)
+    beginning, *tails = (
+        [int(token) for token in random.integers(3, config["vocab_size"], size=size)]
+        for size in (1000, *[20] * 32)
+    )
+    whole_tokens = len(beginning) + sum(map(len, tails))
+    with edge.Cluster.local(peers=2, threads=1) as cluster:
+        plans: tuple[Parallel, ...] = ("pipeline", "tensor")
+        for plan in plans:
+            with cluster.load(
+                folder, dtype="float32", plan=plan, context_tokens=1100, concurrency=4
+            ) as model:
+                model.generate([[*beginning, *tail] for tail in tails], max_new_tokens=1)
+                assert whole_tokens <= model.work.prompt_tokens <= 1.1 * whole_tokens
+                steps = 1000 // CHUNK + 1 + len(tails) - 1
+                assert chunks(model) == [steps, steps]
 
 
 def test_a_prompt_that_is_read_beside_an_answer_is_the_same_prompt(
