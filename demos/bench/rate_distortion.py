@@ -170,7 +170,7 @@ class Simulation:
 
     def known(self, windows: Sequence[list[int]]) -> dict[str, Rotated]:
         """Each matrix by its inputs and gradients in a text."""
-        grams, squares = self._moments(windows)
+        grams, squares = self.moments(windows)
         found: dict[str, Rotated] = {}
         for names, gram in grams.items():
             inputs = np.linalg.eigh(gram)
@@ -219,7 +219,7 @@ class Simulation:
             each.remove()
         return {names: each.numpy() for names, each in found.items()}
 
-    def _moments(
+    def moments(
         self, windows: Sequence[list[int]]
     ) -> tuple[dict[tuple[str, ...], Array], dict[str, Array]]:
         """E[x x^T], by the names of the matrices that are given the same; and E[g^2] by name.
