@@ -25,6 +25,7 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight
 from edge.weights.formats import Dtype, weight_format
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.gguf_files import Type, write_gguf
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
 from tests.support.processes import edge as run_edge
 
@@ -165,6 +166,28 @@ def test_the_command_line(tmp_path: Path, known_text: str) -> None:
     assert shown.code == 0, shown.err
     assert "perplexity" in shown.out
     assert "100.0%" in shown.out
+
+
+def test_a_gguf_file_as_reference(tmp_path: Path, known_text: str) -> None:
+    """Compared with what the file's codes stand for, as transformers computes that."""
+    text, file = tmp_path / "text", tmp_path / "other.gguf"
+    text.write_text(known_text)
+    marks = {"ggml.bos_token_id": 1, "ggml.eos_token_id": 2, "ggml.add_bos_token": True}
+    theirs = write_gguf(file, MODEL, kind=Type.Q4_0, tokenizer_settings=marks)
+    options = ("--dtype", "float32", "--against", file, "--text", text, "--json")
+    done = run_edge("quality", MODEL, *SMALL, *options)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["reference"]["model"] == "other.gguf"
+    ours, tokenizer = TinyCheckpoint(MODEL), Tokenizer.open(MODEL)
+    windows = windows_of(tokenizer.encode, known_text, windows=2, window_tokens=64)
+    expected, measured = (
+        torch.cat([torch.from_numpy(each.logits(window)[:-1]) for window in windows]).log_softmax(1)
+        for each in (theirs, ours)
+    )
+    losses = (expected.exp() * (expected - measured)).sum(1)
+    assert losses.mean() > 1e-3
+    assert found["measured"]["mean_kl"] == pytest.approx(losses.mean().item(), rel=1e-2)
 
 
 @pytest.mark.parametrize(

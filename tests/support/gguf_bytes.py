@@ -96,11 +96,23 @@ def written(metadata: Any, infos: Any) -> bytes | None:
 
 def placed(tensors: Mapping[str, NDArray[np.float32]]) -> tuple[list[list[Any]], bytes]:
     """Descriptions of float32 tensors, and their bytes."""
+    return placed_bytes(
+        {
+            name: (values.shape, 0, values.astype("<f4").tobytes())
+            for name, values in tensors.items()
+        }
+    )
+
+
+def placed_bytes(
+    tensors: Mapping[str, tuple[Sequence[int], int, bytes]],
+) -> tuple[list[list[Any]], bytes]:
+    """The same of tensors of any type: shape, type, bytes."""
     infos: list[list[Any]] = []
     data = b""
-    for name, values in tensors.items():
-        infos.append([name, list(reversed(values.shape)), 0, len(data)])
-        data += values.astype("<f4").tobytes()
+    for name, (shape, kind, content) in tensors.items():
+        infos.append([name, list(reversed(shape)), kind, len(data)])
+        data += content
         data += bytes(-len(data) % ALIGNMENT)
     return infos, data
 
@@ -162,6 +174,22 @@ def byte_pieces() -> dict[str, Any]:
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.add_space_prefix": True,
     }
+
+
+def parts() -> list[tuple[dict[str, Any], list[list[Any]], bytes]]:
+    """The same in three files, as llama.cpp splits a model: metadata, of which only the first has
+    those of the model; descriptions; and the tensors' bytes."""
+    described = list(tensors().items())
+    found = []
+    for number in range(3):
+        split = {
+            "split.no": number,
+            "split.count": 3,
+            "split.tensors.count": len(described),
+        }
+        own = {**METADATA, **byte_pieces()} if number == 0 else {}
+        found.append(({**own, **split}, *placed(dict(described[number::3]))))
+    return found
 
 
 def sound(metadata: Mapping[str, Any] | None = None) -> bytes:

@@ -18,7 +18,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,9 +50,10 @@ from edge.text.chat_template import ChatTemplate
 from edge.text.description import describe_tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import weight_format
+from edge.weights.layout import whole_layout
 from edge.weights.packed_folder import PackedStore
 from edge.weights.packed_matrix import CodedMatrix
-from tests.support import gguf_bytes
+from tests.support import gguf_bytes, gguf_coded
 from tests.support.checkpoints import make_checkpoint
 from tests.support.devices import Kept
 from tests.support.kept_inputs import Target, kept
@@ -96,6 +97,8 @@ class Files:
             **self._checkpoints(folder / "checkpoint"),
             **self._tokenizers(folder / "tokenizer"),
             **self._gguf(folder / "gguf"),
+            **self._gguf_codes(folder / "codes"),
+            **self._gguf_parts(folder / "parts"),
             **self._packed(folder / "packed"),
             **self._caches(folder / "caches"),
             **self._memberships(folder / "keys"),
@@ -208,14 +211,7 @@ class Files:
 
         def read(content: bytes) -> None:
             path.write_bytes(content)
-            told(path)
-            with Checkpoint.open(path) as opened:
-                for name in opened.store.names():
-                    opened.store.read(name, rows=range(min(3, opened.store.shape(name)[0])))
-                if opened.has_tokenizer:
-                    tokenizer = opened.tokenizer
-                    tokenizer.decode(tokenizer.encode("The quick brown fox"))
-                    tokenizer.close()
+            _read_model(path)
 
         def read_parts(metadata: object, described: object) -> None:
             written = gguf_bytes.written(metadata, described)
@@ -237,6 +233,76 @@ class Files:
             "gguf tensors": Kind(json.dumps({"infos": infos}).encode(), with_infos),
             "gguf pieces": Kind(json.dumps(pieces).encode(), with_tokenizer),
             "gguf merges": Kind(json.dumps(merged).encode(), with_tokenizer),
+        }
+
+    def _gguf_codes(self, folder: Path) -> dict[str, Kind]:
+        """Matrices of every type, which are read as floats and in their own codes."""
+        folder.mkdir()
+        path = folder / "model.gguf"
+        infos, data = gguf_coded.placed()
+        metadata = {**gguf_coded.METADATA, **gguf_bytes.byte_pieces()}
+        front = gguf_bytes.header(metadata, infos)
+
+        def read(content: bytes) -> None:
+            path.write_bytes(content)
+            _read_model(path)
+            with Checkpoint.open(path) as opened:
+                chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
+                cache = folder / "cache"
+                source = opened.source(chosen, cache_root=cache, on_progress=lambda _event: None)
+                with contextlib.closing(source):
+                    for matrix in whole_layout(chosen.graded(opened.spec)).matrices:
+                        for stored in chosen.recipe.stored(matrix):
+                            source.matrix(stored.part)
+                shutil.rmtree(cache, ignore_errors=True)
+
+        def with_infos(content: bytes) -> None:
+            written = gguf_bytes.written(metadata, _object(content).get("infos"))
+            if written is not None:
+                read(written + data)
+
+        return {
+            "gguf codes": Kind(front + data, read),
+            "gguf blocks": Kind(data, lambda content: read(front + content)),
+            "gguf types": Kind(json.dumps({"infos": infos}).encode(), with_infos),
+        }
+
+    def _gguf_parts(self, folder: Path) -> dict[str, Kind]:
+        """A model in three files: the bytes of one of them, and what all say of their places."""
+        folder.mkdir()
+        parts = gguf_bytes.parts()
+        paths = [folder / f"model-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+        sound = [gguf_bytes.header(said, infos) + data for said, infos, data in parts]
+
+        def read(contents: Sequence[bytes]) -> None:
+            for path, content in zip(paths, contents, strict=True):
+                path.write_bytes(content)
+            _read_model(paths[0])
+            with Checkpoint.open(paths[2]):  # whichever part is given
+                pass
+
+        def with_second(content: bytes) -> None:
+            read([sound[0], content, sound[2]])
+
+        def with_places(content: bytes) -> None:
+            given = _object(content)
+            contents = []
+            for number, (said, infos, data) in enumerate(parts):
+                own = given.get(str(number))
+                described = own if isinstance(own, dict) else {}
+                written = gguf_bytes.written(
+                    {**said, **{str(key): each for key, each in described.items()}}, infos
+                )
+                contents.append(sound[number] if written is None else written + data)
+            read(contents)
+
+        places = {
+            str(number): {key: value for key, value in said.items() if key.startswith("split.")}
+            for number, (said, _infos, _data) in enumerate(parts)
+        }
+        return {
+            "gguf part": Kind(sound[1], with_second),
+            "gguf places": Kind(json.dumps(places).encode(), with_places),
         }
 
     def _packed(self, folder: Path) -> dict[str, Kind]:
@@ -526,6 +592,18 @@ def _object(content: bytes) -> dict[str, object]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _read_model(path: Path) -> None:
+    """As floats, with its tokenizer."""
+    told(path)
+    with Checkpoint.open(path) as opened:
+        for name in opened.store.names():
+            opened.store.read(name, rows=range(min(3, opened.store.shape(name)[0])))
+        if opened.has_tokenizer:
+            tokenizer = opened.tokenizer
+            tokenizer.decode(tokenizer.encode("The quick brown fox"))
+            tokenizer.close()
 
 
 def _plan() -> bytes:

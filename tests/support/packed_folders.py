@@ -156,13 +156,23 @@ def compressed(
     symmetric: bool = True,
     packed_zeros: bool = True,
     plain: bool = False,
+    act_order: bool = False,
 ) -> Layout:
     """`group` None: a scale for each row. `plain`: int8 without packing."""
 
     def pack(weight: NDArray[np.float32]) -> Packed:
-        size = weight.shape[1] if group is None else group
+        columns = weight.shape[1]
+        size = columns if group is None else group
+        order = None
+        if act_order:
+            order = np.random.default_rng(columns).permutation(np.arange(columns) // size)
         codes, scales, zeros, of = rounded(
-            weight, bits, size, symmetric=symmetric, scale_type=ml_dtypes.bfloat16
+            weight,
+            bits,
+            size,
+            symmetric=symmetric,
+            order=order,
+            scale_type=ml_dtypes.bfloat16,
         )
         half = 1 << (bits - 1)
         tensors: Tensors = {"weight_scale": scales}
@@ -175,6 +185,8 @@ def compressed(
             tensors["weight_zero_point"] = words_of(zeros.T, bits).T
         elif not symmetric:
             tensors["weight_zero_point"] = (zeros - half).astype(np.int8)
+        if act_order:
+            tensors["weight_g_idx"] = of.astype(np.int32)
         return tensors, meant_by(codes, scales, zeros, of)
 
     weights = {
@@ -183,7 +195,7 @@ def compressed(
         "symmetric": symmetric,
         "strategy": "channel" if group is None else "group",
         "group_size": group,
-        "actorder": None,
+        "actorder": "group" if act_order else None,
     }
     config = {
         "quant_method": "compressed-tensors",

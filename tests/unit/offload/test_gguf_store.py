@@ -167,18 +167,12 @@ def test_a_file_that_shrinks_while_it_is_open(tmp_path: Path) -> None:
 
 def write_parts(folder: Path, *, announced: int | None = None) -> list[Path]:
     """A model in three parts, as llama.cpp splits one: only the first has the metadata."""
-    described = list(gguf_bytes.tensors().items())
     paths = []
-    for number in range(3):
-        infos, data = gguf_bytes.placed(dict(described[number::3]))
-        split = {
-            "split.no": number,
-            "split.count": 3,
-            "split.tensors.count": announced or len(described),
-        }
-        metadata = {**gguf_bytes.METADATA, **gguf_bytes.byte_pieces()} if number == 0 else {}
-        path = folder / f"tiny-{number + 1:05}-of-00003.gguf"
-        path.write_bytes(gguf_bytes.header({**metadata, **split}, infos) + data)
+    for number, (metadata, infos, data) in enumerate(gguf_bytes.parts(), start=1):
+        if announced is not None:
+            metadata["split.tensors.count"] = announced
+        path = folder / f"tiny-{number:05}-of-00003.gguf"
+        path.write_bytes(gguf_bytes.header(metadata, infos) + data)
         paths.append(path)
     return paths
 

@@ -49,7 +49,10 @@ EXACT: dict[str, Layout] = {
     "gptq without g_idx": gptq(has_order=False),
     "awq": awq(),
     "awq of 64": awq(64),
+    "awq of 128": awq(128),
     "compressed": compressed(),
+    "compressed of 64": compressed(group=64, symmetric=False),
+    "compressed of 128": compressed(group=128),
     "compressed with packed zeros": compressed(symmetric=False),
     "compressed with zeros": compressed(symmetric=False, packed_zeros=False),
     "compressed of 8 bits": compressed(8, None),
@@ -65,6 +68,11 @@ SORTED: dict[str, Layout] = {
     "gptq in act-order of groups of 48": gptq(act_order=True, group=48),
     "gptq_v2 in act-order": gptq(act_order=True, version=2, symmetric=False),
     "gptq of 8 bits in act-order": gptq(act_order=True, bits=8, of_its_own=True),
+    "compressed in act-order": compressed(act_order=True),
+    "compressed in act-order with packed zeros": compressed(act_order=True, symmetric=False),
+    "compressed in act-order with zeros": compressed(
+        act_order=True, symmetric=False, packed_zeros=False
+    ),
 }
 AS_FLOATS: dict[str, Layout] = {
     "fp8 in blocks": fp8(),
