@@ -35,6 +35,8 @@ from edge.weights.formats import ACCURACIES, Dtype
 QUESTION = "whether Edge computes what llama.cpp does on one GGUF file"
 TYPES = ("F32", *llama_logits.TYPES)
 FLOATS = ("F32", "F16", "BF16")
+ROUNDED_TO = {"F16": "float16", "BF16": "bfloat16"}
+"""What llama.cpp rounds the inputs of products with such matrices to, and torch's name of that."""
 POSITIONS = 256
 WINDOWS = 4
 """Of so many positions each, from an empty context."""
@@ -84,8 +86,11 @@ def small_llama() -> FileShape:
     )
 
 
-def exact_logits(file: Path, windows: NDArray[np.int64]) -> Logits:
-    """Float32 [windows, tokens, vocab] of the numbers in a file, computed in float64."""
+def exact_logits(file: Path, windows: NDArray[np.int64], inputs: str | None = None) -> Logits:
+    """Float32 [windows, tokens, vocab] of the numbers in a file, computed in float64.
+
+    inputs: a dtype of torch that those of products are rounded to; None: of none.
+    """
     import torch
     import transformers
 
@@ -93,6 +98,14 @@ def exact_logits(file: Path, windows: NDArray[np.int64]) -> Logits:
     model = library.AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float64
     )
+
+    def rounded(_module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        first, *others = given
+        return first.to(getattr(torch, str(inputs))).double(), *others
+
+    for module in model.modules():
+        if inputs is not None and isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(rounded)
     with torch.inference_mode():
         found: Logits = model(torch.from_numpy(windows)).logits.float().numpy()
     return found
@@ -124,6 +137,23 @@ def compared(found: Mapping[str, Logits]) -> list[Metric]:
     return [*metrics, Metric(name=both, unit="%", values=[same_top(a, b)])]
 
 
+def rounding_of_inputs(
+    kind: str, llama: Logits, file: Path, windows: NDArray[np.int64]
+) -> list[Metric]:
+    """How near llama.cpp is to float64 where inputs are rounded to the type of their matrix, as it
+    has them; of floats that are rounded to at all."""
+    dtype = ROUNDED_TO.get(kind)
+    if dtype is None:
+        return []
+    rounded = exact_logits(file, windows, dtype)
+    distance = 100 * float(np.linalg.norm(llama - rounded) / np.linalg.norm(rounded))
+    name = f"llama.cpp and float64 with inputs in {dtype}"
+    return [
+        Metric(name=f"{name}, same top", unit="%", values=[same_top(rounded, llama)]),
+        Metric(name=f"{name}, distance", unit="%", values=[distance]),
+    ]
+
+
 def same_top(one: Logits, other: Logits) -> float:
     """Percent of positions."""
     return 100 * float((one.argmax(-1) == other.argmax(-1)).mean())
@@ -149,7 +179,7 @@ def look_at(python: str, kinds: Sequence[str], folder: Path, *, append: bool) ->
             found[f"Edge {accuracy}"] = edge_logits(file, windows, accuracy)
         print(kind)
         results.publish(
-            compared(found),
+            compared(found) + rounding_of_inputs(kind, found["llama.cpp"], file, windows),
             question=QUESTION,
             variant=kind,
             link="none",
