@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 FORMATS = {
+    "Q2_K": "LLAMA_FTYPE_MOSTLY_Q2_K",
     "Q3_K_M": "LLAMA_FTYPE_MOSTLY_Q3_K_M",
     "Q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0",
     "Q4_1": "LLAMA_FTYPE_MOSTLY_Q4_1",
