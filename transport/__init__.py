@@ -5,7 +5,7 @@ Knows nothing of models or plans. Faulty twins for tests are in ``edge.transport
 
 from typing import TYPE_CHECKING, Any
 
-from edge.transport.address import format_address, parse_address
+from edge.transport.address import format_address, parse_address, parse_number
 from edge.transport.background import Work
 from edge.transport.channel import Channel, MemoryChannel
 from edge.transport.collective import Collective, MeshCollective, SoloCollective
@@ -84,6 +84,7 @@ __all__ = [
     "listen",
     "open_mesh",
     "parse_address",
+    "parse_number",
 ]
 
 if not TYPE_CHECKING:  # or every name would be one of transport's to a type checker

@@ -5,11 +5,14 @@ Knows the text forms and how the system resolves them; opens no connection.
 
 import asyncio
 import errno
+import ipaddress
 import os
 import re
 import socket
 
 from edge.transport.errors import AddressError
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 SocketAddress = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
 """Address family, and the address in the form that ``socket`` wants for it."""
@@ -46,6 +49,18 @@ def parse_address(text: str) -> tuple[str, int]:
     return match["six"] or match["host"], port
 
 
+def parse_number(text: str) -> tuple[IPAddress, int]:
+    """The same of an address whose host is a number: nobody is asked what it stands for.
+
+    Raises AddressError, also for a name.
+    """
+    host, port = parse_address(text)
+    number = _number(host)
+    if number is None:
+        raise AddressError(f"'{text}' has no number where one must be")
+    return number, port
+
+
 def format_address(host: str, port: int) -> str:
     """The text that :func:`parse_address` reads; IPv6 addresses get their brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -56,6 +71,20 @@ def describe(error: OSError) -> str:
     cause = os.strerror(error.errno) if error.errno else str(error)
     remedy = _REMEDIES.get(error.errno or 0)
     return f"{cause}; {remedy}" if remedy else cause
+
+
+def number_of(place: SocketAddress) -> str:
+    """The host as a number; a link-local one of IPv6 with its interface."""
+    _, where = place
+    host, _ = socket.getnameinfo(where, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
+    return host
+
+
+def _number(host: str) -> IPAddress | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
 
 
 async def resolve(address: str, *, to_listen: bool) -> list[SocketAddress]:
@@ -81,6 +110,8 @@ async def resolve(address: str, *, to_listen: bool) -> list[SocketAddress]:
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
             )
         except socket.gaierror:
+            if _number(host) is not None:  # beside an interface that is not here
+                raise
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
         raise AddressError(

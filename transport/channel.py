@@ -44,7 +44,7 @@ class Channel(Protocol):
 
     @property
     def host(self) -> str:
-        """Address of the other end's device, without a port; empty within one process."""
+        """Number of the other end's device, without a port; empty within one process."""
 
     @property
     def remote_hello(self) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from edge.transport.address import describe, parse_address, resolve
+from edge.transport.address import describe, number_of, resolve
 from edge.transport.async_socket import AsyncSocket, watch_for_death
 from edge.transport.credentials import Credentials
 from edge.transport.errors import (
@@ -52,9 +52,9 @@ async def connect(
         ProtocolError: what listens there is not Edge.
         PeerLostError: it closed the connection or fell silent during the handshake.
     """
-    greeted = await _open(address, Role.CHANNEL, hello, credentials, timeout_s, device)
+    greeted, host = await _open(address, Role.CHANNEL, hello, credentials, timeout_s, device)
     moved = after_handshake(greeted.connection, greeted.secrets)
-    return TcpChannel(moved, greeted.hello, parse_address(address)[0])
+    return TcpChannel(moved, greeted.hello, host)
 
 
 async def connect_link(
@@ -71,7 +71,7 @@ async def connect_link(
     The hello tells the peer which link this is. ``device`` as there.
     Raises the same errors as :func:`connect`.
     """
-    greeted = await _open(address, Role.LINK, hello, credentials, timeout_s, device)
+    greeted, _ = await _open(address, Role.LINK, hello, credentials, timeout_s, device)
     connection, records = greeted.connection, records_of(greeted.secrets)
     return TcpLink(connection.detach(), connection.peer, link_timeout_s, records)
 
@@ -83,8 +83,8 @@ async def _open(
     credentials: Credentials | None,
     timeout_s: float,
     device: str | None = None,
-) -> Greeted:
-    """A connection whose handshake is done.
+) -> tuple[Greeted, str]:
+    """A connection whose handshake is done, and the number of its other end.
 
     Where one of the two sides has a key that the cluster had before, it is told of the new one.
     """
@@ -123,7 +123,8 @@ async def _brought(address: str, credentials: Credentials, *, timeout_s: float) 
         connection: AsyncSocket | None = None
         try:
             async with asyncio.timeout_at(ends_at):
-                connection = AsyncSocket(await _connect_to_first(address), address)
+                connected, _ = await _connect_to_first(address)
+                connection = AsyncSocket(connected, address)
                 await bring(connection, past)
             return True
         except TransportError:
@@ -143,11 +144,12 @@ async def _open_once(
     credentials: Credentials | None,
     timeout_s: float,
     device: str | None,
-) -> Greeted:
+) -> tuple[Greeted, str]:
     connection: AsyncSocket | None = None
     try:
         async with asyncio.timeout(timeout_s):
-            connection = AsyncSocket(await _connect_to_first(address), address)
+            connected, host = await _connect_to_first(address)
+            connection = AsyncSocket(connected, address)
             greeted = await greet(connection, role, hello, credentials, device)
     except BaseException as error:
         if connection is not None:
@@ -165,11 +167,12 @@ async def _open_once(
             raise PeerLostError(address, f"{error.reason} during the handshake") from error
         raise
     greeted.connection.peer = display_name(greeted.hello, address)
-    return greeted
+    return greeted, host
 
 
-async def _connect_to_first(address: str) -> socket.socket:
-    """A socket connected to the first place that ``address`` stands for and that answers."""
+async def _connect_to_first(address: str) -> tuple[socket.socket, str]:
+    """A socket connected to the first place that ``address`` stands for and that answers, and that
+    place's number."""
     loop = asyncio.get_running_loop()
     failure: OSError | None = None
     for family, place in await resolve(address, to_listen=False):
@@ -185,6 +188,6 @@ async def _connect_to_first(address: str) -> socket.socket:
             candidate.close()
             raise
         else:
-            return candidate
+            return candidate, number_of((family, place))
     assert failure is not None
     raise AddressError(f"cannot connect to {address}: {describe(failure)}") from failure

@@ -20,7 +20,15 @@ from edge.protocol.fields import printable
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, PEER_SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.messages import FRAMES, Leaving, limits_of
-from edge.transport import MEMBER, Channel, Credentials, Frame, Member
+from edge.transport import (
+    MEMBER,
+    Channel,
+    Credentials,
+    Frame,
+    Member,
+    format_address,
+    parse_address,
+)
 from edge.version import __version__
 
 Answer = TypeVar("Answer")
@@ -53,6 +61,8 @@ class PeerClient:
         on_event: OnEvent | None,
     ) -> None:
         self.address = address
+        self.reached_at = format_address(channel.host, parse_address(address)[1])
+        """The same by number."""
         self.name = name or printable(channel.remote_hello.get("name", address))
         member: Member | None = channel.remote_hello.get(MEMBER)
         self.device = None if member is None else member.id

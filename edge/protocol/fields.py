@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edge import partition
 from edge.errors import EdgeError, ProtocolError, shown
 from edge.offload import StoreError
-from edge.transport import TransportError, parse_address
+from edge.transport import TransportError, parse_number
 from edge.transport.frame import Buffer
 
 Record = TypeVar("Record")
@@ -121,7 +121,7 @@ def printable(value: object, *, limit: int = 200) -> str:
 
 def _address(value: object, name: str) -> str:
     address = text(value, name)
-    _made(name, lambda: parse_address(address))
+    _made(name, lambda: parse_number(address))
     return address
 
 
@@ -129,7 +129,7 @@ Printable = Annotated[str, ReadBy(lambda value, name: printable(text(value, name
 """Shown to people."""
 
 Address = Annotated[str, ReadBy(_address)]
-"""host:port."""
+"""host:port, by number: who is told names would ask for them whomever the teller likes."""
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
-import ipaddress
 import itertools
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -26,7 +24,7 @@ from edge.protocol.lease import Lease
 from edge.protocol.measurements import MemoryRate
 from edge.protocol.messages import Describe, SetMemory, TakeOver
 from edge.protocol.topology import Place, Seat
-from edge.transport import Credentials, parse_address
+from edge.transport import Credentials, parse_number
 
 _NOBODYS_SECRET = bytes(32)
 """Of peers that want no keys, and whose caches anybody may read."""
@@ -43,6 +41,8 @@ class PeerInfo(PeerDescription):
     """A peer as it described itself, and where we reached it."""
 
     address: str
+    reached_at: str = field(compare=False)
+    """The same by number, as it was found then: what other devices are told."""
     credentials: Credentials | None = field(repr=False, compare=False)
     """What we showed it; None: it wants none."""
     device_id: str | None = None
@@ -109,7 +109,8 @@ class PeerInfo(PeerDescription):
     def to_json(self) -> dict[str, Any]:
         """What it said, for scripts; nothing of keys."""
         told = asdict(replace(self, credentials=None))
-        del told["credentials"], told["device_id"], told["own_name"], told["clock_s"]
+        for each in ("credentials", "device_id", "own_name", "clock_s", "reached_at"):
+            del told[each]
         return {**told, "health": self.health}
 
 
@@ -159,16 +160,17 @@ async def _described(
     device: str | None = None,
     timeout_s: float | None = None,
 ) -> PeerInfo:
-    told, shown, heard_s = await _told(
+    told, client, heard_s = await _told(
         address, credentials, call, name=name, device=device, timeout_s=timeout_s
     )
-    if shown is not None and not is_peer_of(told.id, shown):
+    if client.device is not None and not is_peer_of(told.id, client.device):
         raise ProtocolError(f"peer {told.name} calls itself by the id of another device")
     described = {each.name: getattr(told, each.name) for each in fields(told)}
     return PeerInfo(
         address=address,
+        reached_at=client.reached_at,
         credentials=credentials,
-        device_id=shown,
+        device_id=client.device,
         own_name=told.name,
         clock_ahead_s=None if told.clock_s is None else told.clock_s - heard_s,
         **described,
@@ -191,9 +193,10 @@ async def _told(
     name: str | None = None,
     device: str | None = None,
     timeout_s: float | None = None,
-) -> tuple[Answer, str | None, float]:
-    """The answer, whose certificate came with it, and when it was given by our clock, as far as
-    that can be told: in the middle of the time that it took. With `device`, it must be this one's.
+) -> tuple[Answer, PeerClient, float]:
+    """The answer, the connection that it came by, which is closed, and when it was given by our
+    clock, as far as that can be told: in the middle of the time that it took. With `device`, it
+    must be this one's.
     """
     client = await PeerClient.connect(
         address, credentials, name=name, device=device, timeout_s=timeout_s or CONNECT_WITHIN_S
@@ -201,7 +204,7 @@ async def _told(
     try:
         asked_s = time.time()
         answer = await client.call(call, limit_s=timeout_s)
-        return answer, client.device, (asked_s + time.time()) / 2
+        return answer, client, (asked_s + time.time()) / 2
     finally:
         await client.aclose()
 
@@ -318,12 +321,12 @@ def with_unique_names(
 def places(devices: Mapping[Seat, PeerInfo]) -> dict[Seat, Place]:
     """Where each shard's neighbours reach it.
 
-    That is where the coordinator reached it; but a peer beside the coordinator, reached by
-    loopback, must be named to other devices by addresses of its own. Raises NetworkError when it
-    has none.
+    That is where the coordinator reached it, by number; but a peer beside the coordinator, reached
+    by loopback, must be named to other devices by addresses of its own. Raises NetworkError when
+    it has none.
     """
-    everywhere = {seat: (peer.address, *peer.addresses) for seat, peer in devices.items()}
-    if not all(is_loopback(peer.address) for peer in devices.values()):
+    everywhere = {seat: (peer.reached_at, *peer.addresses) for seat, peer in devices.items()}
+    if not all(is_loopback(peer.reached_at) for peer in devices.values()):
         for seat, peer in devices.items():
             everywhere[seat] = tuple(a for a in everywhere[seat] if not is_loopback(a))
             if not everywhere[seat]:
@@ -343,11 +346,8 @@ def places(devices: Mapping[Seat, PeerInfo]) -> dict[Seat, Place]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this very device can reach `address`."""
-    host, _port = parse_address(address)
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
+    """Whether only this very device can reach `address`, which is a number."""
+    return parse_number(address)[0].is_loopback
 
 
 async def gather_all(work: Iterable[Coroutine[Any, Any, Any]]) -> None:

@@ -341,9 +341,8 @@ def test_two_that_cannot_link_are_never_planned_together(
         known["describe"] = to_json(await client.call(Describe()))
         await client.aclose()
         async with odd_peer(known) as address:
-            odd = replace(
-                sound, id="odd", name="odd", host="other", address=address, addresses=(address,)
-            )
+            where = {"address": address, "reached_at": address, "addresses": (address,)}
+            odd = replace(sound, id="odd", name="odd", host="other", **where)
             return await measured_cluster(
                 [sound, odd], questions._spec, FORMAT, cache_root=questions.cache,
                 on_note=notes.append,

@@ -14,6 +14,7 @@ _PEER = PeerInfo(
     epoch=1,
     name="p",
     address="127.0.0.1:1",
+    reached_at="127.0.0.1:1",
     addresses=(),
     backend="ort",
     software="0",
@@ -36,9 +37,8 @@ _PEER = PeerInfo(
 def peer_info(name: str, **said: Any) -> PeerInfo:
     """A peer of this name that says the rest of itself; where it is reached, it listens."""
     address = said.get("address", _PEER.address)
-    return replace(
-        _PEER, **{"id": name, "name": name, "own_name": name, "addresses": (address,), **said}
-    )
+    named = {"id": name, "name": name, "own_name": name}
+    return replace(_PEER, **{**named, "addresses": (address,), "reached_at": address, **said})
 
 
 def hosted_model(**said: Any) -> HostedModel:

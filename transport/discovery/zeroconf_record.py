@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import psutil
 from zeroconf.asyncio import AsyncServiceInfo
 
-from edge.transport.address import format_address, parse_address
+from edge.transport.address import IPAddress, format_address, parse_address, parse_number
 from edge.transport.discovery.peers import MAX_ADDRESSES, PeerRecord
 from edge.transport.errors import AddressError
 
@@ -144,13 +144,13 @@ def _parsed(record: PeerRecord, address: str) -> tuple[str, int, bool]:
 
 def _is_dialable(address: str) -> bool:
     try:
-        host, port = parse_address(address)
-        return port > 0 and _leads_somewhere(ipaddress.ip_address(host))
-    except (ValueError, AddressError):
+        number, port = parse_number(address)
+    except AddressError:
         return False
+    return port > 0 and _leads_somewhere(number)
 
 
-def _leads_somewhere(number: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _leads_somewhere(number: IPAddress) -> bool:
     """Whether another device can connect to that. A link-local address of IPv6 means something on
     one interface alone, which each device calls otherwise."""
     if number.version == 6 and (number.is_link_local or number.scope_id is not None):

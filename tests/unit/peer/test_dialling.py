@@ -48,9 +48,7 @@ async def addresses() -> AsyncIterator[dict[str, str]]:
                 "of another program": talking.sockets[0],
                 "hung up": ending.sockets[0],
             }
-            yield {name: f"127.0.0.1:{each.getsockname()[1]}" for name, each in found.items()} | {
-                "without a name": "nowhere.invalid:80"
-            }
+            yield {name: f"127.0.0.1:{each.getsockname()[1]}" for name, each in found.items()}
 
 
 def test_a_member_learns_nothing_of_ports_where_no_member_is() -> None:

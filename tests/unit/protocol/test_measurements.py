@@ -47,7 +47,9 @@ PROFILE = PeerProfile(
     is_unsteady=False,
     busy=("m",),
 )
-PROBE = Probe(place=Place(name="b", addresses=("h:1", "[::1]:2")), small_bytes=8, large_bytes=9)
+PROBE = Probe(
+    place=Place(name="b", addresses=("10.0.0.1:1", "[::1]:2")), small_bytes=8, large_bytes=9
+)
 ECHO = Span(low_s=2e-4, middle_s=2.1e-4, high_s=2.2e-4)
 GLANCE = LinkGlance(echo_s=ECHO, there_s=ECHO, back_s=Span(low_s=1e-3, middle_s=1e-3, high_s=2e-3))
 TIMES = LinkTimes(latency_s=1e-4, there_bytes_per_s=1e8, back_bytes_per_s=2e8, glance=GLANCE)
@@ -80,8 +82,8 @@ def test_an_order_to_measure_that_makes_no_sense(change: dict[str, Any]) -> None
     "change",
     [
         {"addresses": []},
-        {"addresses": "h:1"},
-        {"addresses": ["h:1"] * 65},
+        {"addresses": "10.0.0.1:1"},
+        {"addresses": ["10.0.0.1:1"] * 65},
         {"addresses": [5]},
         {"name": ""},
         {"small_bytes": 0},

@@ -149,7 +149,7 @@ DESCRIPTION = PeerDescription(
     epoch=7,
     name="n",
     software="1",
-    addresses=("h:1",),
+    addresses=("10.0.0.1:1",),
     backend="ort",
     processor="CPU",
     threads=2,
@@ -338,21 +338,44 @@ def test_limits_that_cannot_be(name: str, value: int, message: str) -> None:
         {},
         [5],
         [[[0, 0]]],
-        [[[0], {"name": "n", "addresses": ["a:1"]}]],
+        [[[0], {"name": "n", "addresses": ["10.0.0.1:1"]}]],
         [[[0, 0], {}]],
         [[[0, 0], {"name": "n", "addresses": []}]],
-        [[[0, 0], {"name": "n", "addresses": ["a:1"] * 65}]],
-        [[[0, 0], {"name": "n", "addresses": "a:1"}]],
+        [[[0, 0], {"name": "n", "addresses": ["10.0.0.1:1"] * 65}]],
+        [[[0, 0], {"name": "n", "addresses": "10.0.0.1:1"}]],
         [[[0, 0], {"name": "n", "addresses": [5]}]],
         [[[0, 0], {"name": "n", "addresses": ["nowhere"]}]],
-        [[[0, 0], {"name": "", "addresses": ["a:1"]}]],
-        [[[-1, 0], {"name": "n", "addresses": ["a:1"]}]],
+        [[[0, 0], {"name": "n", "addresses": ["127.1:1"]}]],
+        [[[0, 0], {"name": "", "addresses": ["10.0.0.1:1"]}]],
+        [[[-1, 0], {"name": "n", "addresses": ["10.0.0.1:1"]}]],
     ],
     ids=repr,
 )
 def test_places_that_cannot_be(places: object) -> None:
     with pytest.raises(errors.ProtocolError, match="a malformed 'connect'"):
         from_frame(Connect, Frame("connect", {"session": "s", "places": places}))
+
+
+@pytest.mark.parametrize("frame", ["connect", "probe", "glance", "description"])
+@pytest.mark.parametrize("host", ["named.by.a.member", "localhost", "127.1", "", "[attic]"])
+def test_whoever_is_told_an_address_asks_for_no_name(frame: str, host: str) -> None:
+    """Of whomever the teller likes; a number leads to one device."""
+
+    def read(host: str) -> None:
+        place = {"name": "n", "addresses": [f"{host}:1"], "device": "d"}
+        sizes = {"small_bytes": 8, "large_bytes": 9}
+        if frame == "connect":
+            from_frame(Connect, Frame(frame, {"session": "s", "places": [[[0, 0], place]]}))
+        elif frame == "description":
+            said = to_json(DESCRIPTION) | {"addresses": [f"{host}:1"]}
+            from_json(PeerDescription, said)
+        else:
+            from_frame(FRAMES[frame], Frame(frame, {"place": place, **sizes}))
+
+    read("10.0.0.1")
+    read("[fe80::1%eth0]")
+    with pytest.raises(errors.ProtocolError):
+        read(host)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
 from edge.errors import NetworkError
 from edge.host.addresses import interface_addresses, reachable
-from edge.protocol.peer_info import PeerInfo, is_loopback, places
+from edge.protocol.peer_info import PeerInfo, describe_peer, is_loopback, places
+from tests.support.null_peers import null_peers
 from tests.support.peer_infos import peer_info
 
 PRESENT = {
@@ -42,10 +46,28 @@ def peer(name: str, address: str, *addresses: str) -> PeerInfo:
 
 
 def test_beside_the_coordinator_everybody_is_reached_by_loopback() -> None:
-    found = places({(0, 0): peer("a", "127.0.0.1:1"), (1, 0): peer("b", "localhost:2")})
+    found = places({(0, 0): peer("a", "127.0.0.1:1"), (1, 0): peer("b", "127.0.0.2:2")})
     assert found[0, 0].addresses == ("127.0.0.1:1",)
-    assert found[1, 0].addresses == ("localhost:2",)
+    assert found[1, 0].addresses == ("127.0.0.2:2",)
     assert found[1, 0].name == "b"
+
+
+def test_others_are_told_no_name_but_what_it_stood_for() -> None:
+    named = peer_info("a", address="attic.lan:1", reached_at="192.168.1.7:1", addresses=())
+    found = places({(0, 0): named, (0, 1): peer("b", "192.168.1.9:2")})
+    assert found[0, 0].addresses == ("192.168.1.7:1",)
+
+
+def test_a_peer_that_is_reached_by_name_is_told_by_number(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with null_peers(tmp_path, 1) as (daemon,):
+            (at,) = daemon.resources.addresses
+            named = at.replace("127.0.0.1", "localhost")
+            for address in (at, named):
+                found = await describe_peer(address, None)
+                assert (found.address, found.reached_at) == (address, at)
+
+    asyncio.run(scenario())
 
 
 def test_with_one_elsewhere_nobody_is_reached_by_loopback() -> None:
@@ -72,8 +94,7 @@ def test_alone_a_loopback_peer_needs_no_neighbours() -> None:
 
 @pytest.mark.parametrize(
     ("address", "expected"),
-    [("127.0.0.1:1", True), ("127.9.9.9:1", True), ("[::1]:1", True), ("localhost:1", True),
-     ("192.168.1.1:1", False), ("some-host:1", False)],
-)  # fmt: skip
+    [("127.0.0.1:1", True), ("127.9.9.9:1", True), ("[::1]:1", True), ("192.168.1.1:1", False)],
+)
 def test_what_is_loopback(address: str, expected: bool) -> None:
     assert is_loopback(address) is expected

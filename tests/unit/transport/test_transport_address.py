@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from ipaddress import IPv6Address
 
 import pytest
 
@@ -13,6 +14,7 @@ from edge.transport import (
     format_address,
     listen,
     parse_address,
+    parse_number,
 )
 from tests.support.transport_pairs import refuse_channel, refuse_link
 
@@ -41,6 +43,27 @@ def test_what_is_not_an_address_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(AddressError) as caught:
         parse_address(text)
     assert f"'{text}' is not an address" in str(caught.value)
+
+
+def test_what_is_a_number() -> None:
+    assert parse_number("[fe80::1%eth0]:80") == (IPv6Address("fe80::1%eth0"), 80)
+    for text in ("localhost:80", "127.1:80", ":80", "1.2.3.4"):
+        with pytest.raises(AddressError):
+            parse_number(text)
+
+
+def test_no_name_server_is_asked_for_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for one beside an interface that is not here."""
+
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("somebody is asked")
+
+    async def scenario() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", asked, raising=False)
+        with pytest.raises(AddressError, match="cannot find 'fe80::1%nowhere'"):
+            await connect("[fe80::1%nowhere]:4000", credentials=None, hello={})
+
+    asyncio.run(scenario())
 
 
 async def quiet_listener(address: str) -> Listener:
