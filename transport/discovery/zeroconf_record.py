@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import psutil
 from zeroconf.asyncio import AsyncServiceInfo
@@ -97,21 +97,39 @@ def record_of(
 
 
 def interface_addresses(interfaces: Iterable[str] | None) -> tuple[str, ...]:
-    """The IPv4 addresses of ``interfaces``, each a name or an address; of all without any named.
-
-    Loopback counts only where it is named, or where there is nothing else.
-
-    Raises:
-        AddressError: this device has no such interface.
-    """
+    """The IPv4 addresses of ``interfaces``, as `addresses_of` chooses them, as the system has them
+    now."""
     present = {
         name: [entry.address for entry in entries if entry.family.name == "AF_INET"]
         for name, entries in psutil.net_if_addrs().items()
     }
+    tunnels = {
+        name
+        for name, state in psutil.net_if_stats().items()
+        if "pointopoint" in state.flags.split(",")
+    }
+    return addresses_of(interfaces, present, tunnels)
+
+
+def addresses_of(
+    interfaces: Iterable[str] | None,
+    present: Mapping[str, Sequence[str]],
+    tunnels: Collection[str],
+) -> tuple[str, ...]:
+    """Those of ``interfaces``, each a name or an address, of ``present``; of all without any named.
+
+    Tunnels and loopback count only where they are named, or where there is nothing else. A tunnel's
+    address, as a VPN gives one, stays the same wherever the device goes: strangers in one network
+    after the other would know it again by that. Nor does multicast go through most.
+
+    Raises:
+        AddressError: this device has no such interface.
+    """
     everything = [address for addresses in present.values() for address in addresses]
     if interfaces is None:
         outside = [one for one in everything if not ipaddress.ip_address(one).is_loopback]
-        return tuple(outside or everything)
+        hidden = {address for name in tunnels for address in present.get(name, ())}
+        return tuple([one for one in outside if one not in hidden] or outside or everything)
     chosen: list[str] = []
     for interface in interfaces:
         addresses = present.get(interface) or [one for one in everything if one == interface]

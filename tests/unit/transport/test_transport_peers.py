@@ -19,6 +19,7 @@ from edge.transport.discovery.peers import MAX_ADDRESSES, MAX_PEERS, PeerTable
 from edge.transport.discovery.zeroconf import INTERFACES_EVERY_S
 from edge.transport.discovery.zeroconf_record import (
     SERVICE_TYPE,
+    addresses_of,
     interface_addresses,
     record_of,
     services_of,
@@ -311,6 +312,27 @@ def test_interfaces_are_named_or_numbered() -> None:
     assert interface_addresses(None)
     with pytest.raises(AddressError, match=f"no interface 'nonesuch0'.*{loopback}"):
         interface_addresses(["nonesuch0"])
+
+
+PRESENT = {"lo": ["127.0.0.1"], "wlan0": ["192.168.1.7"], "tun0": ["100.64.0.7"]}
+
+
+@pytest.mark.parametrize(
+    ("named", "present", "chosen"),
+    [
+        (None, ["lo", "wlan0", "tun0"], ("192.168.1.7",)),
+        (["tun0"], ["lo", "wlan0", "tun0"], ("100.64.0.7",)),
+        (["100.64.0.7", "wlan0"], ["lo", "wlan0", "tun0"], ("100.64.0.7", "192.168.1.7")),
+        (None, ["lo", "tun0"], ("100.64.0.7",)),
+        (None, ["lo"], ("127.0.0.1",)),
+    ],
+)
+def test_a_tunnels_address_is_told_to_nobody_who_was_not_meant(
+    named: list[str] | None, present: list[str], chosen: tuple[str, ...]
+) -> None:
+    """It is the same in every network that the device comes to."""
+    found = addresses_of(named, {name: PRESENT[name] for name in present}, {"tun0"})
+    assert found == chosen
 
 
 def _has_interface(name: str) -> bool:
