@@ -196,11 +196,13 @@ class Listener:
         if greeted.role is Role.CHANNEL:
             moved = after_handshake(connection, greeted.secrets)
             handler = self._on_channel(TcpChannel(moved, greeted.hello, stranger.host))
-            await self._hand_over(handler, connection.peer, moved.close)
+            close = moved.close
         else:
             records = records_of(greeted.secrets)
             link = TcpLink(connection.detach(), connection.peer, self._link_timeout_s, records)
-            await self._hand_over(self._on_link(link, greeted.hello), link.peer, link.close)
+            handler, close = self._on_link(link, greeted.hello), link.close
+        del greeted  # its secrets open all that is said, long after those keys are gone
+        await self._hand_over(handler, connection.peer, close)
 
     def _refuse(self, connection: AsyncSocket, error: TransportError) -> None:
         connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import ssl
@@ -37,6 +38,7 @@ from edge.transport.async_socket import AsyncSocket
 from edge.transport.credentials import NONCE_BYTES, TAG_BYTES, Member
 from edge.transport.handshake import MEMBER, Greeted, Role, greet
 from edge.transport.listener import MAX_UNFINISHED_HANDSHAKES, Listener
+from edge.transport.records import RecordSecrets
 from tests.support.devices import Kept
 from tests.support.transport_listeners import (
     GREETING,
@@ -439,6 +441,33 @@ def test_a_connection_played_again_is_refused() -> None:
                 heard = await reader.read()
             assert len(heard) <= len(SECURED_GREETING) + NONCE_BYTES
             await hang_up(writer)
+
+    run(scenario)
+
+
+def test_neither_end_keeps_what_its_first_keys_are_made_of() -> None:
+    """It would open all that was said, long after there are others."""
+
+    async def scenario() -> None:
+        ours, theirs = members(2)
+        over = asyncio.Event()
+
+        async def keep(link: Link, _hello: object) -> None:
+            await over.wait()
+            link.close()
+
+        async with echoing(credentials=theirs, on_link=keep) as listener:
+            with Relay(listener.addresses[0]) as relay:  # else they leave TCP, and seal nothing
+                link = await connect_link(relay.address, hello={}, credentials=ours)
+                channel = await connect(relay.address, hello={}, credentials=ours)
+                await channel.send(Frame("ping"))
+                assert (await channel.receive()).kind == "ping"
+                own = RecordSecrets.derived(b"known", b"", listens=True)
+                gc.collect()
+                assert [each for each in gc.get_objects() if type(each) is RecordSecrets] == [own]
+                over.set()
+                link.close()
+                await channel.aclose()
 
     run(scenario)
 
