@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from edge.models.config import Config
-from edge.models.decoder import GLOBAL, decoder, head_size_of, num_layers
+from edge.models.decoder import GLOBAL, activation, decoder, head_size_of, num_layers
 from edge.models.families import Family, llama_tensor_name
 from edge.models.parts import MAX_SIZE
 from edge.models.rope import read_rotary
@@ -41,6 +41,8 @@ def convolution_decoder(
     feed_forwards: Sequence[FeedForward | None] | None = None,
 ) -> ModelSpec:
     """`columns`: of plain feed-forward blocks; `feed_forwards`: as for `decoder`."""
+    if activation(config) != "silu":
+        raise config.error("hidden_act must be silu: blocks of this family have no other")
     count = num_layers(config)
     hidden = config.size("hidden_size")
     # What shards have of a convolution may be any channels; heads of attention are as many.

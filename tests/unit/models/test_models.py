@@ -580,6 +580,8 @@ def test_which_layers_are_linear_attention() -> None:
         ({"model_type": "gpt_oss", "hidden_act": "gelu"}, "hidden_act must be silu"),
         ({"model_type": "gpt_oss", "num_experts_per_tok": 200}, "through 200 of 128 experts"),
         ({"model_type": "lfm2_moe", "num_dense_layers": -1}, "num_dense_layers must lie in 0"),
+        ({"model_type": "lfm2", "hidden_act": "gelu"}, "hidden_act must be silu"),
+        ({"model_type": "lfm2_moe", "hidden_act": "gelu"}, "hidden_act must be silu"),
         ({"model_type": "lfm2", "full_attn_idxs": []}, "without attention in any layer"),
         ({"model_type": "lfm2", "full_attn_idxs": ["1"]}, "full_attn_idxs must be a list"),
         ({"model_type": "lfm2", "layer_types": ["conv", "x"]}, "layer_types must name one of"),
