@@ -112,6 +112,8 @@ class Proposal:
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             concurrency=concurrency,
+            # What answers leave unused of it holds weights.
+            reserved_tokens=self.workload.cached_tokens,
             expert_hits=expert_hits,
         )
         return partition.estimate(

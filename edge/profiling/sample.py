@@ -16,6 +16,7 @@ from edge.host.free_memory import format_size
 from edge.memory.model_sizes import attended_heads, model_facts
 from edge.memory.step_memory import layer_state_bytes, layer_token_bytes
 from edge.models.attention import Attention
+from edge.models.experts import Experts
 from edge.models.rotary import Rotary
 from edge.models.spec import LayerSpec, ModelSpec, by_kind
 from edge.partition import (
@@ -70,7 +71,10 @@ class Sample:
     num_layers: int
     chunk_rows: int
     is_narrowed: bool
-    """Not even one layer fits: it has fewer heads and feed-forward columns."""
+    """Not even one layer fits: it has fewer heads and feed-forward columns, and of experts those
+    that one token goes through."""
+    counted: ModelSpec | None = None
+    """What its bytes are counted of, where that has more experts."""
 
     @property
     def num_heads(self) -> int:
@@ -83,7 +87,8 @@ class Sample:
         return range(1, self.num_layers + 1)
 
     def facts(self, weight_format: WeightFormat) -> ModelFacts:
-        return model_facts(self.spec, weight_format, name="sample", embedding_itemsize=4)
+        spec = self.counted or self.spec
+        return model_facts(spec, weight_format, name="sample", embedding_itemsize=4)
 
     def plan(self, width: Width, weight_format: WeightFormat) -> Plan:
         """Three stages; the middle one on one device, or a slice of it and the rest on two."""
@@ -158,6 +163,8 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
     """As many layers as exceed the caches, at least one, at most the model's.
 
     Where not one fits into `budget_bytes`, it gets narrower. CapacityError when that cannot help.
+    Then it also has as few experts as one token goes through, which takes a token as long as with
+    all of them. Many rows would go through more: for those it is too fast.
     """
     spec = _divisible(spec)
     facts = model_facts(spec, weight_format, name="sample", embedding_itemsize=4)
@@ -179,9 +186,12 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
     largest, layer = max(
         zip(facts.kinds, spec.kinds, strict=True), key=lambda pair: pair[0].weight_bytes
     )
+    all_experts, layer = layer.feed_forward, _with_few_experts(layer)
+    few = model_facts(_resized(spec, [layer]), weight_format, name="few", embedding_itemsize=4)
+    (largest,) = few.kinds
     groups, most = largest.num_kv_heads, largest.ffn_columns
     blocks = -(-most // facts.column_multiple)
-    share = room_bytes / largest.weight_bytes
+    share = min(1.0, room_bytes / largest.weight_bytes)
     while True:
         kv_heads = max(1, int(groups * share))
         columns = min(most, max(1, int(blocks * share)) * facts.column_multiple)
@@ -192,12 +202,12 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
         share *= 0.9
     mixer = layer.mixer.of_units(range(kv_heads * (largest.num_heads // groups)))
     assert mixer is not None
-    narrow = LayerSpec(
-        mixer=mixer,
-        feed_forward=layer.feed_forward.with_columns(columns),
+    narrow, counted = (
+        _resized(spec, [LayerSpec(mixer=mixer, feed_forward=block.with_columns(columns))])
+        for block in (layer.feed_forward, all_experts)
     )
     return Sample(
-        spec=_resized(spec, [narrow]), num_layers=1, chunk_rows=chunk_rows, is_narrowed=True
+        spec=narrow, num_layers=1, chunk_rows=chunk_rows, is_narrowed=True, counted=counted
     )
 
 
@@ -239,6 +249,15 @@ def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
         vocab_size=_VOCAB_SIZE,
         context_tokens=CONTEXT_TOKENS,
         **by_kind([layer]),
+    )
+
+
+def _with_few_experts(layer: LayerSpec) -> LayerSpec:
+    block = layer.feed_forward
+    if not isinstance(block, Experts) or block.groups > 1:
+        return layer
+    return dataclasses.replace(
+        layer, feed_forward=dataclasses.replace(block, num_experts=block.top_k)
     )
 
 

@@ -41,6 +41,8 @@ class Load:
     """Copying all of them from the host's memory; nothing where the device computes in that."""
     routed_s: float = 0.0
     """Of `disk_s`: experts, which are read only once it is known that they are needed."""
+    runs_s: float = 0.0
+    """Beside that, what it takes to run a graph for each expert."""
 
     @property
     def seconds(self) -> float:
@@ -69,9 +71,12 @@ def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> 
         for shard in stage.slices:
             device = cluster.device(shard.device)
             each = uses[device.id] = brought_in(shard, use[device.id], device)
-            if each.streamed_bytes:
+            if each.streamed_bytes or each.expert_runs:
                 tiers = tiers_of(shard, len(stage.layers), each, device)
-                disk_bytes[device.id] = each.streamed_bytes * tiers.on_disk // tiers.streamed
+                nbytes = each.streamed_bytes
+                if tiers.streamed:  # else what is read are experts alone
+                    nbytes = nbytes * tiers.on_disk // tiers.streamed
+                disk_bytes[device.id] = nbytes
     reading = [cluster.device(id) for id in plan.devices if disk_bytes.get(id)]
 
     def load(device: DeviceSpec, nbytes: int) -> Load:
@@ -80,6 +85,7 @@ def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> 
             disk_s=nbytes * byte_s,
             copy_s=uses[device.id].streamed_bytes / _copy_rate(device),
             routed_s=uses[device.id].routed_bytes * byte_s,
+            runs_s=uses[device.id].expert_runs * (device.rates.run_s if device.rates else 0.0),
         )
 
     return {id: load(cluster.device(id), nbytes) for id, nbytes in disk_bytes.items()}
@@ -102,7 +108,7 @@ def waits_for_disk(
     """(device, seconds) that each stage waits for the slowest of its disks in a step.
 
     A disk works while its own stage computes, and before that for as long as its window has room.
-    For experts the stage waits as long as they take.
+    For experts the stage waits as long as they take, and for a graph of each that is used.
     """
     loads = loads_of(plan, cluster, use)
     waits: list[tuple[str, float]] = []
@@ -113,7 +119,7 @@ def waits_for_disk(
             disk_s = load.seconds - load.routed_s
             ahead_s = disk_s * min(1.0, WINDOW_LAYERS / max(1, shard.streamed_layers))
             wait_s = disk_s - own_s - min(others_s, ahead_s)
-            waits.append((shard.device, max(0.0, wait_s) + load.routed_s))
+            waits.append((shard.device, max(0.0, wait_s) + load.routed_s + load.runs_s))
     return waits
 
 

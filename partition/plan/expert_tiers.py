@@ -112,14 +112,21 @@ def read_bytes(
     missing = max(0.0, 1 - tiers.cache_bytes / experts) if experts else 0.0
     if hits is not None and missing:
         missing = 1 - hits
-    return others, missing * sum(_used(layers, rows))
+    return others, missing * sum(layer.experts * part for layer, part in _used(layers, rows))
 
 
-def _used(layers: Sequence[LayerBytes], rows: int) -> Iterator[float]:
-    """Bytes of experts that rows go through in each layer."""
+def expert_runs(layers: Sequence[LayerBytes], streamed: int, rows: int) -> float:
+    """Graphs that a step of so many rows runs on average for experts: one for each that it uses."""
+    if not streamed:
+        return 0.0
+    return sum(layer.num_experts * part for layer, part in _used(layers, rows))
+
+
+def _used(layers: Sequence[LayerBytes], rows: int) -> Iterator[tuple[LayerBytes, float]]:
+    """The part of its experts that rows go through in each layer that has some."""
     for layer in layers:
         if layer.experts:
-            yield layer.experts * (1 - (1 - layer.top_k / layer.num_experts) ** rows)
+            yield layer, 1 - (1 - layer.top_k / layer.num_experts) ** rows
 
 
 def _least(layers: Sequence[LayerBytes]) -> int:

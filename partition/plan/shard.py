@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from edge.partition.plan.expert_tiers import LayerBytes, held_bytes, read_bytes
+from edge.partition.plan.expert_tiers import LayerBytes, expert_runs, held_bytes, read_bytes
 from edge.partition.plan.facts import LayerFacts, ModelFacts, Workload
 from edge.partition.plan.ranges import kv_group_size
 from edge.partition.plan.reading import Reader
@@ -221,6 +221,7 @@ class Shard:
             state_bytes=state_bytes * workload.states,
             streamed_bytes=int(read),
             routed_bytes=int(routed),
+            expert_runs=expert_runs(layers, self.streamed_layers, workload.concurrency),
             apart_bytes=held_bytes(layers, self.streamed_layers, is_whole=True) - held,
             streamed_layer_bytes=max(each.total for each in layers) if read else 0,
         )

@@ -26,6 +26,8 @@ class MemoryUse:
     """Read from disk for each step, on average."""
     routed_bytes: int = 0
     """Of these, experts: which ones is known only when they are needed."""
+    expert_runs: float = 0.0
+    """Graphs of experts in each step, on average, where those come in one by one."""
     streamed_layer_bytes: int = 0
     """The largest of the layers that are read."""
     apart_bytes: int = 0
@@ -43,6 +45,7 @@ class MemoryUse:
             state_bytes=self.state_bytes + other.state_bytes,
             streamed_bytes=self.streamed_bytes + other.streamed_bytes,
             routed_bytes=self.routed_bytes + other.routed_bytes,
+            expert_runs=self.expert_runs + other.expert_runs,
             streamed_layer_bytes=max(self.streamed_layer_bytes, other.streamed_layer_bytes),
             apart_bytes=self.apart_bytes + other.apart_bytes,
         )
@@ -51,7 +54,8 @@ class MemoryUse:
         """As it is on this device: into memory of its own layers are copied as wholes."""
         if device.host_memory_bytes is None:
             return self
-        return replace(self, weight_bytes=self.weight_bytes + self.apart_bytes, apart_bytes=0)
+        weight_bytes = self.weight_bytes + self.apart_bytes
+        return replace(self, weight_bytes=weight_bytes, apart_bytes=0, expert_runs=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -239,8 +239,9 @@ def run_pair(case: Case, setting: Setting) -> tuple[list[Metric], str]:
         for number in range(setting.rounds + 1):
             alone = one.reply(case.new_tokens)
             both = reply(pair, case.new_tokens, [a, b])
+            # The first round tells, too, which experts are wanted again.
+            _against_prediction(figures if number else Figures(), case, pair, both)
             if number:
-                _against_prediction(figures, case, pair, both)
                 figures.add("decode, one peer", "tok/s", alone.tokens_per_s)
                 figures.add("decode, two peers", "tok/s", both.tokens_per_s)
                 figures.add("two peers / one", "ratio", both.tokens_per_s / alone.tokens_per_s)
@@ -309,7 +310,10 @@ def _round(figures: Figures, case: Case, free: Roomy, ours: Loaded, theirs: Side
 
 
 def _against_prediction(figures: Figures, case: Case, model: edge.Model, found: Reply) -> None:
-    """And how many of the experts that it went through were in memory, where there are some."""
+    """And how many of the experts that it went through were in memory, where there are some.
+
+    Predicted is it as the replies before it were found to be.
+    """
     predicted = model.predict(prompt_tokens=PROMPT_TOKENS, output_tokens=case.new_tokens)
     if predicted is not None:
         ratio = found.tokens_per_s / predicted.tokens_per_s

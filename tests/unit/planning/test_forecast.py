@@ -53,15 +53,20 @@ RATES = ComputeRates(
     sample_s=1e-5,
     step_s=1e-5,
 )
+_ANY = Workload()
 LENGTHS: dict[str, Any] = {"prompt_tokens": 5, "new_tokens": 4}
 FIGURES: dict[str, Any] = {**LENGTHS, "first_token_s": 0.5, "decode_s": 1.5}
 
 
 def proposal(
-    rates: ComputeRates | None, model: ModelFacts = MODEL, *, memory_bytes: int = 1 << 20
+    rates: ComputeRates | None,
+    model: ModelFacts = MODEL,
+    *,
+    memory_bytes: int = 1 << 20,
+    workload: Workload = _ANY,
 ) -> Proposal:
     device = DeviceSpec(id="a", name="a", memory_bytes=memory_bytes, threads=1, rates=rates)
-    cluster, workload = ClusterSpec(devices=(device,)), Workload()
+    cluster = ClusterSpec(devices=(device,))
     return Proposal(
         dtype="float32",
         weights="float32",
@@ -117,6 +122,22 @@ def test_experts_that_replies_found_in_memory_are_predicted_to_be_there() -> Non
     assert known_s - token_s() == pytest.approx(of_token / 8 / 1e6)
     forecast.replace(made)
     assert token_s() == unknown_s > known_s
+
+
+def test_memory_that_a_short_answer_leaves_unused_is_predicted_to_hold_weights() -> None:
+    """Of the context that was planned for, as no room is kept for the answer alone."""
+    many = changed_facts(MODEL, num_layers=8)
+    layer_bytes = many.kinds[0].weight_bytes
+    tokens = 4 * layer_bytes // (8 * many.kinds[0].kv_bytes_per_token)
+    planned = Workload(prompt_tokens=tokens, output_tokens=0)
+    rates = replace(RATES, disk_bytes_per_s=1e3)
+    memory_bytes = 6 * layer_bytes + 8 * many.kinds[0].kv_bytes_per_token * tokens
+    forecast = Forecast(proposal(rates, many, memory_bytes=memory_bytes, workload=planned))
+    short = forecast.of(prompt_tokens=1, new_tokens=1)
+    long = forecast.of(prompt_tokens=tokens - 1, new_tokens=1)
+    assert short is not None
+    assert long is not None
+    assert short.token_s < 0.8 * long.token_s
 
 
 def test_without_rates_nothing_is_predicted() -> None:

@@ -16,7 +16,8 @@ from edge.backends.interface import ShardWeights
 from edge.errors import CapacityError
 from edge.kernels.matmul_nbits.reference import packed_shapes
 from edge.memory.model_sizes import model_facts
-from edge.models.spec import ModelSpec
+from edge.models.experts import Experts
+from edge.models.spec import LayerSpec, ModelSpec
 from edge.partition import Plan, Shard, Stage, Workload, memory_use
 from edge.profiling import random_weights
 from edge.profiling.profile import agreed, in_words, spread_of
@@ -33,7 +34,7 @@ from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
-from tests.support.specs import changed, shape, shared_keys_spec
+from tests.support.specs import changed, plain_layer, shape, shared_keys_spec, spec_of
 from tests.unit.protocol.test_assignment import SPEC
 
 FORMATS = [uniform_format("float32"), uniform_format("int8", 128), uniform_format("int4")]
@@ -324,3 +325,35 @@ def test_a_spread_is_of_most_times_over_the_median() -> None:
     low, high = spread_of([float(each) for each in range(1, 102)])
     assert low == pytest.approx(21 / 51)
     assert high == pytest.approx(81 / 51)
+
+
+def test_a_layer_whose_experts_are_too_large_has_those_of_one_token_and_is_counted_with_all() -> (
+    None
+):
+    experts = Experts(
+        num_experts=48, top_k=4, columns=768, activation="silu", renormalized=True
+    )  # fmt: skip
+    mixer = plain_layer(num_heads=24, num_kv_heads=4, head_size=64).mixer
+    layer = LayerSpec(mixer=mixer, feed_forward=experts)
+    model = spec_of([layer] * 4, hidden_size=1536, vocab_size=40)
+    sample = weights_sample(model, INT4, 48 << 20)
+    assert sample.is_narrowed
+    assert sample.counted is not None
+    measured, counted = (each.layer(1).feed_forward for each in (sample.spec, sample.counted))
+    assert isinstance(measured, Experts)
+    assert isinstance(counted, Experts)
+    assert (measured.num_experts, counted.num_experts) == (4, 48)
+    assert measured.columns == counted.columns > 128
+    matrices = sample.layout("whole", INT4).matrices
+    assert {each.name.split(".")[3] for each in matrices if ".experts." in each.name} == set("0123")
+    few = replace(sample, counted=None)
+    assert sum(few.nbytes(width, INT4) for width in ("whole", "half", "narrow")) < 48 << 20
+    expert_bytes = (sample.nbytes("whole", INT4) - few.nbytes("whole", INT4)) / 44
+    column_bytes = model_facts(model, INT4, name="m", embedding_itemsize=4).kinds[0]
+    of_columns = column_bytes.expert_column_bytes * measured.columns
+    assert expert_bytes == pytest.approx(of_columns, rel=1e-3), "and a row of the router"
+    grouped = replace(experts, groups=4, chosen_groups=2)
+    unlike = spec_of([replace(layer, feed_forward=grouped)] * 4, hidden_size=1536, vocab_size=40)
+    all_of_them = weights_sample(unlike, INT4, 48 << 20).spec.layer(1).feed_forward
+    assert isinstance(all_of_them, Experts)
+    assert all_of_them.num_experts == 48
