@@ -40,7 +40,8 @@ KINDS = {**_CACHES, _DOWNLOADS: "unfinished downloads"}
 def kept_files(
     root: Path, *, kinds: Collection[str] = tuple(_CACHES), user: str | None = None
 ) -> tuple[KeptFiles, ...]:
-    """The least recently used first. `user`: for this device, without what is others'.
+    """The least recently used first. `user`: for this device; what is others' is told as one, since
+    a shard's name is a hash of what is in it, and its size says nearly as much.
 
     Raises RequestError for a cache that cannot be read.
     """
@@ -50,16 +51,30 @@ def kept_files(
         if kind in _OF_FILES:
             found += _of_files(root, kind, now_s)
             continue
+        others = []
         for folder in _folders(root, kind):
-            may_know = user is None or folder.owner in (None, user)
+            if user is not None and folder.owner not in (None, user):
+                others.append(folder)
+                continue
             found.append(
                 KeptFiles(
                     kind=kind,
                     name=f"{kind}/{printable(folder.name, 200)}",
-                    model=printable(folder.model, 500) if folder.model and may_know else None,
+                    model=printable(folder.model, 500) if folder.model else None,
                     bytes=folder.nbytes,
                     unused_s=max(0.0, now_s - folder.last_used_s),
                     in_use=folder.is_used,
+                )
+            )
+        if others:
+            found.append(
+                KeptFiles(
+                    kind=kind,
+                    name=f"{kind}/of other devices",
+                    model=None,
+                    bytes=sum(each.nbytes for each in others),
+                    unused_s=max(0.0, now_s - max(each.last_used_s for each in others)),
+                    in_use=any(each.is_used for each in others),
                 )
             )
     return tuple(sorted(found, key=lambda each: -each.unused_s)[:MOST_FILES])

@@ -47,8 +47,13 @@ def read_pooling(folder: Path) -> MakersPooling:
             return MakersPooling()
         place = found
     file = folder / place
-    if not file.is_file():
-        return MakersPooling()
+    try:
+        if not file.is_file():
+            return MakersPooling()
+    except OSError as error:  # its name is too long, say
+        raise _damaged(
+            folder / MODULES, f"the path {shown(str(place))} cannot be used ({error.strerror})"
+        ) from error
     values = read_json(file)
     modes = [name.removeprefix(f"{_MODE}_") for name, value in values.items() if value is True]
     modes = [name for name in modes if f"{_MODE}_{name}" in values]

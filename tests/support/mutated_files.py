@@ -19,7 +19,6 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +55,7 @@ from edge.weights.packed_matrix import CodedMatrix
 from tests.support import gguf_bytes, gguf_coded
 from tests.support.checkpoints import make_checkpoint
 from tests.support.devices import Kept
+from tests.support.file_kind import Kind
 from tests.support.kept_inputs import Target, kept
 from tests.support.kept_journals import journal_of
 from tests.support.mutated_frames import mutated, mutated_bytes
@@ -69,6 +69,7 @@ from tests.support.packed_folders import (
     write_packed,
 )
 from tests.support.peer_infos import peer_info
+from tests.support.small_files import small_files
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level, write_checkpoint
 
 REFUSALS = (EdgeError, StoreError, partition.PlanError)
@@ -76,15 +77,10 @@ REFUSALS = (EdgeError, StoreError, partition.PlanError)
 
 _MOST_TOLD = 4000
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of file: a sound one, and who reads it."""
-
-    sound: bytes
-    read: Callable[[bytes], object]
-    has_own_keys: bool = False
-    """Made anew with each `Files`."""
+_MOST_S, _MOST_BYTES = 20.0, 1 << 30
+"""That a file may take of time, and of memory beside what is there at first, here and in the
+processes that render templates: hundreds of times what the slowest takes where nothing else runs.
+A file has hundreds of KiB."""
 
 
 class Files:
@@ -102,6 +98,7 @@ class Files:
             **self._packed(folder / "packed"),
             **self._caches(folder / "caches"),
             **self._memberships(folder / "keys"),
+            **small_files(folder / "small"),
             "reply": self._reply(folder / "replies"),
             "lines of a reply": self._lines_of_a_reply(folder / "lines"),
             "plan": Kind(_plan(), self._read_plan),
@@ -668,6 +665,7 @@ def main() -> None:
         contextlib.closing(Files(Path(folder))) as files,
     ):
         files.kinds = {name: kind for name, kind in files.kinds.items() if given.only in name}
+        first_bytes = _peak_bytes()
         for number in range(given.count):
             seed = (given.seed << 40) + number
             start_s = time.perf_counter()
@@ -677,13 +675,21 @@ def main() -> None:
                 print(f"seed {seed} failed")
                 raise
             slowest = max(slowest, (time.perf_counter() - start_s, seed))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    peak_bytes = _peak_bytes()
     print(
         f"{given.count} files in {time.perf_counter() - began_s:.0f} s, the slowest in "
-        f"{1e3 * slowest[0]:.0f} ms (seed {slowest[1]}), with at most {peak} MiB:"
+        f"{1e3 * slowest[0]:.0f} ms (seed {slowest[1]}), with at most {peak_bytes >> 20} MiB:"
     )
     for outcome, count in sorted(outcomes.items()):
         print(f"{count:8} {outcome}")
+    assert slowest[0] < _MOST_S, f"seed {slowest[1]} took {slowest[0]:.0f} s"
+    assert peak_bytes - first_bytes < _MOST_BYTES, f"{peak_bytes >> 20} MiB"
+
+
+def _peak_bytes() -> int:
+    """Of this process and of any that it has waited for: each alone."""
+    whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return max(resource.getrusage(each).ru_maxrss for each in whose) << 10
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ class TuningTable:
                 products=dict(_product(each) for each in entries if "product" in each),
                 attentions=dict(_attention(each) for each in entries if "product" not in each),
             )
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"a tuning table is malformed: {error!r}") from error
 
 

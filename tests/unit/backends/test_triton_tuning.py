@@ -91,6 +91,7 @@ def attention_entry(queries: int = 1, **changes: int) -> dict[str, Any]:
         json.dumps([entry(rows=16)]),
         json.dumps([entry(surprise=1)]),
         " " * (1 << 21),
+        '[{"product": [4, 1, 64, 64], "tiles": []}]',
     ],
 )
 def test_a_damaged_table_is_passed_over(

@@ -81,8 +81,9 @@ def test_another_device_sees_and_removes_what_it_sent(root: Path) -> None:
     assert [(each.name, each.model) for each in found] == [
         ("shards/one", "org/one"),
         ("packed/p", "org/one"),
-        ("shards/two", None),
+        ("shards/of other devices", None),
     ]
+    assert found[-1].bytes == next(each.bytes for each in kept_files(root) if "two" in each.name)
     remove_kept(root, [each.name for each in kept_files(root)], kinds=OF_PEERS, user=MINE)
     assert [each.name for each in kept_files(root)] == ["shards/two", "quantized/q", "measured/"]
 

@@ -87,6 +87,7 @@ def test_who_says_nothing_has_the_mean() -> None:
         ([{"type": "Pooling"}], "no type, or no path"),
         ([module("Pooling", "../elsewhere")], "leads out of the folder"),
         ([module("Pooling", "/etc")], "leads out of the folder"),
+        ([module("Pooling", "y" * 300)], r"'y+…?y*.*cannot be used"),
     ],
 )
 def test_what_is_no_list_of_modules_is_refused(modules: object, said: str, tmp_path: Path) -> None:
