@@ -306,6 +306,8 @@ def test_a_token_for_scripts(
         assert answer(script, daemon, checkpoint).code == 1
         script.environment[TOKEN_VARIABLE] = str(token)
         assert answer(script, daemon, checkpoint).code == 0
+        with script.peer() as lent:
+            assert answer(attic, lent, checkpoint).code == 0
         assert attic.edge("cluster", "rotate").code == 0
     with attic.peer() as daemon:
         refused = answer(script, daemon, checkpoint).sentence()
