@@ -93,6 +93,8 @@ def test_an_image_is_built_from_what_the_lines_before_it_build() -> None:
     for file in (PEER, SERVER):
         built = re.findall(r"podman build -t (\S+) -f (\S+) (\S+)", file.read_text())
         assert built
+        # Or it leaves out the health check, which only that format has.
+        assert file.read_text().count("BUILDAH_FORMAT=docker podman build") == len(built)
         for _tag, path, context in built:
             assert (REPOSITORY / path).is_file()
             assert (REPOSITORY / context).is_dir()
