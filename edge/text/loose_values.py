@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _WORD = re.compile(r"(?:true|false|null|True|False|None)(?![A-Za-z0-9_])")
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 
-_ENDS = r"(?=[ \t\r\n]{0,8}(?:[,)\]}:]|\Z))"
+_ENDS = r"(?=[ \t\r\n]*+(?:[,)\]}:]|\Z))"
 """A quote ends a text where something may follow: templates write texts in quotes as they are."""
 _QUOTED = re.compile(
     rf"""'((?>[^'\\]+|\\.|'(?!{_ENDS}))*+)'|"((?>[^"\\]+|\\.|"(?!{_ENDS}))*+)\"""",
