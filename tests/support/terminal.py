@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
+import fcntl
 import os
+import pty
+import select
 import signal
+import struct
+import subprocess
 import termios
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pexpect
 import pyte
 
 from edge.host.state_paths import STATE_VARIABLE
@@ -48,22 +53,35 @@ class Terminal:
         self._stream = pyte.Stream(self._screen)
         self.output = ""
         """Every byte so far."""
-        self._process = pexpect.spawn(
-            EDGE[0],
-            [*EDGE[1:], *map(str, arguments)],
-            env={
-                **os.environ,
-                "TERM": "xterm-256color",
-                STATE_VARIABLE: str(state / "edge"),
-                **(environment or {}),
-            },
-            cwd=str(state),
-            dimensions=(lines, columns),
-            encoding="utf-8",
-            ignore_sighup=ignores_hangup,
-        )
+        self._end, theirs = pty.openpty()
+        self._set_size(columns, lines)
+        self._found = termios.tcgetattr(self._end)
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
 
-        self._found = termios.tcgetattr(self._process.child_fd)
+        def begin() -> None:
+            """Where the program is not forked from one that has begun: as `tests/support/forked.py`
+            does there."""
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+        try:
+            self._process = subprocess.Popen(
+                [*EDGE, *map(str, arguments)],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                env={
+                    **os.environ,
+                    "TERM": "xterm-256color",
+                    STATE_VARIABLE: str(state / "edge"),
+                    **(environment or {}),
+                },
+                cwd=state,
+                start_new_session=True,
+                preexec_fn=begin if ignores_hangup else None,
+            )
+        finally:
+            os.close(theirs)
 
     @property
     def text(self) -> str:
@@ -77,7 +95,9 @@ class Terminal:
         return str(self._screen.display[self._screen.cursor.y]).rstrip()
 
     def send(self, text: str) -> None:
-        self._process.send(text)
+        data = text.encode()
+        while data:  # as much at once as the terminal has room for
+            data = data[os.write(self._end, data) :]
 
     def say(self, line: str) -> None:
         """Type a line, see it, and send it: what is typed ahead of a prompt is not its to send."""
@@ -106,57 +126,60 @@ class Terminal:
         end_s = time.monotonic() + PATIENCE_S
         while self._read():
             assert time.monotonic() < end_s, self.text
-        self._process.wait()
-        assert self._process.exitstatus is not None, self._process.signalstatus
-        return int(self._process.exitstatus)
+        return self._process.wait()
 
     def go_away(self) -> int:
         """The window is closed; the exit code of the program, once it has ended by that."""
         with Path(os.devnull).open() as nothing:
-            os.dup2(nothing.fileno(), self._process.child_fd)
-        self._process.wait()
-        assert self._process.exitstatus is not None, self._process.signalstatus
-        return int(self._process.exitstatus)
+            os.dup2(nothing.fileno(), self._end)
+        return self._process.wait()
 
     def terminate(self) -> int:
         """Send SIGTERM; the signal that has ended it, once it has."""
-        self._process.kill(signal.SIGTERM)
+        self._process.terminate()
         end_s = time.monotonic() + PATIENCE_S
         while self._read():
             assert time.monotonic() < end_s, self.text
-        self._process.wait()
-        assert self._process.signalstatus is not None, self._process.exitstatus
-        return int(self._process.signalstatus)
+        return -self._process.wait()
 
     def is_as_found(self) -> bool:
         """Whether lines are edited and echoed as before the program, and the cursor is seen."""
         is_hidden = self.output.rpartition("\x1b[?25")[2].startswith("l")
         is_aside = self.output.rpartition("\x1b[?1049")[2].startswith("h")
-        now = termios.tcgetattr(self._process.child_fd)
+        now = termios.tcgetattr(self._end)
         return now == self._found and not is_hidden and not is_aside
 
     def reads_keys(self) -> bool:
         """Whether the program is asking, and reads what is typed key by key."""
-        return not termios.tcgetattr(self._process.child_fd)[_LOCAL_FLAGS] & termios.ICANON
+        return not termios.tcgetattr(self._end)[_LOCAL_FLAGS] & termios.ICANON
 
     def resize(self, columns: int, lines: int) -> None:
         self._screen.resize(lines, columns)
-        self._process.setwinsize(lines, columns)
+        self._set_size(columns, lines)
 
     def __enter__(self) -> Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.close(force=True)
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        os.close(self._end)
+
+    def _set_size(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def _read(self) -> bool:
         """What has come; False at the end."""
-        try:
-            part = self._process.read_nonblocking(1 << 16, _AT_ONCE_S)
-        except pexpect.TIMEOUT:
+        if not select.select([self._end], [], [], _AT_ONCE_S)[0]:
             return True
-        except pexpect.EOF:
+        try:
+            part = os.read(self._end, 1 << 16)
+        except OSError:  # nobody has the other end any more
+            part = b""
+        if not part:
             return False
-        self.output += part
-        self._stream.feed(part)
+        text = self._decode(part)
+        self.output += text
+        self._stream.feed(text)
         return True
