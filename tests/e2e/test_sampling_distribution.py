@@ -18,7 +18,6 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.unit.kernels.test_sampling import reference_probabilities
 
-DRAWS = 800
 FEWEST_EXPECTED = 5
 """Of a bin, so that its count is nearly normal."""
 
@@ -29,11 +28,11 @@ NEUTRAL = SamplingParameters(temperature=1.0)
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "draws"),
     [
-        {"temperature": 0.6, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.3},
-        {"temperature": 0.8, "min_p": 0.05, "top_k": 0},
-        {},
+        ({"temperature": 0.6, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.3}, 800),
+        ({"temperature": 0.8, "min_p": 0.05, "top_k": 0}, 400),
+        ({}, 200),
     ],
     ids=["top_p", "min_p", "defaults"],
 )
@@ -42,9 +41,10 @@ def test_draws_are_those_of_transformers_by_chi_squared(
     tiny_checkpoint: Callable[..., TinyCheckpoint],
     tmp_path: Path,
     settings: dict[str, float],
+    draws: int,
 ) -> None:
     """A seed for each draw, so it is always the same statistic. By one of the settings less, the
-    same draws are seen to be others.
+    same draws are seen to be others: of draws there are as many as that takes.
 
     By one peer: a seed draws the same on every plan (`test_seeded_sampling.py`).
     """
@@ -57,14 +57,14 @@ def test_draws_are_those_of_transformers_by_chi_squared(
     with five_peers.load(folder, dtype="float32", plan=plan, concurrency=8) as model:
         streams = [
             model.stream(prompt, max_new_tokens=1, ignore_eos=True, seed=seed)
-            for seed in range(DRAWS)
+            for seed in range(draws)
         ]
         drawn = [token.token_id for stream in streams for token in stream]
     logits = checkpoint.logits(prompt)[-1]
     counts = np.bincount(drawn, minlength=logits.size)
 
     def may_be_of(parameters: SamplingParameters) -> bool:
-        return _may_be_of(counts, DRAWS * reference_probabilities(logits, prompt, parameters))
+        return _may_be_of(counts, draws * reference_probabilities(logits, prompt, parameters))
 
     parameters = SamplingParameters(**(DEFAULTS | settings))  # type: ignore[arg-type]
     assert may_be_of(parameters)

@@ -93,7 +93,7 @@ def folder(
     return target
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.sampled_from(FAMILIES), st.sampled_from(CONFIG), odd, st.booleans())
 def test_config(
     tiny_checkpoint: Callable[..., TinyCheckpoint],
@@ -110,7 +110,7 @@ def test_config(
     check(lambda: read_family(parse_json(text, Path("config.json")), source="config.json"))
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     st.sampled_from(["default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]),
     st.sampled_from(ROPE),
@@ -134,7 +134,7 @@ def test_generation_config(tmp_path_factory: pytest.TempPathFactory, value: str)
     check(lambda: read_end_ids(folder))
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     st.sampled_from(["tokenizer_config.json", "special_tokens_map.json", "config.json"]),
     st.sampled_from(SETTINGS),

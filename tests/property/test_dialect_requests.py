@@ -194,7 +194,7 @@ def test_a_whole_body_is_read(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", BODIES)
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_it_is_read_or_refused(dialect: str, data: st.DataObject) -> None:
     ask, body = BODIES[dialect]

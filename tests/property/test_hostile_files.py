@@ -34,7 +34,7 @@ def test_files_that_once_showed_more_are_read_or_refused(files: Files) -> None:
     assert all(each.endswith(("read", "refused")) for each in found)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(seed=st.integers(0, 2**64))
 def test_changed_files_are_read_or_refused(files: Files, seed: int) -> None:
     assert files.try_one(seed).endswith(("read", "refused"))

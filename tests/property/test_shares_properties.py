@@ -87,7 +87,7 @@ class Clients:
     disk=st.sampled_from([0, 300]),
     new_tokens=st.integers(2, 12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 def test_who_asks_for_fifty_is_served_as_who_asks_for_one(
     waiting: list[int], requests: int, memory: int, disk: int, new_tokens: int
 ) -> None:
@@ -113,7 +113,7 @@ def test_who_asks_for_fifty_is_served_as_who_asks_for_one(
     disk=st.sampled_from([0, 300]),
     new_tokens=st.integers(2, 5),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_priority_is_served_by_its_weight_and_none_starves(
     waiting: list[tuple[int, Priority]], disk: int, new_tokens: int
 ) -> None:

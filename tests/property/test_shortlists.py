@@ -90,7 +90,7 @@ def choose_in_parts(
 
 
 @given(all_logits, all_parameters, st.sampled_from([1, 2, 7, 1000]), st.data())
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_shortlists_choose_the_token_of_all_logits_or_do_not_tell(
     logits: np.ndarray, parameters: SamplingParameters, tokens: int, data: st.DataObject
 ) -> None:
@@ -153,7 +153,7 @@ def test_equal_scores_that_go_on_behind_a_shortlist_are_not_guessed() -> None:
 
 
 @given(all_logits, st.floats(1e-3, 100), st.data())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_weight_is_the_same_however_it_is_summed(
     logits: np.ndarray, temperature: float, data: st.DataObject
 ) -> None:
@@ -175,7 +175,7 @@ def test_weight_is_the_same_however_it_is_summed(
 
 
 @given(all_logits, st.integers(1, 800))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_the_likeliest_are_the_first_of_the_whole_ranking(logits: np.ndarray, count: int) -> None:
     ranking = np.lexsort((np.arange(logits.size), -logits))
     np.testing.assert_array_equal(likeliest(logits, count), ranking[:count])
