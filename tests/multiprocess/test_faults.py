@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import run_bench
 
 
 def test_connections_that_break_cost_no_reply(tmp_path: Path) -> None:
     """Reset, or with bytes that nobody sent, between peers and to their coordinator; and links
     that take everything and bring nothing."""
     record = tmp_path / "faults.jsonl"
-    command = [sys.executable, "-m", "edge.demos.bench.faults", "--faults", "6", "--each", "6"]
-    command += ["--peers", "3", "--new-tokens", "24", "--requests", "2", "--dtype", "int4"]
-    command += ["--seed", "3", "--record", str(record)]
+    options = ["--faults", "6", "--each", "6"]
+    options += ["--peers", "3", "--new-tokens", "24", "--requests", "2", "--dtype", "int4"]
+    options += ["--seed", "3", "--record", str(record)]
     kinds = ("link reset", "link garbled", "link swallowed", "control reset", "control garbled")
     for kind in kinds:
-        command += ["--kind", kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        options += ["--kind", kind]
+    done = run_bench("faults", tmp_path, *options)
     assert done.returncode == 0, done.stderr
     faults = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
     assert len(faults) == 6

@@ -47,6 +47,25 @@ def run_module(name: str, *arguments: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def run_bench(
+    name: str, folder: Path, *options: object, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A program of `demos/bench`, with its daemons; how fast peers are is known beforehand: those
+    that were measured first answer no faster."""
+    program = folder / f"{name}.py"
+    words = [*map(str, options)]
+    program.write_text(f"from edge.demos.bench.{name} import main\n\nmain({words!r})\n")
+    return subprocess.run(
+        [sys.executable, "-m", "tests.support.known_rates", str(program)],
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
 class Daemon:
     """One `edge peer` with its own cache, listening on 127.0.0.1."""
 
