@@ -10,9 +10,9 @@ A comment above a block says how it is run:
 Blocks of a page run in its order and in one empty folder, in which only `demos` is found. Daemons
 are those of the page, or of the README where a page starts none. So that a test neither finds
 strangers' peers nor is found by them, the `edge` on its PATH adds a cluster name of its own and the
-loopback interface to commands that look for peers. The README's commands are begun anew, and have
-their peers measured: that shows nothing more on other pages, where commands are forked and how fast
-peers are is known beforehand.
+loopback interface to commands that look for peers. The README's commands are begun anew: that shows
+nothing more on other pages, where commands are forked. How fast peers are is known beforehand;
+`scripts/first-reply` has the README's first command measure them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Page:
         (folder / "demos").symlink_to(REPOSITORY / "demos")
         bin_folder = folder / "bin"
         bin_folder.mkdir()
-        edge = bin_folder / "edge"
+        edge, python = bin_folder / "edge", shlex.quote(sys.executable)
         edge.write_text(
             "#!/bin/sh\n"
             f"here='--cluster docs-{uuid.uuid4().hex} --interface 127.0.0.1'\n"
@@ -94,8 +94,9 @@ class Page:
             "  cluster\\ *|inspect\\ *|peer\\ install*) here= ;;\n"
             '  peer\\ *) here="$here --listen 127.0.0.1:0" ;;\n'
             "esac\n"
+            f'[ -z "$EDGE_ANEW" ] || exec {python} -m "$EDGE_MODULE" "$@" $here\n'
             f'[ -z "$EDGE_MODULE" ] || exec {relay.command} -m "$EDGE_MODULE" "$@" $here\n'
-            f'exec {shlex.quote(sys.executable)} -m edge "$@" $here\n'
+            f'exec {python} -m edge "$@" $here\n'
         )
         edge.chmod(0o755)
         path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
@@ -132,9 +133,9 @@ class Page:
             process.communicate(timeout=PATIENCE_S)
 
     def run(self, block: Block) -> subprocess.CompletedProcess[str]:
-        environment = self.environment
-        if block.page != README:
-            environment = {**environment, "EDGE_MODULE": known_rates.__name__}
+        environment = {**self.environment, "EDGE_MODULE": known_rates.__name__}
+        if block.page == README:
+            environment["EDGE_ANEW"] = "1"
         if block.language == "bash":
             command = ["bash", "-euo", "pipefail", "-c", block.code]
         elif block.page == README:
