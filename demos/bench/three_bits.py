@@ -43,7 +43,7 @@ _STEP_BLOCK, _CLASSES = 64, 8
 """Columns whose codes have one step in a row; and how many distributions their codes may be of."""
 _FIRST_LOSS = 1.5e-8
 """In nats, twelve times that of a weight in even steps, for the first try."""
-_OWN_WINDOWS, _OWN_TOKENS = 12, 256
+_OWN_WINDOWS, _OWN_TOKENS = 24, 256
 
 Array = NDArray[np.float32]
 
