@@ -20,7 +20,7 @@ from tests.support.facts import plain_facts
 
 Situation = tuple[ModelFacts, ClusterSpec, Workload]
 
-PLANS = settings(max_examples=150)
+PLANS = settings(max_examples=80)
 """Decorates every property of plans: always the same examples, however slow the machine."""
 
 

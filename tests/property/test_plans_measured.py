@@ -55,7 +55,7 @@ def least_s(situation: Situation) -> float:
     return min(totals_s, default=float("inf"))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(measured_situations(most_devices=2))
 def test_of_two_devices_no_plan_at_all_beats_the_chosen_one(situation: Situation) -> None:
     best_s = least_s(situation)
@@ -69,7 +69,7 @@ def test_of_three_devices_no_plan_at_all_beats_the_chosen_one(situation: Situati
     assert best_s / NEARLY_ONE <= total_s(situation) <= best_s * NEARLY_ONE
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(measured_situations(most_devices=5, most_layers=7), parallels)
 def test_plans_cover_the_model_once_and_fit(situation: Situation, parallel: Parallel) -> None:
     model, cluster, workload = situation
@@ -152,7 +152,7 @@ def test_never_slower_than_the_best_device_alone(situation: Situation) -> None:
         assert min(alone_s) / NEARLY_ONE <= solo_s <= min(alone_s) * NEARLY_ONE
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(measured_situations(most_devices=4, most_layers=5))
 def test_equal_facts_give_an_equal_choice(situation: Situation) -> None:
     assert outcome(situation) == outcome(situation)
@@ -166,7 +166,7 @@ def outcome(situation: Situation) -> Choice | str:
         return str(error)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(measured_situations(most_devices=4, most_layers=5), st.data())
 def test_a_lost_device_is_never_used(situation: Situation, data: st.DataObject) -> None:
     model, cluster, workload = situation
@@ -180,7 +180,7 @@ def test_a_lost_device_is_never_used(situation: Situation, data: st.DataObject) 
     assert lost not in choice.plan.devices
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(measured_situations(), st.data())
 def test_more_of_anything_is_never_slower(situation: Situation, data: st.DataObject) -> None:
     model, cluster, workload = situation

@@ -123,7 +123,7 @@ def test_a_plan_is_valid_and_fits_and_its_memory_adds_up(
     assert sum(one.total for one in use.values()) == whole_bytes(model, workload) + twice
 
 
-@settings(PLANS, max_examples=50)  # each of all arrangements
+@settings(PLANS, max_examples=25)  # each of all arrangements
 @given(unlike_situations())
 def test_no_arrangement_beats_its_bound_and_takes_what_the_search_says(
     facts: tuple[ModelFacts, ClusterSpec, Workload],

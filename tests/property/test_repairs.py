@@ -196,7 +196,7 @@ def shape(plan: Plan) -> list[object]:
     return [(stage.layers, [shard.on("anyone") for shard in stage.shards]) for stage in plan.stages]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(losses())
 def test_a_repair_fits_and_is_what_it_says(loss: Loss) -> None:
     left = loss.cluster.without(*loss.lost)
@@ -262,7 +262,7 @@ def test_a_stand_in_with_room_keeps_the_shape_while_nothing_was_measured(
     assert Counter(repaired.kept) == Counter(id for id in loss.plan.devices if id not in gone)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(losses())
 def test_whoever_grows_makes_a_whole_plan(loss: Loss) -> None:
     seats = [

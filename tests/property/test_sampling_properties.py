@@ -61,7 +61,7 @@ def plain_probabilities(
 
 
 @given(all_logits, all_parameters, st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_the_fast_choice_is_the_plain_formula(
     logits: np.ndarray, parameters: SamplingParameters, data: st.DataObject
 ) -> None:

@@ -431,7 +431,7 @@ def everything_is_computed_once_and_in_order(
     fewest=st.integers(1, 9),
     is_strict=st.booleans(),
 )
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_everything_is_computed_once_and_in_order(**drawn: Any) -> None:
     """With a disk, also where one request has more than memory, or the disk is full some time."""
     everything_is_computed_once_and_in_order(**drawn)
@@ -457,7 +457,7 @@ def test_everything_is_computed_once_and_in_order(**drawn: Any) -> None:
     is_strict=st.booleans(),
     places=st.integers(1, 5),
 )
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_whoever_begins_with_a_state_finds_it(**drawn: Any) -> None:
     """It was saved behind just these tokens, and no other is in its place."""
     everything_is_computed_once_and_in_order(

@@ -102,7 +102,7 @@ def test_text_is_shown_in_whole_characters(kind: str, data: st.DataObject) -> No
 
 
 @given(st.lists(st.text("ab .", max_size=5)), st.lists(st.text("ab .", min_size=1), max_size=4))
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_a_matcher_holds_back_exactly_what_may_become_a_stop_string(
     parts: list[str], stop: list[str]
 ) -> None:
@@ -129,7 +129,7 @@ RULES = [" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"]
 
 
 @given(st.lists(st.sampled_from([*RULES, *" .'nvrex"]), max_size=12), st.integers(1, 3))
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_cleaning_spaces_in_parts_is_cleaning_them_at_once(parts: list[str], size: int) -> None:
     text = "".join(parts)
     cleaner = SpaceCleaner(enabled=True)

@@ -10,7 +10,7 @@ from edge.transport import WIRE_FORMATS, WireRule
 from edge.transport.wire_format import BLOCK_NUMBERS, Codec, WireFormatName, open_codec
 
 FORMATS: tuple[WireFormatName, ...] = ("float16", "int8")
-quick = settings(max_examples=150)
+quick = settings(max_examples=80)
 
 finite = arrays_of.arrays(
     np.float32, st.integers(0, 200), elements=st.floats(-(2.0**100), 2.0**100, width=32)
