@@ -97,10 +97,11 @@ def test_the_wheel_runs_there(site: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "clone"  # what is called edge here is another one
     (elsewhere / "edge").mkdir(parents=True)
     (elsewhere / "edge" / "__init__.py").write_text("raise SystemExit('not this one')")
-    for words, cwd in ((("-m",), site), (("-P", "-m"), elsewhere)):
-        result = run_python(*words, "edge", "run", model, *question, cwd=cwd, **place)
-        assert result.returncode == 0, result.stderr
-        assert "In the barn." in result.stdout
+    shown = run_python("-m", "edge", "inspect", model, cwd=site, **place)
+    assert shown.returncode == 0, shown.stderr
+    result = run_python("-P", "-m", "edge", "run", model, *question, cwd=elsewhere, **place)
+    assert result.returncode == 0, result.stderr
+    assert "In the barn." in result.stdout
 
 
 @pytest.mark.parametrize("name", edge.__all__)

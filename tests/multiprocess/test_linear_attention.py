@@ -42,8 +42,8 @@ def test_requests_take_turns_and_a_chat_goes_on(
 ) -> None:
     """More requests than memory has tokens for, and then one that begins with an old one's all."""
     checkpoint = tiny_checkpoint(family)
-    prompts = [checkpoint.prompt(40 + 7 * index) for index in range(5)]
-    longest = 40 + 7 * 4 + NEW_TOKENS + 20
+    prompts = [checkpoint.prompt(40 + 7 * index) for index in range(4)]
+    longest = 40 + 7 * 3 + NEW_TOKENS + 20
     plan = make_plan(checkpoint.spec, "tensor_2", model=checkpoint.path.name)
     layouts = [shard_layout(checkpoint.spec, plan, stage=0, rank=rank) for rank in range(2)]
     states = (
