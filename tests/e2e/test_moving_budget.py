@@ -22,12 +22,12 @@ def test_a_peer_keeps_every_promise_and_its_tokens(tmp_path: Path) -> None:
         threads=1,
         at_once=2,
         seed=1,
-        ends=after_budgets(3),
+        ends=after_budgets(2),
     )
     assert keeps_its_promise(figures), figures.values
     (num_replies,) = figures.values["replies", "count"]
-    assert num_replies >= 3
-    assert len(figures.values["peak resident / budget", "ratio"]) == 3
+    assert num_replies >= 2
+    assert len(figures.values["peak resident / budget", "ratio"]) == 2
     assert max(figures.values["streamed for a token", "MB"]) > 0
 
 
