@@ -27,7 +27,7 @@ from tests.support.null_peers import null_peers
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda peer: set_memory(peer, 1 << 30),
+        lambda peer: set_memory(peer, 8 << 30),
         lambda peer: take_over(peer, Lease(run="r", term=1)),
         kept_by,
         memory_rate,
