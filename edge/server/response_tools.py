@@ -34,9 +34,11 @@ def named(body: Fields) -> Fields:
     names = set()
     for namespace, tool in _each(body):
         each = _named(namespace, tool)
-        if tool.text("type") not in CALLED or each["name"] not in names:
-            names.add(each.get("name"))
-            tools.append(each)
+        if tool.text("type") in CALLED:
+            if each["name"] in names:
+                continue
+            names.add(each["name"])
+        tools.append(each)
     choice = body.raw("tool_choice")
     if isinstance(choice, dict):
         asked = Fields(choice, body.place("tool_choice"))

@@ -297,3 +297,17 @@ def test_a_result_may_name_its_tool_alone() -> None:
 def test_what_only_the_service_can_sum_up_is_refused(kind: str) -> None:
     with pytest.raises(Refusal, match=rf"input\[1\].type {kind} .* message"):
         messages({"type": kind, "encrypted_content": "x"})
+
+
+@pytest.mark.parametrize(
+    "tool", [{"name": {}}, {"name": {}, "type": None}, {"name": [], "type": 1}]
+)
+def test_a_tool_without_a_kind_is_refused(tool: dict[str, Any]) -> None:
+    with pytest.raises(Refusal, match=r"tools\[0\].type"):
+        question_of(Fields({"input": "x", "tools": [tool]}))
+
+
+def test_what_a_service_would_run_may_be_called_anything() -> None:
+    tools = [{"type": "web_search", "name": {}}, FUNCTION, FUNCTION]
+    (offered,) = question_of(Fields({"input": "x", "tools": tools})).tools
+    assert offered["function"]["name"] == "look"  # type: ignore[index]
