@@ -23,21 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.demos.bench.options import append_option, folder_option
-from edge.demos.bench.quality import (
-    WANTED,
-    Logits,
-    against,
-    gguf_file,
-    publish_losses,
-    widened,
-    windows_of_text,
-)
+from edge.demos.bench.quality import WANTED, Logits, against, publish_losses, small_model
 from edge.engine.kv_calibration import calibration_step
 from edge.kernels.kv_cache import channel_cache, token_cache
 from edge.kernels.rope.reference import rope
 from edge.planning.load_options import CHUNK_TOKENS
 from edge.protocol.step import StepLimits
-from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
 
 QUESTION = "what ways to round keys and values would cost"
@@ -306,8 +297,7 @@ def schemes(
 @append_option
 def main(only: tuple[str, ...], folder: Path, append: bool) -> None:
     """A line for each scheme: mean KL, 99 % KL, same top."""
-    path = widened(sys.executable, "checkpoint", gguf_file(folder), folder / "smollm2-135m-float32")
-    windows = windows_of_text(Tokenizer.open(path).encode)
+    path, windows = small_model(folder)
     with Checkpoint.open(path) as checkpoint:
         limits = StepLimits(
             context_tokens=WANTED.window_tokens,

@@ -147,6 +147,12 @@ def against(reference: Logits, logits: Iterator[Logits], windows: NDArray[np.int
     )
 
 
+def small_model(folder: Path, python: str = sys.executable) -> tuple[Path, NDArray[np.int64]]:
+    """SmolLM2-135M-Instruct in float32, which is made once, and what losses are told of."""
+    path = widened(python, "checkpoint", gguf_file(folder), folder / "smollm2-135m-float32")
+    return path, windows_of_text(Tokenizer.open(path).encode)
+
+
 def windows_of_text(encode: Callable[[str], Sequence[int]]) -> NDArray[np.int64]:
     """[windows, tokens] of the text that ships with Edge, which losses are told of."""
     wanted = WANTED.windows, WANTED.window_tokens
@@ -343,9 +349,7 @@ def main(
     """A line for each format: perplexity, mean KL, 99 % KL, same top, bytes per weight, MB."""
     if not _has(llama_python, "gguf"):
         raise click.UsageError("needs gguf: pip install gguf where --llama-python is")
-    packed = gguf_file(folder)
-    path = widened(llama_python, "checkpoint", packed, folder / "smollm2-135m-float32")
-    windows = windows_of_text(Tokenizer.open(path).encode)
+    path, windows = small_model(folder, llama_python)
     reference = reference_logits(path, windows)
     some = bool(bits or dtypes or names)
     formats = tuple(LoadOptions(dtype=dtype) for dtype in dtypes)
@@ -357,7 +361,9 @@ def main(
     )
     files = names if some else ("F32", *llama_logits.FORMATS)
     if files and _has(llama_python, "llama_cpp"):
-        floats = widened(llama_python, "gguf", packed, folder / "smollm2-135m-float32.gguf")
+        floats = widened(
+            llama_python, "gguf", gguf_file(folder), folder / "smollm2-135m-float32.gguf"
+        )
         theirs = llama_rows(llama_python, floats, reference, windows, threads, files)
         rows = itertools.chain(rows, theirs)
     elif files:

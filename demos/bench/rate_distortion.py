@@ -23,7 +23,7 @@ float32. What is looked up in the table of embeddings stays as it is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.demos.bench.options import append_option, folder_option
-from edge.demos.bench.quality import (
-    Logits,
-    against,
-    gguf_file,
-    publish_losses,
-    widened,
-    windows_of_text,
-)
-from edge.text import Tokenizer
+from edge.demos.bench.quality import Logits, against, publish_losses, small_model
 
 QUESTION = "how little weights could lose in so many bits"
 BITS = (3.5, 5.46, 3.0, 4.0)
@@ -272,6 +264,27 @@ class Simulation:
         )
 
 
+class Trial:
+    """What a model loses to what becomes of its matrices, in `windows`."""
+
+    def __init__(
+        self, checkpoint: Path, windows: NDArray[np.int64], *, question: str, keep: bool
+    ) -> None:
+        self.simulation = Simulation(checkpoint)
+        self._windows = windows
+        self._reference = np.stack(list(self._logits()))
+        self._question = question
+        self._keep = keep
+
+    def tell(self, variant: str) -> None:
+        """Of the matrices as they are now."""
+        found = against(self._reference, self._logits(), self._windows)
+        publish_losses(found, question=self._question, variant=variant, keep=self._keep)
+
+    def _logits(self) -> Iterator[Logits]:
+        return map(self.simulation.logits, self._windows.tolist())
+
+
 def disturbed(
     simulation: Simulation,
     matrices: Mapping[str, Rotated],
@@ -293,25 +306,17 @@ def disturbed(
 @append_option
 def main(bits: tuple[float, ...], folder: Path, append: bool) -> None:
     """For each number of bits: mean KL, 99 % KL, same top."""
-    path = widened(sys.executable, "checkpoint", gguf_file(folder), folder / "smollm2-135m-float32")
-    windows = windows_of_text(Tokenizer.open(path).encode)
-    texts = windows.tolist()
-    simulation = Simulation(path)
-    reference = np.stack([simulation.logits(text) for text in texts])
-
-    def tell(known: str, rate: float) -> None:
-        found = against(reference, map(simulation.logits, texts), windows)
-        variant = f"{rate:g} bits, {known}"
-        publish_losses(found, question=QUESTION, variant=variant, keep=append)
-
-    matrices = simulation.known(texts)
+    path, windows = small_model(folder)
+    trial = Trial(path, windows, question=QUESTION, keep=append)
+    simulation = trial.simulation
+    matrices = simulation.known(windows.tolist())
     for rate, level in zip(bits, water_levels(list(matrices.values()), bits), strict=True):
         disturbed(simulation, matrices, rate, level)
-        tell("by what the text needs", rate)
+        trial.tell(f"{rate:g} bits, by what the text needs")
     matrices = {name: rotated(each) for name, each in simulation.weights.items()}
     for rate in bits:
         disturbed(simulation, matrices, rate, None)
-        tell("the same for all weights", rate)
+        trial.tell(f"{rate:g} bits, the same for all weights")
 
 
 if __name__ == "__main__":

@@ -23,13 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.demos.bench.options import append_option, folder_option
-from edge.demos.bench.quality import against, gguf_file, publish_losses, widened, windows_of_text
-from edge.demos.bench.rate_distortion import Simulation
+from edge.demos.bench.quality import small_model
+from edge.demos.bench.rate_distortion import Trial
 from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.models.attention import Attention
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
-from edge.text import Tokenizer
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.integer_formats import int4
@@ -104,13 +103,11 @@ def best_factors(
 @append_option
 def main(folder: Path, append: bool) -> None:
     """Mean KL, 99 % KL and same top, of rounding with and without scales, alone and by inputs."""
-    path = widened(sys.executable, "checkpoint", gguf_file(folder), folder / "smollm2-135m-float32")
-    windows = windows_of_text(Tokenizer.open(path).encode)
-    texts = windows.tolist()
+    path, windows = small_model(folder)
     with Checkpoint.open(path) as checkpoint:
         kinds, spec = kinds_of(checkpoint), checkpoint.spec
-    simulation = Simulation(path)
-    reference = np.stack([simulation.logits(text) for text in texts])
+    trial = Trial(path, windows, question=QUESTION, keep=append)
+    simulation = trial.simulation
     grams = simulation.grams(simulation.written(_OWN_WINDOWS, _OWN_TOKENS))
     found = {
         names: best_factors({name: simulation.weights[name] for name in names}, kinds, gram, spec)
@@ -124,10 +121,9 @@ def main(folder: Path, append: bool) -> None:
                 for name in names:
                     made = rounded(simulation.weights[name] * by, kinds[name], known)
                     simulation.replace(name, made / by)
-            figures = against(reference, map(simulation.logits, texts), windows)
             variant = "by inputs, as edge quantize" if by_inputs else "alone, as int4"
             variant += ", inputs scaled" if is_scaled else ""
-            publish_losses(figures, question=QUESTION, variant=variant, keep=append)
+            trial.tell(variant)
 
 
 if __name__ == "__main__":

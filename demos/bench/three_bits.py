@@ -26,9 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.demos.bench.options import append_option, folder_option
-from edge.demos.bench.quality import against, gguf_file, publish_losses, widened, windows_of_text
-from edge.demos.bench.rate_distortion import Simulation
-from edge.text import Tokenizer
+from edge.demos.bench.quality import small_model
+from edge.demos.bench.rate_distortion import Trial
 
 QUESTION = "what codes of 3 bits would lose"
 BITS = (3.5, 4.0)
@@ -231,26 +230,19 @@ def mean_bits(kinds: Mapping[str, Kind], sizes: Mapping[str, int]) -> float:
 @append_option
 def main(bits: tuple[float, ...], folder: Path, append: bool) -> None:
     """Mean KL, 99 % KL and same top: with 3 bits everywhere, and for each number of bits."""
-    path = widened(sys.executable, "checkpoint", gguf_file(folder), folder / "smollm2-135m-float32")
-    windows = windows_of_text(Tokenizer.open(path).encode)
-    texts = windows.tolist()
-    simulation = Simulation(path)
-    reference = np.stack([simulation.logits(text) for text in texts])
+    path, windows = small_model(folder)
+    trial = Trial(path, windows, question=QUESTION, keep=append)
+    simulation = trial.simulation
     grams, squares = simulation.moments(simulation.written(_OWN_WINDOWS, _OWN_TOKENS))
     inputs = {
         name: each for names, gram in grams.items() for each in [Inputs(gram)] for name in names
     }
     sizes = {name: weight.size for name, weight in simulation.weights.items()}
 
-    def publish(how: str, number: float) -> None:
-        found = against(reference, map(simulation.logits, texts), windows)
-        variant = f"{how}, {number:.2f} bits a weight"
-        publish_losses(found, question=QUESTION, variant=variant, keep=append)
-
     def tell(how: str, kinds: Mapping[str, Kind]) -> None:
         for name, weight in simulation.weights.items():
             simulation.replace(name, rounded(weight, inputs[name], kinds[name]))
-        publish(how, mean_bits(kinds, sizes))
+        trial.tell(f"{how}, {mean_bits(kinds, sizes):.2f} bits a weight")
 
     tell("all in 3 bits, blocks of 64", dict.fromkeys(sizes, Kind(3, 64)))
     losses = {
@@ -271,7 +263,7 @@ def main(bits: tuple[float, ...], folder: Path, append: bool) -> None:
         return total / sum(sizes.values())
 
     loss *= 4 ** (coded() - bits[0])
-    publish("entropy of even steps", coded())
+    trial.tell(f"entropy of even steps, {coded():.2f} bits a weight")
 
 
 if __name__ == "__main__":

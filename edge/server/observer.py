@@ -122,7 +122,7 @@ class Observer:
         recoveries = len(self._model.recoveries)
         return [
             Return(
-                name=names[peer.address],
+                name=names.get(peer.address, peer.name),
                 away_s=now_s - self._away_s.pop(peer.address),
                 recoveries=recoveries,
             )

@@ -9,7 +9,6 @@ import argparse
 import base64
 import contextlib
 import dataclasses
-import io
 import json
 import random
 import resource
@@ -18,17 +17,15 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from edge import partition
-from edge.api.inspection import inspect
-from edge.cli.inspect_view import show_inspection
 from edge.cli.options import read_plan
 from edge.coordinator.kept_replies import KeptReplies
-from edge.errors import CheckpointError, EdgeError
+from edge.errors import CheckpointError
 from edge.membership.identity import Identity
 from edge.membership.membership import Expelled
 from edge.membership.store import MembershipStore, enrolled_by_token, token
@@ -39,7 +36,6 @@ from edge.offload import (
     ManifestBuilder,
     PrefixStore,
     ShardCache,
-    StoreError,
 )
 from edge.planning.profile_cache import FactsCache
 from edge.protocol.fields import to_json
@@ -49,13 +45,12 @@ from edge.text.chat_template import ChatTemplate
 from edge.text.description import describe_tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import weight_format
-from edge.weights.layout import whole_layout
 from edge.weights.packed_folder import PackedStore
 from edge.weights.packed_matrix import CodedMatrix
-from tests.support import gguf_bytes, gguf_coded
 from tests.support.checkpoints import make_checkpoint
 from tests.support.devices import Kept
-from tests.support.file_kind import Kind
+from tests.support.file_kind import REFUSALS, Kind, replaced, told
+from tests.support.gguf_kinds import gguf_kinds
 from tests.support.kept_inputs import Target, kept
 from tests.support.kept_journals import journal_of
 from tests.support.mutated_frames import mutated, mutated_bytes
@@ -71,9 +66,6 @@ from tests.support.packed_folders import (
 from tests.support.peer_infos import peer_info
 from tests.support.small_files import small_files
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level, write_checkpoint
-
-REFUSALS = (EdgeError, StoreError, partition.PlanError)
-"""The project's own errors: what is not read ends in one of them, told in a few lines."""
 
 _MOST_TOLD = 4000
 
@@ -92,9 +84,7 @@ class Files:
         self.kinds: Mapping[str, Kind] = {
             **self._checkpoints(folder / "checkpoint"),
             **self._tokenizers(folder / "tokenizer"),
-            **self._gguf(folder / "gguf"),
-            **self._gguf_codes(folder / "codes"),
-            **self._gguf_parts(folder / "parts"),
+            **gguf_kinds(folder / "gguf"),
             **self._packed(folder / "packed"),
             **self._caches(folder / "caches"),
             **self._memberships(folder / "keys"),
@@ -188,119 +178,6 @@ class Files:
 
         names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
         return {name: open_with(name) for name in names}
-
-    def _gguf(self, folder: Path) -> dict[str, Kind]:
-        """The bytes of a file; and its parts in JSON, which are changed and then written."""
-        folder.mkdir()
-        path = folder / "model.gguf"
-        infos, data = gguf_bytes.placed(gguf_bytes.tensors())
-        pieces = gguf_bytes.byte_pieces()
-        words = json.loads(byte_level().to_str())["model"]
-        merged: dict[str, object] = {
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": "llama-bpe",
-            "tokenizer.ggml.tokens": list(words["vocab"])[: gguf_bytes.VOCABULARY],
-            "tokenizer.ggml.token_type": [3, 3] + [1] * (gguf_bytes.VOCABULARY - 2),
-            "tokenizer.ggml.merges": [" ".join(each) for each in words["merges"][:20]],
-            "tokenizer.ggml.bos_token_id": 0,
-            "tokenizer.ggml.eos_token_id": 1,
-        }
-
-        def read(content: bytes) -> None:
-            path.write_bytes(content)
-            _read_model(path)
-
-        def read_parts(metadata: object, described: object) -> None:
-            written = gguf_bytes.written(metadata, described)
-            if written is not None:
-                read(written + data)
-
-        def with_metadata(content: bytes) -> None:
-            read_parts({**_object(content), **pieces}, infos)
-
-        def with_tokenizer(content: bytes) -> None:
-            read_parts({**gguf_bytes.METADATA, **_object(content)}, infos)
-
-        def with_infos(content: bytes) -> None:
-            read_parts({**gguf_bytes.METADATA, **pieces}, _object(content).get("infos"))
-
-        return {
-            "gguf": Kind(gguf_bytes.sound(), read),
-            "gguf metadata": Kind(json.dumps(gguf_bytes.METADATA).encode(), with_metadata),
-            "gguf tensors": Kind(json.dumps({"infos": infos}).encode(), with_infos),
-            "gguf pieces": Kind(json.dumps(pieces).encode(), with_tokenizer),
-            "gguf merges": Kind(json.dumps(merged).encode(), with_tokenizer),
-        }
-
-    def _gguf_codes(self, folder: Path) -> dict[str, Kind]:
-        """Matrices of every type, which are read as floats and in their own codes."""
-        folder.mkdir()
-        path = folder / "model.gguf"
-        infos, data = gguf_coded.placed()
-        metadata = {**gguf_coded.METADATA, **gguf_bytes.byte_pieces()}
-        front = gguf_bytes.header(metadata, infos)
-
-        def read(content: bytes) -> None:
-            path.write_bytes(content)
-            _read_model(path)
-            with Checkpoint.open(path) as opened:
-                chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
-                cache = folder / "cache"
-                source = opened.source(chosen, cache_root=cache, on_progress=lambda _event: None)
-                with contextlib.closing(source):
-                    for matrix in whole_layout(chosen.graded(opened.spec)).matrices:
-                        for stored in chosen.recipe.stored(matrix):
-                            source.matrix(stored.part)
-                shutil.rmtree(cache, ignore_errors=True)
-
-        def with_infos(content: bytes) -> None:
-            written = gguf_bytes.written(metadata, _object(content).get("infos"))
-            if written is not None:
-                read(written + data)
-
-        return {
-            "gguf codes": Kind(front + data, read),
-            "gguf blocks": Kind(data, lambda content: read(front + content)),
-            "gguf types": Kind(json.dumps({"infos": infos}).encode(), with_infos),
-        }
-
-    def _gguf_parts(self, folder: Path) -> dict[str, Kind]:
-        """A model in three files: the bytes of one of them, and what all say of their places."""
-        folder.mkdir()
-        parts = gguf_bytes.parts()
-        paths = [folder / f"model-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
-        sound = [gguf_bytes.header(said, infos) + data for said, infos, data in parts]
-
-        def read(contents: Sequence[bytes]) -> None:
-            for path, content in zip(paths, contents, strict=True):
-                path.write_bytes(content)
-            _read_model(paths[0])
-            with Checkpoint.open(paths[2]):  # whichever part is given
-                pass
-
-        def with_second(content: bytes) -> None:
-            read([sound[0], content, sound[2]])
-
-        def with_places(content: bytes) -> None:
-            given = _object(content)
-            contents = []
-            for number, (said, infos, data) in enumerate(parts):
-                own = given.get(str(number))
-                described = own if isinstance(own, dict) else {}
-                written = gguf_bytes.written(
-                    {**said, **{str(key): each for key, each in described.items()}}, infos
-                )
-                contents.append(sound[number] if written is None else written + data)
-            read(contents)
-
-        places = {
-            str(number): {key: value for key, value in said.items() if key.startswith("split.")}
-            for number, (said, _infos, _data) in enumerate(parts)
-        }
-        return {
-            "gguf part": Kind(sound[1], with_second),
-            "gguf places": Kind(json.dumps(places).encode(), with_places),
-        }
 
     def _packed(self, folder: Path) -> dict[str, Kind]:
         """Of each layout of quantised folders, the configuration and the header of the weights."""
@@ -540,20 +417,6 @@ class _OfOneProcess(ChatTemplate):
         self._process = other._process
 
 
-class replaced:
-    """A file with another content for a while."""
-
-    def __init__(self, path: Path, content: bytes) -> None:
-        self._path, self._content = path, content
-
-    def __enter__(self) -> None:
-        self._sound = self._path.read_bytes()
-        self._path.write_bytes(self._content)
-
-    def __exit__(self, *_: object) -> None:
-        self._path.write_bytes(self._sound)
-
-
 class kept_folder:
     """A folder that is afterwards as it was, whatever became of it."""
 
@@ -582,27 +445,6 @@ def changed(content: bytes, chance: random.Random) -> bytes:
     return content
 
 
-def _object(content: bytes) -> dict[str, object]:
-    """An object in JSON; an empty one for anything else."""
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _read_model(path: Path) -> None:
-    """As floats, with its tokenizer."""
-    told(path)
-    with Checkpoint.open(path) as opened:
-        for name in opened.store.names():
-            opened.store.read(name, rows=range(min(3, opened.store.shape(name)[0])))
-        if opened.has_tokenizer:
-            tokenizer = opened.tokenizer
-            tokenizer.decode(tokenizer.encode("The quick brown fox"))
-            tokenizer.close()
-
-
 def _plan() -> bytes:
     shard = partition.Shard(
         device="d", heads=range(4), ffn_columns=range(8), vocab=range(50), streamed_layers=1
@@ -616,23 +458,6 @@ def _plan() -> bytes:
         partition.Stage(layers=range(2, 4), shards=tuple(halves)),
     )
     return json.dumps(to_json(partition.Plan(model="m", version=1, stages=stages))).encode()
-
-
-def told(path: Path) -> None:
-    """Whatever it is, `edge inspect` has printable lines of it, or a sentence.
-
-    The lines of one in eight are drawn, which takes as long as all else.
-    """
-    try:
-        found = inspect(path)
-    except REFUSALS:
-        return
-    facts = json.dumps(found.to_json(template=True), allow_nan=False)
-    if zlib.crc32(facts.encode()) % 8:
-        return
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        show_inspection(found, given=str(path), template=True)
-    assert all(map(str.isprintable, out.getvalue().split("\n")))
 
 
 @contextlib.contextmanager

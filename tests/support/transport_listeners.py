@@ -20,6 +20,7 @@ from edge.transport import (
 from tests.support.transport_pairs import refuse_link
 
 GREETING = struct.pack("!4sHB", b"EDGE", PROTOCOL_VERSION, 1)
+SECURED_GREETING = GREETING[:-1] + b"\x11"
 
 
 async def echo(channel: Channel) -> None:

@@ -33,6 +33,16 @@ from tests.unit.partition.test_plan_cost import MODEL as FEW_LAYERS
 
 LAYERS = 10
 MODEL = changed_facts(FEW_LAYERS, num_layers=LAYERS)
+
+NUM_EXPERTS, COLUMN_BYTES = 40, 10**6
+SPARSE = changed_facts(
+    MODEL,
+    num_experts=NUM_EXPERTS,
+    top_k=2,
+    expert_column_bytes=COLUMN_BYTES,
+    ffn_column_bytes=NUM_EXPERTS * COLUMN_BYTES,
+)
+EXPERT_BYTES = SPARSE.kinds[0].ffn_columns * COLUMN_BYTES
 MATRIX_BYTES = 130
 """Of a layer; its norms and biases are 20 more."""
 
@@ -188,13 +198,8 @@ def test_a_gpu_is_brought_all_experts_and_a_cpu_those_that_are_needed() -> None:
 
 
 def test_a_gpu_has_room_for_all_experts_of_its_window_and_a_cpu_for_few() -> None:
-    count, column = 40, 10**6
-    sparse = changed_facts(
-        MODEL, num_experts=count, top_k=2, expert_column_bytes=column,
-        ffn_column_bytes=count * column,
-    )  # fmt: skip
-    all_experts = sparse.kinds[0].ffn_columns * count * column
-    use = memory_use(alone(LAYERS), sparse, WORKLOAD)["a"]
+    all_experts = NUM_EXPERTS * EXPERT_BYTES
+    use = memory_use(alone(LAYERS), SPARSE, WORKLOAD)["a"]
     assert use.weight_bytes < all_experts
     cpu = device("a", 10**12)
     gpu = replace(cpu, host_memory_bytes=0)
@@ -204,26 +209,21 @@ def test_a_gpu_has_room_for_all_experts_of_its_window_and_a_cpu_for_few() -> Non
     for each, fits in ((cpu, True), (gpu, False)):
         small = ClusterSpec(devices=(replace(each, memory_bytes=use.total),))
         with nullcontext() if fits else pytest.raises(CapacityError):
-            check_fit(alone(LAYERS), sparse, small, WORKLOAD)
+            check_fit(alone(LAYERS), SPARSE, small, WORKLOAD)
 
 
 def test_experts_that_were_found_in_memory_are_not_read() -> None:
-    count, column = 40, 10**6
-    sparse = changed_facts(
-        MODEL, num_experts=count, top_k=2, expert_column_bytes=column,
-        ffn_column_bytes=count * column,
-    )  # fmt: skip
-    of_token = LAYERS * 2 * sparse.kinds[0].ffn_columns * column
+    of_token = LAYERS * 2 * EXPERT_BYTES
 
     def routed(hits: float | None, streamed: int = LAYERS) -> int:
         workload = replace(WORKLOAD, expert_hits=hits)
-        return memory_use(alone(streamed), sparse, workload)["a"].routed_bytes
+        return memory_use(alone(streamed), SPARSE, workload)["a"].routed_bytes
 
     assert routed(0.75) == pytest.approx(of_token / 4, rel=1e-6)
     assert routed(1.0) == 0
     assert routed(0.75) < (routed(None) or 0) < of_token
     assert routed(0.75, streamed=0) == 0
-    few = memory_use(alone(1), sparse, WORKLOAD)
+    few = memory_use(alone(1), SPARSE, WORKLOAD)
     assert 0 < few["a"].streamed_bytes == few["a"].routed_bytes
     load = loads_of(alone(1), ClusterSpec(devices=(device("a", 10**12),)), few)["a"]
     assert load.disk_s == load.routed_s == few["a"].routed_bytes / 100

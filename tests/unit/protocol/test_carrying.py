@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -46,6 +47,30 @@ async def carried_by(maker: Kept, bus: DiscoveryBus) -> AsyncIterator[asyncio.Ev
         assert discovery not in bus.members
 
 
+@dataclass(frozen=True, slots=True)
+class Network:
+    """With a device that says nothing, and one that is to be told."""
+
+    silent: Silent
+    nothing: str
+    """Where the former is."""
+    bus: DiscoveryBus
+    announcing: MemoryDiscovery
+    kitchen: tuple[str, ...]
+    """Where the latter is."""
+
+
+@contextlib.asynccontextmanager
+async def network(kitchen: Kept) -> AsyncIterator[Network]:
+    silent, bus = Silent(), DiscoveryBus()
+    async with (
+        silent.listening() as nothing,
+        echoing(credentials=kitchen.credentials()) as listener,
+        contextlib.aclosing(MemoryDiscovery(bus)) as announcing,
+    ):
+        yield Network(silent, nothing, bus, announcing, listener.addresses)
+
+
 def record(id: str, *addresses: str) -> PeerRecord:
     return PeerRecord(id=id, name="", cluster="default", addresses=addresses)
 
@@ -57,22 +82,17 @@ def test_what_does_not_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -
     kitchen = attic.taking_in("kitchen")
 
     async def scenario() -> None:
-        silent, bus = Silent(), DiscoveryBus()
-        async with (
-            silent.listening() as nothing,
-            echoing(credentials=kitchen.credentials()) as listener,
-            contextlib.aclosing(MemoryDiscovery(bus)) as announcing,
-        ):
+        async with network(kitchen) as there:
             for number in range(5):
-                await announcing.announce(record(f"of a thief {number}", nothing))
-            await announcing.announce(record("kitchen", nothing, *listener.addresses))
+                await there.announcing.announce(record(f"of a thief {number}", there.nothing))
+            await there.announcing.announce(record("kitchen", there.nothing, *there.kitchen))
             attic.rotate()
-            async with carried_by(attic, bus) as followed:
+            async with carried_by(attic, there.bus) as followed:
                 new = attic.membership.cluster_id
                 while kitchen.membership.cluster_id != new:  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 assert not followed.is_set()  # all of its addresses get their time
-            await announcing.aclose()
+            await there.announcing.aclose()
 
     run(scenario)
 
@@ -85,26 +105,21 @@ def test_a_flood_of_announcements_delays_it_and_each_has_its_turn(
     kitchen = attic.taking_in("kitchen")
 
     async def scenario() -> None:
-        silent, bus = Silent(), DiscoveryBus()
-        async with (
-            silent.listening() as nothing,
-            echoing(credentials=kitchen.credentials()) as listener,
-            contextlib.aclosing(MemoryDiscovery(bus)) as announcing,
-        ):
+        async with network(kitchen) as there:
             for number in range(4):
-                await announcing.announce(record(f"of a thief {number}", nothing))
-            await announcing.announce(record("kitchen", *listener.addresses))
+                await there.announcing.announce(record(f"of a thief {number}", there.nothing))
+            await there.announcing.announce(record("kitchen", *there.kitchen))
             attic.rotate()
-            async with carried_by(attic, bus) as followed:
+            async with carried_by(attic, there.bus) as followed:
                 for _ in range(2):
-                    called = [await silent.calls.get() for _ in range(2)]
+                    called = [await there.silent.calls.get() for _ in range(2)]
                     for _ in range(20):
                         await asyncio.sleep(0)
-                    assert silent.calls.empty()
+                    assert there.silent.calls.empty()
                     for writer in called:
                         writer.close()
                 await followed.wait()
-            await announcing.aclose()
+            await there.announcing.aclose()
         assert kitchen.membership.cluster_id == attic.membership.cluster_id
 
     run(scenario)
