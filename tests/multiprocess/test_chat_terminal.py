@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
+from edge.backends.null.program import NullProgram
 from edge.demos.bundled import MODEL
+from edge.membership.own import OwnMembership
 from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
-from tests.support.processes import Daemon
+from tests.support.null_peers import null_peers
+from tests.support.processes import PATIENCE_S, Daemon
 from tests.support.terminal import (
     ALT_ENTER,
     BACKSPACE,
@@ -162,22 +169,55 @@ def test_what_has_no_room_is_refused_when_it_is_typed(chat: Open, tmp_path: Path
         assert terminal.end() == 0
 
 
-def test_ctrl_c_before_an_answer_begins(talker: Path, tmp_path: Path) -> None:
-    """While its peer computes nothing: the question is taken back, and told so."""
-    with Daemon(tmp_path / "daemon", "--no-announce") as daemon:
-        command = ("chat", talker, "-n", 6, "--peer", daemon.address)
-        with Terminal(*command, state=tmp_path) as terminal:
-            terminal.wait_for_prompt()
-            daemon.process.send_signal(signal.SIGSTOP)
-            try:
-                terminal.say("Hello")
-                terminal.wait(lambda: HIDDEN in terminal.output.rpartition(WAITS)[2])
-                terminal.send(CTRL_C)
-                terminal.wait_for("[stopped before an answer began; the conversation is as it was]")
-                terminal.wait_for_prompt()
-                assert turns_of(terminal, tmp_path / "a.json") == []
-            finally:
-                daemon.process.send_signal(signal.SIGCONT)
+@contextlib.contextmanager
+def waiting_peer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, Event, Event]]:
+    """A peer of this process: its address, what is set when it should compute, what lets it."""
+    asked, done = Event(), Event()
+    forward = NullProgram.forward
+
+    def waits(self: NullProgram, *given: Any) -> Any:
+        asked.set()
+        done.wait()
+        return forward(self, *given)
+
+    async def serve(address: Queue[str], ended: asyncio.Event) -> None:
+        async with null_peers(folder, 1, membership=OwnMembership("tests").current()) as (daemon,):
+            monkeypatch.setattr(NullProgram, "forward", waits)
+            address.put(daemon.resources.addresses[0])
+            await ended.wait()
+
+    loop, address, ended = asyncio.new_event_loop(), Queue[str](), asyncio.Event()
+    thread = Thread(target=loop.run_until_complete, args=(serve(address, ended),))
+    thread.start()
+    try:
+        yield address.get(timeout=PATIENCE_S), asked, done
+    finally:
+        done.set()
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()
+
+
+def test_ctrl_c_before_an_answer_begins(
+    talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its peer computes: the question is taken back, and told so."""
+    with (
+        waiting_peer(tmp_path / "peer", monkeypatch) as (address, asked, done),
+        Terminal("chat", talker, "-n", 6, "--peer", address, state=tmp_path) as terminal,
+    ):
+        terminal.wait_for_prompt()
+        terminal.say("Hello")
+        assert asked.wait(PATIENCE_S)
+        terminal.send(CTRL_C)
+        terminal.wait_for("[stopped before an answer began; the conversation is as it was]")
+        terminal.wait_for_prompt()
+        assert turns_of(terminal, tmp_path / "a.json") == []
+        done.set()
+        terminal.say("/bye")
+        assert terminal.end() == 0
 
 
 def test_what_is_typed_ahead_is_sent_as_it_was_typed(chat: Open, tmp_path: Path) -> None:
