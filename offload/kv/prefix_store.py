@@ -71,14 +71,18 @@ class PrefixStore:
             folder.mkdir(parents=True, exist_ok=True)
             for draft in folder.glob(f"{_DRAFT}*"):  # of a process that died
                 draft.unlink()
-            found = [(path.stat(), path.name) for path in folder.iterdir() if _is_block(path)]
+            found = [(path.stat(), path) for path in folder.iterdir() if _is_block(path)]
+            for status, path in found:
+                if status.st_size < _HEAD_BYTES:  # as a cut of power may leave it
+                    path.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(
                 f"keys and values cannot be kept in {folder}: {error.strerror}; choose another "
                 "folder or mend its permissions"
             ) from error
-        for status, name in sorted(found, key=lambda each: (each[0].st_mtime_ns, each[1])):
-            key, _, owner = name.partition(".")
+        whole = [each for each in found if each[0].st_size >= _HEAD_BYTES]
+        for status, path in sorted(whole, key=lambda each: (each[0].st_mtime_ns, each[1].name)):
+            key, _, owner = path.name.partition(".")
             self._enter(key, owner, status.st_size)
         for owner in set(self._owners.values()):
             self._shrink_owner(owner)

@@ -46,6 +46,18 @@ def test_a_block_is_found_again_also_after_a_restart(tmp_path: Path) -> None:
         assert same(found(each, "a"), 1)
 
 
+@pytest.mark.parametrize("size", [0, 39])
+def test_a_block_that_was_never_written_out_is_not_one(tmp_path: Path, size: int) -> None:
+    """After a cut of power a file may have its name and nothing in it."""
+    (tmp_path / key("a")).write_bytes(bytes(size))
+    (tmp_path / f"{key('b')}.abc").write_bytes(bytes(size))
+    store = PrefixStore(tmp_path, 10 * BLOCK_BYTES, owner_limit_bytes=BLOCK_BYTES)
+    assert not store.has(key("a"))
+    assert not list(tmp_path.iterdir())
+    assert store.put(key("a"), block(1), SECRET)
+    assert same(found(store, "a"), 1)
+
+
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     store = PrefixStore(tmp_path, 3 * BLOCK_BYTES)
     for seed, name in enumerate("abc"):
