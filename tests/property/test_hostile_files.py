@@ -25,7 +25,8 @@ def closed_afterwards(files: Files) -> Iterator[None]:
 
 def test_sound_files_are_read(files: Files) -> None:
     for kind in files.kinds.values():
-        kind.read(kind.sound)
+        for each in (kind.sound, *kind.others):
+            kind.read(each)
 
 
 def test_files_that_once_showed_more_are_read_or_refused(files: Files) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ class Kind:
     read: Callable[[bytes], object]
     has_own_keys: bool = False
     """Made anew with each `Files`."""
+    others: Sequence[bytes] = ()
+    """That are sound, too."""
 
 
 class replaced:

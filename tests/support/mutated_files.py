@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import random
+import re
 import resource
 import shutil
 import tempfile
@@ -64,10 +65,14 @@ from tests.support.packed_folders import (
     write_packed,
 )
 from tests.support.peer_infos import peer_info
+from tests.support.readers_alone import readers_alone
 from tests.support.small_files import small_files
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level, write_checkpoint
 
 _MOST_TOLD = 4000
+
+_SMALL_BYTES = 1 << 10
+"""What is larger than that is chosen less often, as it takes longer."""
 
 _MOST_S, _MOST_BYTES = 20.0, 1 << 30
 """That a file may take of time, and of memory beside what is there at first, here and in the
@@ -89,6 +94,7 @@ class Files:
             **self._caches(folder / "caches"),
             **self._memberships(folder / "keys"),
             **small_files(folder / "small"),
+            **readers_alone(folder / "alone"),
             "reply": self._reply(folder / "replies"),
             "lines of a reply": self._lines_of_a_reply(folder / "lines"),
             "plan": Kind(_plan(), self._read_plan),
@@ -100,7 +106,10 @@ class Files:
         """What became of one changed file: see `outcome`."""
         chance = random.Random(seed)
         name = chance.choice(tuple(self.kinds))
-        return self.outcome(name, changed(chance.choice(self._known(name)), chance))
+        known = self._known(name)
+        small_first = [1 / (_SMALL_BYTES + len(each)) for each in known]
+        (content,) = chance.choices(known, small_first)
+        return self.outcome(name, changed(content, chance))
 
     def outcome(self, name: str, content: bytes) -> str:
         """What becomes of one with this content: its kind, and "read" or "refused"."""
@@ -111,8 +120,9 @@ class Files:
         return f"{name} read"
 
     def _known(self, name: str) -> list[bytes]:
-        """The sound one, and those that were worth keeping."""
-        return [self.kinds[name].sound, *(each for kind, each in self.kept if kind == name)]
+        """The sound ones, and those that were worth keeping."""
+        kind = self.kinds[name]
+        return [kind.sound, *kind.others, *(each for of, each in self.kept if of == name)]
 
     def _checkpoints(self, folder: Path) -> dict[str, Kind]:
         model = Path(__file__).parents[2] / "demos" / "model"
@@ -264,7 +274,7 @@ class Files:
 
         def in_shard(name: str) -> Kind:
             def read(changed: bytes) -> None:
-                with kept_folder(shard):
+                with as_before(shard):
                     (shard / name).write_bytes(changed)
                     found = shards.get(manifest.digest)
                     check_content(found)
@@ -273,7 +283,7 @@ class Files:
 
         def in_packed(name: str) -> Kind:
             def read(changed: bytes) -> None:
-                with kept_folder(packed):
+                with as_before(packed):
                     (packed / name).write_bytes(changed)
                     found = DerivedCache(derived, 1 << 20).get("key")
                     check_content(found)
@@ -417,20 +427,20 @@ class _OfOneProcess(ChatTemplate):
         self._process = other._process
 
 
-class kept_folder:
-    """A folder that is afterwards as it was, whatever became of it."""
+class as_before:
+    """A folder of small files that is afterwards as it was, whatever became of it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __enter__(self) -> None:
-        self._aside = Path(tempfile.mkdtemp()) / "aside"
-        shutil.copytree(self._folder, self._aside)
+        self._sound = {path.name: path.read_bytes() for path in self._folder.iterdir()}
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
-        shutil.copytree(self._aside, self._folder)
-        shutil.rmtree(self._aside.parent)
+        self._folder.mkdir()
+        for name, content in self._sound.items():
+            (self._folder / name).write_bytes(content)
 
 
 def changed(content: bytes, chance: random.Random) -> bytes:
@@ -438,7 +448,7 @@ def changed(content: bytes, chance: random.Random) -> bytes:
     if chance.randrange(4):
         try:
             content = json.dumps(mutated(json.loads(content), chance)).encode()
-        except ValueError:
+        except (ValueError, RecursionError):  # no JSON, or nested too deeply
             content = mutated_bytes(content, chance)
     if not chance.randrange(3):
         content = mutated_bytes(content, chance)
@@ -468,7 +478,11 @@ def target() -> Iterator[Target]:
         contextlib.closing(Files(Path(folder))) as files,
     ):
         yield Target(
-            sound=[(name, kind.sound) for name, kind in files.kinds.items()],
+            sound=[
+                (name, each)
+                for name, kind in files.kinds.items()
+                for each in (kind.sound, *kind.others)
+            ],
             lasting=lambda name: not files.kinds[name].has_own_keys,
             changed=changed,
             outcome=files.outcome,
@@ -480,7 +494,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="kinds whose name has this in it")
+    parser.add_argument("--only", default="", help="kinds with this pattern in their name")
     given = parser.parse_args()
     outcomes: Counter[str] = Counter()
     began_s, slowest = time.perf_counter(), (0.0, 0)
@@ -489,7 +503,9 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
         contextlib.closing(Files(Path(folder))) as files,
     ):
-        files.kinds = {name: kind for name, kind in files.kinds.items() if given.only in name}
+        files.kinds = {
+            name: kind for name, kind in files.kinds.items() if re.search(given.only, name)
+        }
         first_bytes = _peak_bytes()
         for number in range(given.count):
             seed = (given.seed << 40) + number

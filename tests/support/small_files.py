@@ -65,7 +65,7 @@ def _parts_of_checkpoints(folder: Path) -> dict[str, Kind]:
 
     return {
         "header alone": Kind(header, open_header),
-        "config alone": Kind((_MODEL / "config.json").read_bytes(), open_config),
+        "config described": Kind((_MODEL / "config.json").read_bytes(), open_config),
     }
 
 
