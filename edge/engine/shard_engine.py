@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,7 +167,7 @@ class ShardEngine:
                 self._program.stream(layers)
 
         done = self._thread.at_safe_point(work)
-        self.layout = replace(self.layout, streamed_layers=layers)  # of one that is loaded later
+        self.layout = self.assignment.layout.streaming(layers)  # of one that is loaded later
         return done
 
     def gram(self, run: int) -> Future[NDArray[np.float32]]:

@@ -1,7 +1,7 @@
 """Memory that is kept for keys, values and buffers, and that a step leaves unused. Pure.
 
 A shard keeps memory for the longest context and for the largest step. A step of decoding needs
-little of it, so layers that would be read from disk for each step may stay there until one does.
+little of it, so layers and experts that would be read from disk may stay there until one does.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ class Lending:
 
     widths: Widths
     limits: StepLimits
-    layer_bytes: int
-    """Of the largest layer that may come from disk."""
     lends_buffers: bool
     """Else weights may have what is kept for keys and values alone."""
 
-    def layers(self, rows: int, lengths: Iterable[int]) -> int:
-        """How many layers more may stay in memory while a step of so many rows is computed, after
-        which requests have keys and values of these `lengths`, in tokens."""
+    def unused_bytes(self, rows: int, lengths: Iterable[int]) -> int:
+        """What weights may take more while a step of so many rows is computed, after which requests
+        have keys and values of these `lengths`, in tokens."""
         spare = self._unused_kv(lengths)
         if self.lends_buffers:
             spare += buffers_unused(self.widths, self.limits, rows)
-        return spare // self.layer_bytes if self.layer_bytes else 0
+        return spare
 
     def _unused_kv(self, lengths: Iterable[int]) -> int:
         page = max(1, self.widths.cache_page_tokens)

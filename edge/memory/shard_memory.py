@@ -146,7 +146,7 @@ def elastic(
             count: _use(
                 replace(assignment, plan=with_streamed(plan, stage, rank, count)),
                 facts,
-                replace(layout, streamed_layers=count),
+                layout.streaming(count),
                 host_bytes,
             )
             for count in (*range(planned, most, step), most)
@@ -177,6 +177,6 @@ def with_streamed(plan: Plan, stage: int, rank: int, count: int) -> Plan:
     """The plan with so many layers of one shard read from disk."""
     stages = list(plan.stages)
     shards = list(stages[stage].slices)
-    shards[rank] = replace(shards[rank], streamed_layers=count)
+    shards[rank] = stages[stage].slices[rank].streaming(count)
     stages[stage] = replace(stages[stage], shards=tuple(shards))
     return replace(plan, stages=tuple(stages))

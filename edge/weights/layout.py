@@ -57,6 +57,8 @@ class ShardLayout:
     """Those whose input the next stage, or a later one, needs."""
     streamed_layers: int
     """Number of layers whose matrices are read from disk for each step."""
+    kept_experts: int = 0
+    """Of those layers, experts that stay in memory beside the layers that do."""
 
     @property
     def num_weights(self) -> int:
@@ -103,6 +105,12 @@ class ShardLayout:
         """Different ones, where anything turns."""
         rotations = dict.fromkeys(each.rotary for each in self.attentions.values())
         return tuple(each for each in rotations if each.turned_elements)
+
+    def streaming(self, layers: int) -> ShardLayout:
+        """The same with so many layers on disk; see `Shard.streaming`."""
+        if layers == self.streamed_layers:
+            return self
+        return replace(self, streamed_layers=layers, kept_experts=0)
 
     def kind(self, layer: int) -> int:
         """`layer` as the model counts them."""
@@ -169,6 +177,7 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
         kept_before=spec.kept(this.layers.start),
         kept_behind=spec.kept(this.layers.stop),
         streamed_layers=shard.streamed_layers,
+        kept_experts=shard.kept_experts,
     )
 
 

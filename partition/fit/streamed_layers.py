@@ -128,8 +128,8 @@ def while_decoding(
 ) -> Plan:
     """The plan with the layers that steps of decoding read from disk.
 
-    Memory that is kept for longer contexts and larger steps holds layers meanwhile, where it is
-    that of the process.
+    Memory that is kept for longer contexts and larger steps holds layers meanwhile, or experts,
+    where it is that of the process.
     """
     used_tokens = workload.concurrency * workload.context_tokens
     unused_part = max(0.0, 1 - used_tokens / workload.cached_tokens)
@@ -139,14 +139,18 @@ def while_decoding(
             if own.streamed_bytes and device.host_memory_bytes is None:
                 buffer_bytes = device.unused_buffer_bytes // len(stage.shards)
                 unused_bytes = int(own.kv_bytes * unused_part) + buffer_bytes
-                lent = min(shard.streamed_layers, unused_bytes // own.streamed_layer_bytes)
-                changed = replace(shard, streamed_layers=shard.streamed_layers - lent)
+                if own.expert_bytes:
+                    changed = shard.keeping(shard.kept_experts + unused_bytes // own.expert_bytes)
+                else:
+                    lent = min(shard.streamed_layers, unused_bytes // own.streamed_layer_bytes)
+                    changed = shard.streaming(shard.streamed_layers - lent)
                 plan = _with_share(plan, number, rank, changed)
     return plan
 
 
 def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan:
-    """The plan with as few layers streamed as its devices' memory needs.
+    """The plan with as few layers streamed as its devices' memory needs, and in what of it would be
+    too little for one layer more, experts.
 
     Raises PartitionError for the first device that cannot hold even the rest.
     """
@@ -154,9 +158,13 @@ def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Wor
         for rank, shard in enumerate(stage.slices):
             device = cluster.device(shard.device)
             for count in range(len(stage.layers) + 1):
-                changed = replace(shard, streamed_layers=count)
-                need = changed.memory(plan.place(number), model, workload).on(device).total
+                changed = shard.streaming(count).keeping(0)
+                use = changed.memory(plan.place(number), model, workload).on(device)
+                need = use.total
                 if need <= device.memory_bytes:
+                    if use.expert_bytes:
+                        spare = (device.memory_bytes - need) // use.expert_bytes
+                        changed = changed.keeping(min(spare, model.experts_of(stage.layers)))
                     plan = _with_share(plan, number, rank, changed)
                     break
             else:

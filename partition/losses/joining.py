@@ -230,7 +230,7 @@ def _seated(task: Task, spare: list[str]) -> Iterator[Plan]:
             replace(
                 stage,
                 shards=tuple(
-                    replace(shard.on(taken.get((number, rank), shard.device)), streamed_layers=0)
+                    shard.on(taken.get((number, rank), shard.device)).streaming(0)
                     for rank, shard in enumerate(stage.slices)
                 ),
             )

@@ -45,6 +45,11 @@ class LayerBytes:
         return self.experts + self.num_experts * PLACE_BYTES
 
     @property
+    def placed_expert(self) -> int:
+        """One of them."""
+        return -(-self.placed_experts // self.num_experts) if self.num_experts else 0
+
+    @property
     def least_experts(self) -> int:
         """The same of those that there is room for at least."""
         count = min(self.num_experts, max(_LEAST_EXPERTS, 2 * self.top_k))
@@ -61,11 +66,19 @@ class ExpertTiers:
     """For experts of all layers, and their places."""
 
 
-def held_bytes(layers: Sequence[LayerBytes], streamed: int, *, is_whole: bool = False) -> int:
+def expert_bytes(layers: Sequence[LayerBytes]) -> int:
+    """What an expert in memory takes, of the layer where it takes most; 0 where there is none."""
+    return max((layer.placed_expert for layer in layers), default=0)
+
+
+def held_bytes(
+    layers: Sequence[LayerBytes], streamed: int, *, spare_bytes: int = 0, is_whole: bool = False
+) -> int:
     """What a shard keeps memory for that has so many of its layers on disk: those that stay, and
     the window. Which these are is not said: none takes more than the largest.
 
-    Of experts the window has few. `is_whole`: it has all of a layer's, as they come with it.
+    Of experts the window has few, and as many more as there are `spare_bytes` for. `is_whole`: it
+    has all of a layer's, as they come with it.
     """
     sizes = sorted((layer.total for layer in layers), reverse=True)
     if not streamed or not layers:
@@ -74,14 +87,17 @@ def held_bytes(layers: Sequence[LayerBytes], streamed: int, *, is_whole: bool = 
     if not is_whole:
         most = sum(layer.others + layer.placed_experts for layer in layers)
         window = WINDOW_LAYERS * max(layer.others for layer in layers) + _least(layers)
+        window += spare_bytes if expert_bytes(layers) else 0
     return min(most, window + sum(sizes[: len(sizes) - streamed]))
 
 
-def expert_tiers(layers: Sequence[LayerBytes], streamed: int) -> ExpertTiers:
+def expert_tiers(
+    layers: Sequence[LayerBytes], streamed: int, *, spare_bytes: int = 0
+) -> ExpertTiers:
     """The best use of the memory that `held_bytes` says, with so many layers on disk."""
     if not any(layer.experts for layer in layers):
         return ExpertTiers(streamed=streamed, cache_bytes=0)
-    held = held_bytes(layers, streamed)
+    held = held_bytes(layers, streamed, spare_bytes=spare_bytes)
     others = sum(layer.others for layer in layers)
     least = _least(layers)
     if others + least <= held:
@@ -95,7 +111,12 @@ def expert_tiers(layers: Sequence[LayerBytes], streamed: int) -> ExpertTiers:
 
 
 def read_bytes(
-    layers: Sequence[LayerBytes], streamed: int, rows: int, *, hits: float | None = None
+    layers: Sequence[LayerBytes],
+    streamed: int,
+    rows: int,
+    *,
+    spare_bytes: int = 0,
+    hits: float | None = None,
 ) -> tuple[float, float]:
     """What a step of so many rows reads on average of others, and of experts.
 
@@ -105,7 +126,7 @@ def read_bytes(
     """
     if not streamed:
         return 0.0, 0.0
-    tiers = expert_tiers(layers, streamed)
+    tiers = expert_tiers(layers, streamed, spare_bytes=spare_bytes)
     part = tiers.streamed / len(layers) if tiers.streamed > WINDOW_LAYERS else 0.0
     others = sum(layer.others for layer in layers) * part
     experts = sum(layer.placed_experts for layer in layers)

@@ -312,6 +312,10 @@ class ModelFacts:
         run = self.layers[layers.start : layers.stop]
         return tuple((facts, run.count(number)) for number, facts in enumerate(self.kinds))
 
+    def experts_of(self, layers: range) -> int:
+        """How many experts these layers have together."""
+        return sum(count * facts.num_experts for facts, count in self.count(layers))
+
     @property
     def wire_row_bytes(self) -> float:
         """One token's hidden state on a link."""

@@ -4,7 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from edge.partition.plan.expert_tiers import LayerBytes, expert_runs, held_bytes, read_bytes
+from edge.partition.plan.expert_tiers import (
+    LayerBytes,
+    expert_bytes,
+    expert_runs,
+    held_bytes,
+    read_bytes,
+)
 from edge.partition.plan.facts import LayerFacts, ModelFacts, Workload
 from edge.partition.plan.ranges import kv_group_size
 from edge.partition.plan.reading import Reader
@@ -62,6 +68,9 @@ class Shard:
     and the same stage; empty in stages between."""
     streamed_layers: int = 0
     """So many of the stage's layers keep their matrices on disk and read them for each step."""
+    kept_experts: int = 0
+    """Of those layers, so many experts stay in memory more than have room beside the layers that
+    stay."""
     further: tuple[LayerSlice, ...] = ()
     """Of each further kind of layer of the model; empty where all kinds are cut alike."""
 
@@ -82,6 +91,16 @@ class Shard:
 
     def on(self, device: str) -> "Shard":
         return replace(self, device=device)
+
+    def streaming(self, layers: int) -> "Shard":
+        """The same with so many layers on disk. What was kept of experts was for another number."""
+        if layers == self.streamed_layers:
+            return self
+        return replace(self, streamed_layers=layers, kept_experts=0)
+
+    def keeping(self, experts: int) -> "Shard":
+        """The same with so many experts kept."""
+        return replace(self, kept_experts=experts)
 
     def slice(self, kind: int) -> LayerSlice:
         """What it has of a layer of this kind."""
@@ -122,6 +141,8 @@ class Shard:
             "vocab": _bounds(self.vocab),
             "streamed_layers": self.streamed_layers,
         }
+        if self.kept_experts:
+            value["kept_experts"] = self.kept_experts
         if self.further:
             value["further"] = [
                 {"heads": _bounds(each.heads), "ffn_columns": _bounds(each.ffn_columns)}
@@ -132,11 +153,10 @@ class Shard:
     @classmethod
     def read(cls, reader: Reader, value: Mapping[str, object], where: str) -> "Shard":
         # Left out by whoever writes a plan by hand, streams nothing and cuts all layers alike.
-        given = {"streamed_layers": 0, "further": [], **value}
-        device, heads, ffn_columns, vocab, streamed, further = reader.fields(
-            given,
-            ("device", "heads", "ffn_columns", "vocab", "streamed_layers", "further"),
-            where,
+        given = {"streamed_layers": 0, "kept_experts": 0, "further": [], **value}
+        names = ("device", "heads", "ffn_columns", "vocab")
+        device, heads, ffn_columns, vocab, streamed, kept, further = reader.fields(
+            given, (*names, "streamed_layers", "kept_experts", "further"), where
         )
         slices: list[LayerSlice] = []
         for number, item in enumerate(
@@ -156,6 +176,7 @@ class Shard:
             ffn_columns=reader.bounds(ffn_columns, f"{where}.ffn_columns"),
             vocab=reader.bounds(vocab, f"{where}.vocab"),
             streamed_layers=reader.integer(streamed, f"{where}.streamed_layers"),
+            kept_experts=reader.integer(kept, f"{where}.kept_experts"),
             further=tuple(slices),
         )
 
@@ -185,6 +206,9 @@ class Shard:
                     f"{name} streams {shard.streamed_layers} layers, and the stage has"
                     f" {len(place.layers)}."
                 )
+            experts = model.experts_of(place.layers)
+            if not 0 <= shard.kept_experts <= experts:
+                yield f"{name} keeps {shard.kept_experts} experts, and the stage has {experts}."
             slices = (shard.slice(0), *shard.further)
             if not any(each.heads or each.ffn_columns for each in slices) and not (
                 shard.vocab and is_outer
@@ -210,9 +234,14 @@ class Shard:
             token_bytes += count * kv_count * facts.kv_bytes_per_token
             state_bytes += count * kv_count * facts.state_bytes
         # Which layers stay is for the back end to say: none takes more than the largest.
-        held = held_bytes(layers, self.streamed_layers)
+        streamed, spare_bytes = self.streamed_layers, self.kept_experts * expert_bytes(layers)
+        held = held_bytes(layers, streamed, spare_bytes=spare_bytes)
         others, routed = read_bytes(
-            layers, self.streamed_layers, workload.concurrency, hits=workload.expert_hits
+            layers,
+            streamed,
+            workload.concurrency,
+            spare_bytes=spare_bytes,
+            hits=workload.expert_hits,
         )
         read = others + routed
         return MemoryUse(
@@ -221,8 +250,9 @@ class Shard:
             state_bytes=state_bytes * workload.states,
             streamed_bytes=int(read),
             routed_bytes=int(routed),
-            expert_runs=expert_runs(layers, self.streamed_layers, workload.concurrency),
-            apart_bytes=held_bytes(layers, self.streamed_layers, is_whole=True) - held,
+            expert_runs=expert_runs(layers, streamed, workload.concurrency),
+            expert_bytes=expert_bytes(layers) if streamed else 0,
+            apart_bytes=held_bytes(layers, streamed, is_whole=True) - held,
             streamed_layer_bytes=max(each.total for each in layers) if read else 0,
         )
 

@@ -28,6 +28,8 @@ class MemoryUse:
     """Of these, experts: which ones is known only when they are needed."""
     expert_runs: float = 0.0
     """Graphs of experts in each step, on average, where those come in one by one."""
+    expert_bytes: int = 0
+    """The largest of these experts, in memory."""
     streamed_layer_bytes: int = 0
     """The largest of the layers that are read."""
     apart_bytes: int = 0
@@ -46,6 +48,7 @@ class MemoryUse:
             streamed_bytes=self.streamed_bytes + other.streamed_bytes,
             routed_bytes=self.routed_bytes + other.routed_bytes,
             expert_runs=self.expert_runs + other.expert_runs,
+            expert_bytes=max(self.expert_bytes, other.expert_bytes),
             streamed_layer_bytes=max(self.streamed_layer_bytes, other.streamed_layer_bytes),
             apart_bytes=self.apart_bytes + other.apart_bytes,
         )
@@ -55,7 +58,9 @@ class MemoryUse:
         if device.host_memory_bytes is None:
             return self
         weight_bytes = self.weight_bytes + self.apart_bytes
-        return replace(self, weight_bytes=weight_bytes, apart_bytes=0, expert_runs=0.0)
+        return replace(
+            self, weight_bytes=weight_bytes, apart_bytes=0, expert_runs=0.0, expert_bytes=0
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

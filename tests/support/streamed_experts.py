@@ -95,12 +95,19 @@ def plans(facts: Any) -> dict[str, Plan]:
 
 
 def logits(
-    plan: Plan, source: Any, folder: Path, streamed: int | None, *, first: int | None = None
+    plan: Plan,
+    source: Any,
+    folder: Path,
+    streamed: int | None,
+    *,
+    first: int | None = None,
+    kept: int = 0,
 ) -> tuple[list[np.ndarray[Any, Any]], list[tuple[WeightReads, int]]]:
     """Of chunks, tokens and batches; and of each shard what it read, and what its experts took.
 
     streamed: None for layers that stay. first: with which number it is loaded instead, in no more
-    room than one matrix takes.
+    room than one matrix takes. kept: experts more than there is room for beside the layers that
+    stay.
     """
     opened = open_backend("ort", threads=1)
     packed = DerivedCache(folder / "packed", 1 << 30)
@@ -124,7 +131,7 @@ def logits(
                 )
                 if streamed is not None:
                     count = min(streamed if first is None else first, len(layout.layers))
-                    layout = replace(layout, streamed_layers=count)
+                    layout = replace(layout, streamed_layers=count, kept_experts=kept)
                     weights = replace(weights, packed=packed, load_room_bytes=0)
                 program = opened.load(SPEC, layout, weights, FORMAT, limits=LIMITS)
                 stack.callback(program.close)
@@ -166,6 +173,12 @@ def main(folder: Path) -> None:
             held += [nbytes for _reads, nbytes in told]
             if name == "tensor" and streamed == NUM_LAYERS:
                 assert all(reads.experts_read for reads, _bytes in told)
+                # As many more as are kept have room, and are not read again.
+                more, said = logits(plan, source, folder / f"{name}-{streamed}", streamed, kept=9)
+                assert all(map(np.array_equal, expected, more))
+                for (few_reads, few), (many_reads, many) in zip(told, said, strict=True):
+                    assert many > few
+                    assert many_reads.experts_read < few_reads.experts_read
         if name == "solo":
             found, told = logits(plan, source, folder / f"{name}-7", 0, first=0)
             assert not told

@@ -133,7 +133,11 @@ class OrtBackend:
             mapped: WatchedFile | None = None
             if any(each.streamed is not None for each in segments):  # not where it has no weights
                 streamed = StreamedLayers(
-                    segments, weights, streamed=streamed_layers, options=_session_options
+                    segments,
+                    weights,
+                    streamed=streamed_layers,
+                    kept_experts=layout.streaming(streamed_layers).kept_experts,
+                    options=_session_options,
                 )
             try:
                 sessions = tuple(

@@ -130,8 +130,8 @@ class OrtProgram(HostKvStorage):
         self._kv_dtype = kv_dtype
         self._lends_buffers = lends_buffers
         self._lending: Lending | None = None
-        self._unused_layers = 0
-        """Layers that the step before this one left memory for."""
+        self._unused_bytes = 0
+        """Of memory, what the step before this one left."""
         self._kv_tier = kv_tier
         self._graph_bits: int | None = None
         self._cache: OrtCache = OrtCache(layout, limits)
@@ -302,7 +302,7 @@ class OrtProgram(HostKvStorage):
         # Layers that were all to stay are not cut where experts would be brought in.
         is_cut = streamed is not None and not (streamed.brings_whole_layers and self._experts)
         if streamed is not None and (is_cut or not layers):
-            streamed.stream(layers)
+            streamed.stream(layers, self._layout.streaming(layers).kept_experts)
         elif layers:
             self._bindings.clear()
             self._drop_graphs()  # before the others: there may be no room for both
@@ -354,12 +354,11 @@ class OrtProgram(HostKvStorage):
             self._lending = Lending(
                 widths=Widths.of_shard(self._spec, self._layout, kv_dtype=self._kv_dtype),
                 limits=self._limits,
-                layer_bytes=graphs.streamed.layer_bytes,
                 lends_buffers=self._lends_buffers,
             )
 
     def _lend(self, step: Step | None) -> None:
-        """Layers from disk stay where this step, and the one before it, leave memory unused; None:
+        """Weights from disk stay where this step, and the one before it, leave memory unused; None:
         keys and values come in, of which no step knows."""
         streamed, lending, pool = self._graphs.streamed, self._lending, self._cache.pool
         if streamed is None or lending is None:
@@ -369,9 +368,9 @@ class OrtProgram(HostKvStorage):
             ends = {entry.request: entry.end for entry in step.entries}
             others = [pool.length(slot) for slot, name in pool.slots if name not in ends]
             rows = step.batch * step.num_tokens
-            unused = lending.layers(rows, (*ends.values(), *others))
-        streamed.lend(min(unused, self._unused_layers))
-        self._unused_layers = unused
+            unused = lending.unused_bytes(rows, (*ends.values(), *others))
+        streamed.lend(min(unused, self._unused_bytes))
+        self._unused_bytes = unused
 
     def _drop_graphs(self) -> None:
         graphs, self._graphs = self._graphs, NO_GRAPHS

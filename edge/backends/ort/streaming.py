@@ -46,6 +46,7 @@ from edge.partition.plan.expert_tiers import (
     WINDOW_LAYERS,
     ExpertTiers,
     LayerBytes,
+    expert_bytes,
     expert_tiers,
 )
 
@@ -83,11 +84,13 @@ class StreamedLayers:
         weights: ShardWeights,
         *,
         streamed: int,
+        kept_experts: int,
         options: Options,
     ) -> None:
         """Packs what is not packed yet, makes the sessions, reads nothing before `start`.
 
-        `streamed`: how many layers are read for each step.
+        `streamed`: how many layers are read for each step. `kept_experts`: so many of theirs stay,
+        beside the layers that do.
 
         Raises CheckpointError for damaged weights, RequestError where this cannot be done,
         StoreError when the disk is full.
@@ -102,7 +105,8 @@ class StreamedLayers:
         self._layers = tuple(_layers(segments))
         self._sessions: dict[int, LooseSession] = {}
         self._streamed = streamed
-        self._lent = 0
+        self._kept_experts = kept_experts
+        self._lent_bytes = 0
         self._streamer: WeightStreamer | None = None
         self._experts: UnitCache[ExpertPlace] | None = None
         self._group: dict[int, int] = {}
@@ -178,23 +182,18 @@ class StreamedLayers:
         """Experts are brought in with all others of their layer, if there are any."""
         return self._experts is None
 
-    @property
-    def layer_bytes(self) -> int:
-        """What the largest layer takes while all of it is in memory."""
-        return max(each.total for each in self._bytes)
-
-    def stream(self, count: int) -> None:
-        """Read so many layers for each step from now on."""
+    def stream(self, count: int, kept_experts: int) -> None:
+        """Read so many layers for each step from now on, and keep so many of their experts."""
         self._streamed = count
-        self._lent = 0
+        self._kept_experts = kept_experts
+        self._lent_bytes = 0
         self._keep(for_good=True)
 
-    def lend(self, layers: int) -> None:
-        """So many of those that are read for each step stay in memory until this says otherwise;
-        what is too many then has left it when this returns."""
-        layers = min(layers, self._streamed)
-        if layers != self._lent:
-            self._lent = layers
+    def lend(self, nbytes: int) -> None:
+        """So much more of what is read for each step stays in memory until this says otherwise;
+        what is too much then has left it when this returns."""
+        if nbytes != self._lent_bytes:
+            self._lent_bytes = nbytes
             self._keep(for_good=False)
 
     def _keep(self, *, for_good: bool) -> None:
@@ -209,7 +208,12 @@ class StreamedLayers:
         self._kept = tiers
 
     def _tiers(self) -> ExpertTiers:
-        return expert_tiers(self._bytes, self._streamed - self._lent)
+        streamed, lent_bytes = self._streamed, self._lent_bytes
+        if not expert_bytes(self._bytes):
+            largest = max(each.total for each in self._bytes)
+            return ExpertTiers(streamed=max(0, streamed - lent_bytes // largest), cache_bytes=0)
+        spare_bytes = lent_bytes + self._kept_experts * expert_bytes(self._bytes)
+        return expert_tiers(self._bytes, streamed, spare_bytes=spare_bytes)
 
     @property
     def reads(self) -> WeightReads:

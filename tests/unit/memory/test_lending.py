@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,31 +21,31 @@ WIDTHS = Widths.of_shard(SPEC, whole_layout(SPEC))
 PAGE = WIDTHS.cache_page_tokens
 
 
-def lending(layer_bytes: int, *, lends_buffers: bool = False) -> Lending:
-    return Lending(
-        widths=WIDTHS, limits=LIMITS, layer_bytes=layer_bytes, lends_buffers=lends_buffers
-    )
+OF_A_PAGE = PAGE * WIDTHS.cache_token_bytes
+
+
+def lending(*, lends_buffers: bool = False) -> Lending:
+    return Lending(widths=WIDTHS, limits=LIMITS, lends_buffers=lends_buffers)
 
 
 def test_the_memory_of_tokens_that_nobody_has() -> None:
     """A request's pages are its own, and one more: it begins and ends in the middle of one."""
-    of_a_page = lending(PAGE * WIDTHS.cache_token_bytes)
-    all_pages = LIMITS.cached_tokens // PAGE
-    assert of_a_page.layers(1, []) == all_pages
-    assert of_a_page.layers(1, [1]) == all_pages - 2
-    assert of_a_page.layers(1, [PAGE, PAGE + 1]) == all_pages - 2 - 3
-    assert of_a_page.layers(1, [LIMITS.cached_tokens]) == 0
-    assert of_a_page.layers(1, [9 * LIMITS.cached_tokens]) == 0, "of a request longer than memory"
+    unused_bytes = lending().unused_bytes
+    all_bytes = LIMITS.cached_tokens * WIDTHS.cache_token_bytes
+    assert unused_bytes(1, []) == all_bytes
+    assert unused_bytes(1, [1]) == all_bytes - 2 * OF_A_PAGE
+    assert unused_bytes(1, [PAGE, PAGE + 1]) == all_bytes - (2 + 3) * OF_A_PAGE
+    assert unused_bytes(1, [LIMITS.cached_tokens]) == 0
+    assert unused_bytes(1, [9 * LIMITS.cached_tokens]) == 0, "of a request longer than memory"
 
 
 def test_the_buffers_of_rows_that_a_step_has_not() -> None:
     unused = buffers_unused(WIDTHS, LIMITS, 1)
     full = [LIMITS.cached_tokens]
     assert unused > 0
-    assert lending(unused, lends_buffers=True).layers(1, full) == 1
-    assert lending(unused + 1, lends_buffers=True).layers(1, full) == 0
-    assert lending(1, lends_buffers=True).layers(LIMITS.chunk_tokens, full) == 0
-    assert lending(1).layers(1, full) == 0, "where they have a limit of their own"
+    assert lending(lends_buffers=True).unused_bytes(1, full) == unused
+    assert lending(lends_buffers=True).unused_bytes(LIMITS.chunk_tokens, full) == 0
+    assert lending().unused_bytes(1, full) == 0, "where they have a limit of their own"
 
 
 @given(rows=st.integers(1, 64), fewer=st.integers(1, 64))
@@ -59,8 +58,3 @@ def test_what_a_step_needs_of_the_buffers_is_left(rows: int, fewer: int) -> None
     own_bytes = buffer_bytes(WIDTHS, replace(LIMITS, requests=1)) - unused
     made_once = buffer_bytes(WIDTHS, smaller)
     assert own_bytes >= made_once
-
-
-@pytest.mark.parametrize("lengths", [[], [3], [100, 200]])
-def test_without_layers_that_could_come_nothing_is_lent(lengths: list[int]) -> None:
-    assert lending(0, lends_buffers=True).layers(1, lengths) == 0

@@ -10,6 +10,7 @@ from edge.partition.plan.expert_tiers import (
     PLACE_BYTES,
     WINDOW_LAYERS,
     LayerBytes,
+    expert_bytes,
     expert_tiers,
     held_bytes,
     read_bytes,
@@ -66,6 +67,38 @@ def test_with_more_layers_on_disk_no_more_is_held(
     fewer = data.draw(st.integers(1, len(layers)))
     more = data.draw(st.integers(fewer, len(layers)))
     assert held_bytes(layers, more) <= held_bytes(layers, fewer)
+
+
+@given(layers=st.lists(layer, min_size=1, max_size=9), data=st.data())
+def test_what_is_spare_holds_experts_and_no_more_than_all(
+    layers: list[LayerBytes], data: st.DataObject
+) -> None:
+    streamed = data.draw(st.integers(1, len(layers)))
+    spare_bytes = data.draw(st.integers(0, 2000 * PLACE_BYTES))
+    held = held_bytes(layers, streamed)
+    more = held_bytes(layers, streamed, spare_bytes=spare_bytes)
+    tiers = expert_tiers(layers, streamed, spare_bytes=spare_bytes)
+    if any(each.experts for each in layers):
+        everything = sum(each.others + each.placed_experts for each in layers)
+        assert more == min(held + spare_bytes, max(held, everything))
+        assert tiers.streamed <= expert_tiers(layers, streamed).streamed
+        assert sum(read_bytes(layers, streamed, rows=3, spare_bytes=spare_bytes)) <= sum(
+            read_bytes(layers, streamed, rows=3)
+        )
+    else:
+        assert more == held
+        assert tiers == expert_tiers(layers, streamed)
+    whole = held_bytes(layers, streamed, is_whole=True)
+    assert held_bytes(layers, streamed, is_whole=True, spare_bytes=spare_bytes) == whole
+
+
+def test_an_expert_takes_its_place_with_it() -> None:
+    layers = [SPARSE] * 20
+    of_one = expert_bytes([PLAIN, *layers])
+    assert of_one == 10 * UNIT + PLACE_BYTES
+    one, two = (expert_tiers(layers, 19, spare_bytes=count * of_one) for count in (0, 1))
+    assert two.cache_bytes - one.cache_bytes == of_one
+    assert expert_bytes([PLAIN]) == 0
 
 
 def test_the_rest_of_the_layers_comes_first() -> None:

@@ -27,7 +27,7 @@ from edge.partition import (
 )
 from edge.partition.fit.check import check_fit
 from edge.partition.fit.streamed_layers import loads_of
-from edge.partition.plan.expert_tiers import WINDOW_LAYERS
+from edge.partition.plan.expert_tiers import PLACE_BYTES, WINDOW_LAYERS
 from tests.support.facts import changed_facts
 from tests.unit.partition.test_plan_cost import MODEL as FEW_LAYERS
 
@@ -43,6 +43,7 @@ SPARSE = changed_facts(
     ffn_column_bytes=NUM_EXPERTS * COLUMN_BYTES,
 )
 EXPERT_BYTES = SPARSE.kinds[0].ffn_columns * COLUMN_BYTES
+EXPERT_PLACE_BYTES = EXPERT_BYTES + PLACE_BYTES
 MATRIX_BYTES = 130
 """Of a layer; its norms and biases are 20 more."""
 
@@ -71,6 +72,9 @@ def device(id: str, memory_bytes: int, rates: ComputeRates | None = RATES) -> De
     return DeviceSpec(id=id, name=id, memory_bytes=memory_bytes, threads=1, rates=rates)
 
 
+GPU = replace(device("a", 1), host_memory_bytes=0)
+
+
 def alone(streamed_layers: int) -> Plan:
     shard = Shard(
         device="a",
@@ -80,6 +84,12 @@ def alone(streamed_layers: int) -> Plan:
         streamed_layers=streamed_layers,
     )
     return Plan(model="m", version=1, stages=(Stage(layers=range(LAYERS), shards=(shard,)),))
+
+
+def with_kept(plan: Plan, experts: int) -> Plan:
+    (stage,) = plan.stages
+    shard = stage.slices[0].keeping(experts)
+    return replace(plan, stages=(replace(stage, shards=(shard,)),))
 
 
 @pytest.mark.parametrize(
@@ -210,6 +220,49 @@ def test_a_gpu_has_room_for_all_experts_of_its_window_and_a_cpu_for_few() -> Non
         small = ClusterSpec(devices=(replace(each, memory_bytes=use.total),))
         with nullcontext() if fits else pytest.raises(CapacityError):
             check_fit(alone(LAYERS), SPARSE, small, WORKLOAD)
+
+
+def test_what_is_too_little_for_a_layer_holds_experts() -> None:
+    least = memory_use(alone(LAYERS), SPARSE, WORKLOAD)["a"]
+    layer_bytes = least.streamed_layer_bytes
+    for memory_bytes in range(least.total, least.total + 3 * layer_bytes, layer_bytes // 7):
+        cluster = ClusterSpec(devices=(device("a", memory_bytes),))
+        plan = choose(SPARSE, cluster, WORKLOAD, stream=True).plan
+        assert (
+            0 <= memory_bytes - memory_use(plan, SPARSE, WORKLOAD)["a"].total < least.expert_bytes
+        )
+        assert Plan.from_json(plan.to_json()) == plan
+        shard = plan.stages[0].slices[0]
+        assert shard.kept_experts < NUM_EXPERTS
+        assert shard.streaming(shard.streamed_layers) == shard
+        assert shard.streaming(LAYERS - 4).kept_experts == 0
+
+
+def test_a_gpu_keeps_no_experts_beside_the_layers_that_stay() -> None:
+    kept = with_kept(alone(LAYERS), 3)
+    for each, more in ((device("a", 1), 3 * EXPERT_PLACE_BYTES), (GPU, 0)):
+        plain, filled = (
+            memory_use(plan, SPARSE, WORKLOAD)["a"].on(each).total for plan in (alone(LAYERS), kept)
+        )
+        assert filled - plain == more
+
+
+def test_no_more_experts_are_kept_than_there_are() -> None:
+    everything = LAYERS * NUM_EXPERTS
+    with_kept(alone(LAYERS), everything).validate(SPARSE, None)
+    with pytest.raises(PlanError, match=f"keeps {everything + 1} experts, and the stage has"):
+        with_kept(alone(LAYERS), everything + 1).validate(SPARSE, None)
+
+
+def test_decoding_leaves_memory_to_experts_from_disk() -> None:
+    cpu = device("a", 10**12, replace(RATES, disk_bytes_per_s=1.0))
+    lends = replace(cpu, unused_buffer_bytes=3 * EXPERT_PLACE_BYTES)
+    lent, kept = (
+        estimate(plan, SPARSE, ClusterSpec(devices=(each,)), WORKLOAD).token_s
+        for plan, each in ((alone(LAYERS), lends), (with_kept(alone(LAYERS), 3), cpu))
+    )
+    without = estimate(alone(LAYERS), SPARSE, ClusterSpec(devices=(cpu,)), WORKLOAD).token_s
+    assert lent == kept < without
 
 
 def test_experts_that_were_found_in_memory_are_not_read() -> None:
