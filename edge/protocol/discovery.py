@@ -7,10 +7,12 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from edge import transport
 from edge.errors import EdgeError, NetworkError, PeerError
 from edge.membership.presence import Presences
+from edge.protocol.announced_peers import ASKED_WITHIN_S, MOST_AT_ONCE, first_answer
 from edge.protocol.carrying import carry_along
 from edge.protocol.last_heard import is_silence
 from edge.protocol.peer_info import PeerInfo, describe_peer, each_once, expulsion
@@ -192,19 +194,20 @@ async def _reach_all(
     records: Sequence[PeerRecord], credentials: Credentials | None
 ) -> list[PeerInfo | EdgeError]:
     """Each, or why it cannot be used: also because another one has told that it is expelled."""
-    answers = await asyncio.gather(*(_reach(record, credentials) for record in records))
+    turns = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def reach(record: PeerRecord) -> PeerInfo | EdgeError:
+        async with turns:
+            try:
+                return await first_answer(
+                    record,
+                    partial(describe_peer, credentials=credentials, timeout_s=ASKED_WITHIN_S),
+                )
+            except EdgeError as error:
+                return error
+
+    answers = await asyncio.gather(*map(reach, records))
     return [
         answer if isinstance(answer, EdgeError) else expulsion(answer) or answer
         for answer in answers
     ]
-
-
-async def _reach(record: PeerRecord, credentials: Credentials | None) -> PeerInfo | EdgeError:
-    """The peer by the first of its addresses that answers, else the last error."""
-    failure: EdgeError = NetworkError(f"{record.name} announces no address")
-    for address in record.addresses:
-        try:
-            return await describe_peer(address, credentials, timeout_s=3.0)
-        except EdgeError as error:
-            failure = error
-    return failure

@@ -70,6 +70,23 @@ class Refusals:
         self.queue.put_nowait(error)
 
 
+class Silent:
+    """Takes connections, and says nothing."""
+
+    def __init__(self) -> None:
+        self.calls: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        async with await asyncio.start_server(self._called, "127.0.0.1", 0) as server:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            while not self.calls.empty():
+                self.calls.get_nowait().close()
+
+    def _called(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.calls.put_nowait(writer)
+
+
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
         async with asyncio.timeout(60):

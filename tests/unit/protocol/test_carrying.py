@@ -12,24 +12,7 @@ import pytest
 from edge.protocol import carrying
 from edge.transport import DiscoveryBus, MemoryDiscovery, PeerRecord
 from tests.support.devices import Kept
-from tests.support.transport_listeners import echoing, run
-
-
-class Silent:
-    """Takes connections, and says nothing."""
-
-    def __init__(self) -> None:
-        self.calls: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
-
-    @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[str]:
-        async with await asyncio.start_server(self._called, "127.0.0.1", 0) as server:
-            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            while not self.calls.empty():
-                self.calls.get_nowait().close()
-
-    def _called(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.calls.put_nowait(writer)
+from tests.support.transport_listeners import Silent, echoing, run
 
 
 @contextlib.asynccontextmanager

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
 
 import edge
+from edge.errors import EdgeError
 from edge.membership.membership import Change, Membership, credentials
-from edge.protocol.discovery import SETTLE_S, browse
-from edge.protocol.peer_info import describe_all, describe_peer, expulsion
+from edge.protocol import announced_peers, discovery
+from edge.protocol.discovery import SETTLE_S, _reach_all, browse
+from edge.protocol.peer_info import PeerInfo, describe_all, describe_peer, expulsion
 from edge.transport import DiscoveryBus, MemoryDiscovery, PeerRecord
 from tests.support.null_peers import null_peers
 from tests.support.passing_time import let_pass
+from tests.support.transport_listeners import Silent, run
+
+
+def announced(name: str, *addresses: str) -> PeerRecord:
+    return PeerRecord(id=name, name=name, cluster="default", addresses=addresses)
 
 
 async def turns(count: int) -> None:
@@ -45,12 +53,12 @@ def test_it_goes_on_until_enough_are_found_and_then_for_a_moment() -> None:
 
 def test_it_ends_in_time_with_fewer_or_none() -> None:
     async def look() -> int:
-        discovery = MemoryDiscovery(DiscoveryBus(), cluster="c")
-        searching = asyncio.create_task(browse(discovery, timeout_s=1e6, at_least=2))
+        looking = MemoryDiscovery(DiscoveryBus(), cluster="c")
+        searching = asyncio.create_task(browse(looking, timeout_s=1e6, at_least=2))
         await turns(5)
         let_pass(1e6)
         found = await searching
-        await discovery.aclose()
+        await looking.aclose()
         return len(found)
 
     assert asyncio.run(look()) == 0
@@ -84,6 +92,74 @@ def test_a_peer_is_left_out_of_which_another_one_tells_that_it_was_expelled(tmp_
             assert "has been expelled" in str(failures[addresses[0]])
 
     asyncio.run(scenario())
+
+
+def test_addresses_that_do_not_answer_hold_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer is in several networks, of which this device is in one."""
+    monkeypatch.setattr(discovery, "ASKED_WITHIN_S", 1e9)
+    monkeypatch.setattr(announced_peers, "NEXT_AFTER_S", 0)
+
+    async def scenario() -> None:
+        silent = Silent()
+        async with (
+            silent.listening() as nothing,
+            null_peers(tmp_path, 1) as (daemon,),
+        ):
+            (there,) = daemon.resources.addresses
+            record = announced("kitchen", *[nothing] * 7, there)
+            (found,) = await _reach_all([record], None)
+            assert isinstance(found, PeerInfo)
+            assert found.address == there
+            assert silent.calls.qsize() == 7
+
+    run(scenario)
+
+
+def test_the_first_address_is_taken_that_answers_and_the_last_error_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            refusing = f"127.0.0.1:{closed.getsockname()[1]}"
+            await ask(refusing)
+
+    async def ask(refusing: str) -> None:
+        async with null_peers(tmp_path, 2) as daemons:
+            one, other = (daemon.resources.addresses[0] for daemon in daemons)
+            asked = [
+                announced("attic", refusing, one, other),
+                announced("cellar", refusing),
+                announced("nowhere"),
+            ]
+            found, failed, nowhere = await _reach_all(asked, None)
+        assert isinstance(found, PeerInfo)
+        assert found.address == one
+        assert refusing in str(failed)
+        assert "announces no address" in str(nowhere)
+
+    run(scenario)
+
+
+def test_so_many_peers_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has a token can announce a thousand that do not answer."""
+    monkeypatch.setattr(discovery, "ASKED_WITHIN_S", 1e9)
+    monkeypatch.setattr(discovery, "MOST_AT_ONCE", 2)
+
+    async def scenario() -> None:
+        silent = Silent()
+        async with silent.listening() as nothing:
+            asked = [announced(str(number), nothing) for number in range(4)]
+            looking = asyncio.create_task(_reach_all(asked, None))
+            for _ in range(2):
+                called = [await silent.calls.get() for _ in range(2)]
+                await turns(20)
+                assert silent.calls.empty()
+                for writer in called:
+                    writer.close()
+            assert all(isinstance(each, EdgeError) for each in await looking)
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("count", [0, -1, True, "2"])
