@@ -75,7 +75,13 @@ _MOST_ADDED = 100_000
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
     """Whether the file has a tokenizer at all."""
-    return metadata.get(_MODEL, "none") not in ("none", "no_vocab")
+    return _kind(metadata) not in ("none", "no_vocab")
+
+
+def _kind(metadata: Mapping[str, Any]) -> str:
+    """As the file calls it; empty for what is no text, and is not known."""
+    kind = metadata.get(_MODEL, "none")
+    return kind if isinstance(kind, str) else ""
 
 
 def gguf_end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
@@ -92,9 +98,8 @@ def gguf_end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
 
 def gguf_sampling(metadata: Mapping[str, Any], path: Path) -> SamplingParameters:
     """How its makers choose tokens, where the file says so; else greedy."""
-    given = {
-        name: metadata[key] for name, key in _SAMPLING.items() if metadata.get(key) is not None
-    }
+    given = {name: metadata[key] for name, key in _SAMPLING.items() if key in metadata}
+    given = {name: list(e) if isinstance(e, np.ndarray) else e for name, e in given.items()}
     if given.keys() - {"repetition_penalty"}:
         given.setdefault("temperature", 1.0)
     return sampling_of(given, str(path))
@@ -120,11 +125,11 @@ def describe_gguf_tokenizer(
     Raises CheckpointError for one that is not known here, naming the cause and the remedy.
     """
     tokens = _tokens(metadata, path)
-    kind = metadata.get(_MODEL)
+    kind = _kind(metadata)
     if kind == "gpt2":
         _pre_tokenizer(metadata, path)
     elif kind not in ("llama", "gemma4"):
-        raise _unknown_kind(path, kind)
+        raise _unknown_kind(metadata, path)
     return TokenizerFacts(
         file=path,
         kind=BYTE_LEVEL if kind == "gpt2" else BYTE_FALLBACK,
@@ -148,7 +153,7 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFi
     tokens = _tokens(metadata, path)
     types = _numbers(metadata, _TYPES, len(tokens), path)
     types = np.full(len(tokens), _NORMAL) if types is None else types
-    kind = metadata.get(_MODEL)
+    kind = _kind(metadata)
     if kind == "gpt2":
         pre = _pre_tokenizer(metadata, path)
         pipeline = _byte_level(pre, tokens, _merges(metadata, path))
@@ -163,7 +168,7 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFi
         pipeline = _sentence_pieces(spaceless, tokens, _merges(metadata, path))
         adds_bos = True
     else:
-        raise _unknown_kind(path, kind)
+        raise _unknown_kind(metadata, path)
     serialized = {
         "version": "1.0",
         "truncation": None,
@@ -186,8 +191,9 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFi
     )
 
 
-def _unknown_kind(path: Path, kind: object) -> CheckpointError:
-    return _refused(path, f"{_MODEL} {shown(kind)} is not known here; gpt2, llama and gemma4 are")
+def _unknown_kind(metadata: Mapping[str, Any], path: Path) -> CheckpointError:
+    kind = shown(metadata.get(_MODEL))
+    return _refused(path, f"{_MODEL} {kind} is not known here; gpt2, llama and gemma4 are")
 
 
 def _named(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, SpecialToken]:
@@ -235,7 +241,8 @@ def _merges(metadata: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:
 def _pre_tokenizer(metadata: Mapping[str, Any], path: Path) -> PreTokenizer:
     name = metadata.get(_PRE)
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
-        cause = f"{_PRE} {shown(name)} is not known here" if name else f"{_PRE} is missing"
+        known = f"{shown(name)} is not known here" if _PRE in metadata else "is missing"
+        cause = f"{_PRE} {known}"
         raise _refused(path, f"{cause}, and text that is cut wrongly becomes wrong tokens")
     return PRE_TOKENIZERS[name]
 

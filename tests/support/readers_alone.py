@@ -18,7 +18,13 @@ from edge.offload import GgufFile
 from edge.text import Tokenizer
 from edge.text.description import describe_tokenizer
 from edge.text.files import TOKENIZER, read_json, read_tokenizer_files
-from edge.text.gguf import gguf_tokenizer_files
+from edge.text.gguf import (
+    describe_gguf_tokenizer,
+    gguf_end_ids,
+    gguf_sampling,
+    gguf_templates,
+    gguf_tokenizer_files,
+)
 from edge.weights.gguf_form import gguf_spec
 from tests.support import gguf_bytes
 from tests.support.family_sizes import FAMILIES, MORE_FAMILIES, SHARED
@@ -135,16 +141,22 @@ def _gguf(path: Path) -> dict[str, Kind]:
         return read
 
     def read_model(file: GgufFile) -> None:
+        gguf_end_ids(file.metadata)
+        gguf_sampling(file.metadata, path)
+        gguf_templates(file.metadata, path)
         _model, spec = gguf_spec([file])
         if spec.num_layers <= _MOST_LAYERS:
             tensor_shapes(spec)
 
     def read_pieces(file: GgufFile) -> None:
+        with contextlib.suppress(CheckpointError):
+            describe_gguf_tokenizer(file.metadata, path, gguf_end_ids(file.metadata))
         tokenizer = Tokenizer(gguf_tokenizer_files(file.metadata, path))
         tokenizer.decode(tokenizer.encode("ab a"))
 
     whole = gguf_bytes.header(every, infos) + data
-    model = json.dumps(gguf_bytes.METADATA).encode()
+    sampling = {"general.sampling.temp": 0.5, "general.sampling.top_k": 40}
+    model = json.dumps({**gguf_bytes.METADATA, **sampling}).encode()
     return {
         "gguf bytes alone": Kind(whole, lambda content: opened(content, read_tensors)),
         "gguf metadata alone": Kind(model, with_metadata(read_model)),

@@ -267,6 +267,8 @@ def test_files_without_a_tokenizer() -> None:
         ({"pre": None}, r"tokenizer\.ggml\.pre is missing, and text that is cut wrongly"),
         ({"pre": "falcon"}, r"tokenizer\.ggml\.pre 'falcon' is not known here"),
         ({"pre": 7}, "is not known here"),
+        ({"pre": np.zeros(2)}, "is not known here"),
+        ({"model": np.zeros(2)}, r"tokenizer\.ggml\.model .* is not known here"),
         (
             {"model": "bert"},
             r"tokenizer\.ggml\.model 'bert' is not known here; gpt2, llama and gemma4",

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from transformers import AutoTokenizer
@@ -284,6 +285,9 @@ def test_sampling_of_a_gguf_file() -> None:
     assert found == SamplingParameters(temperature=1.0, top_p=0.9)
     with pytest.raises(CheckpointError, match=r"m\.gguf: top_p must be"):
         gguf_sampling({"general.sampling.top_p": 9.0}, path)
+    for name, key in (("top_k", "top_k"), ("temperature", "temp")):
+        with pytest.raises(CheckpointError, match=rf"m\.gguf: {name} must be"):
+            gguf_sampling({f"general.sampling.{key}": np.zeros(2)}, path)
 
 
 @pytest.mark.parametrize(
