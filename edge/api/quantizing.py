@@ -37,7 +37,7 @@ from edge.weights.quantized_store import store_errors_as_edge_errors
 from edge.weights.sensitivity import choices_of, least_bytes
 
 MOST_BITS = 16
-_METHOD = "GPTQ, 1"
+_METHOD = "GPTQ, 2"
 """Raise the number when the same statistics make other codes."""
 
 

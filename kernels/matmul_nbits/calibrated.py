@@ -34,9 +34,9 @@ _DAMPING = 0.1
 # A sum in float32 may have eigenvalues below 0 by more than the damping: tried with this much more.
 _MORE_DAMPING = (1.0, 10.0, 100.0)
 
-# All tiles are as wide, whatever their rows: the same products. A block of 64 columns in this many
-# rows is 128 KiB, of which a few stay in a 1 MiB L2 cache.
-_TILE_ROWS = 512
+# A block of 64 columns in the most rows is 128 KiB, of which a few stay in a 1 MiB L2 cache. Tiles
+# for fewer rows are lower, but have a power of 2, which products are made in parts of.
+_TILE_ROWS, _LEAST_TILE_ROWS = 512, 64
 
 # OpenBLAS gives a product of more multiplications than this to threads of its own. On a busy host
 # these wait for each other: a matrix that takes 1 s took 6 to 20.
@@ -152,16 +152,17 @@ def _round_tiles(
     on_rows: Callable[[int], None],
 ) -> None:
     """Rounds `_TILE_ROWS` rows after the other into `result`."""
+    height = min(_TILE_ROWS, max(_LEAST_TILE_ROWS, 1 << (len(weight) - 1).bit_length()))
     tile = RoundingTile(
         result.bits,
         result.block_size,
-        _TILE_ROWS,
+        height,
         np.dtype(np.float32),
         has_zeros=result.zero_points is not None,
     )
-    errors = np.zeros((max(len(run.root) for run in runs), _TILE_ROWS), np.float32)
-    for start in range(0, len(weight), _TILE_ROWS):
-        rows = slice(start, start + _TILE_ROWS)
+    errors = np.zeros((max(len(run.root) for run in runs), height), np.float32)
+    for start in range(0, len(weight), height):
+        rows = slice(start, start + height)
         for run in runs:
             part = weight[rows, run.start : run.start + len(run.root)]
             errors[part.shape[1] :] = 0

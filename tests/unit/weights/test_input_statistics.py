@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.errors import CapacityError, CheckpointError
+from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.models.spec import ModelSpec
 from edge.weights import input_statistics, observation
@@ -126,7 +127,8 @@ def test_what_each_kind_would_lose(tiny_checkpoint: Checkpoints, tmp_path: Path)
 
     value = checkpoint.weights["model.layers.1.self_attn.v_proj.weight"]
     x = inputs("layers.1.qkv", value.shape[1])
-    rounded = dequantize(quantize(value, bits=4, block_size=64, zero_points=True))
+    coded = quantize_calibrated(value, [x.T @ x], bits=4, block_size=64, zero_points=True)
+    rounded = dequantize(coded)
     error = np.square(x @ (value - rounded).T).sum() / np.square(x @ value.T).sum()
     (choice,) = (c for c in choices["layers.1.value.weight"] if c.kind == ZeroBlocks(4, 64))
     assert choice.loss == pytest.approx(0.4 * error, rel=1e-3)
