@@ -53,7 +53,7 @@ MAX_WAITING_CALLS = 2
 16."""
 
 TELLS_WITHIN_S = 1.0
-"""Who is expelled and does not read is not waited for."""
+"""Who is expelled, and neither asks nor reads in this time, is told nothing."""
 
 LARGE_BYTES = 256 << 10
 """A frame that may be larger is read in a thread, next to the loop."""
@@ -95,6 +95,8 @@ class Connection:
         self._user: Member | None = channel.remote_hello.get(MEMBER)
         self._owner = object() if self._user is None else self._user.id
         """Whose what is held counts as."""
+        self._is_answering = False
+        """A first call came, and was not kept waiting."""
         self._hearing = Hearing(channel, silent_after_s=silent_after_s)
         self._copy_room = resources.copy_room.of(self._owner)
         self._outgoing = OutgoingFrames(channel, self._copy_room, silent_after_s=silent_after_s)
@@ -128,11 +130,12 @@ class Connection:
 
     async def run(self) -> None:
         """Answer frames until the coordinator goes away, falls silent or talks nonsense."""
-        tasks = [
+        receiving = asyncio.create_task(self._receive())
+        answering = asyncio.create_task(self._answer_calls())
+        tasks: list[asyncio.Task[Any]] = [receiving, answering]
+        tasks += [
             asyncio.create_task(work)
             for work in (
-                self._receive(),
-                self._answer_calls(),
                 self._outgoing.send_reports(),
                 show_life(self._channel),
                 self._tell_silence(),
@@ -146,15 +149,19 @@ class Connection:
         telling = asyncio.create_task(self._tell_leaving())
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            await self._tell_expelled()
+            await self._tell_expelled(receiving, answering)
         finally:
             await uninterrupted(self._clean_up([*tasks, telling]))
 
-    async def _tell_expelled(self) -> None:
-        """Whoever is no member any more, where it waits for an answer: the handshake will tell it
-        less."""
+    async def _tell_expelled(
+        self, receiving: asyncio.Task[None], answering: asyncio.Task[None]
+    ) -> None:
+        """Whoever is no member any more, where it waits for an answer, or has just come and is
+        about to ask: the handshake will tell it less."""
         credentials, user = self._peer.credentials, self._user
-        if credentials is None or user is None or self._calls_read.empty():
+        if credentials is None or user is None:
+            return
+        if self._calls_read.empty() and (self._is_answering or receiving.done()):
             return
         error = PeerError(
             self._peer.settings.name,
@@ -163,9 +170,10 @@ class Connection:
         )
         with contextlib.suppress(RequestError, transport.TransportError, TimeoutError):
             if not credentials.is_admitted(user.id, user.edition):
-                frame, _ = self._calls_read.get_nowait()
-                answer = to_frame(Failed.kind, Failed.of(error), call=frame.header.get("call"))
+                answering.cancel()  # nothing else is answered any more
                 async with asyncio.timeout(TELLS_WITHIN_S):
+                    frame, _ = await self._calls_read.get()
+                    answer = to_frame(Failed.kind, Failed.of(error), call=frame.header.get("call"))
                     await self._channel.send(answer)
 
     async def _clean_up(self, tasks: list[asyncio.Task[Any]]) -> None:
@@ -273,6 +281,7 @@ class Connection:
             return
         while True:
             frame, taken = await self._calls_read.get()
+            self._is_answering = True
             async with self._large_answer(frame.kind):
                 answering = self._answer(frame)
                 del frame  # which may be large; it is not kept while its answer is sent

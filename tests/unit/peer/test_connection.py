@@ -415,8 +415,9 @@ def test_what_is_under_way_in_a_session_has_a_limit() -> None:
     asyncio.run(main())
 
 
-def test_who_is_expelled_is_hung_up_on(tmp_path: Path) -> None:
+def test_who_is_expelled_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a coordinator hangs up on a peer that is."""
+    monkeypatch.setattr("edge.peer.connection.TELLS_WITHIN_S", 0.0)
     founded, other = Membership.founded("attic"), Identity.made().id
     now = [founded]
     known = credentials(lambda: now[0])
@@ -442,7 +443,12 @@ def test_who_is_expelled_is_hung_up_on(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_who_is_expelled_while_it_waits_to_be_let_in_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_who_is_expelled_while_it_waits_to_be_let_in_is_told(
+    tmp_path: Path, is_quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also who has come just before, and asks only now."""
+    monkeypatch.setattr("edge.peer.connection.TELLS_WITHIN_S", 1e9)
     founded, other = Membership.founded("attic"), Identity.made().id
     now = [founded]
     known = credentials(lambda: now[0])
@@ -459,11 +465,16 @@ def test_who_is_expelled_while_it_waits_to_be_let_in_is_told(tmp_path: Path) -> 
         ours, theirs = MemoryChannel.pair("coordinator", "peer", first_hello={MEMBER: member})
         connection = Connection(resources, theirs, lets_in=lets_in)
         serving = asyncio.create_task(connection.run())
-        await ours.send(to_frame(Describe.kind, Describe(), call=1))
-        while connection._calls_read.empty():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        if is_quick:
+            await ours.send(to_frame(Describe.kind, Describe(), call=1))
+            while connection._calls_read.empty():  # noqa: ASYNC110
+                await asyncio.sleep(0)
         now[0] = founded.expelling(other)
         asked.set()
+        if not is_quick:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            await ours.send(to_frame(Describe.kind, Describe(), call=1))
         answer = await told(ours)
         assert (answer.kind, answer.header["call"]) == ("failed", 1)
         assert "expelled from the cluster" in answer.header["message"]
