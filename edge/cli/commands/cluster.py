@@ -177,7 +177,8 @@ def rotate(
         made = own.change(lambda newest: newest.rotated(name, ids))
     click.echo(f"The cluster is {fingerprint(made.cluster_id)} now.")
     if made.taken_in:
-        told = asyncio.run(_carried(own.credentials(), cluster, interfaces or None))
+        most = len(made.others)
+        told = asyncio.run(_carried(own.credentials(), cluster, interfaces or None, most))
         names = ", ".join(made.others.values())
         click.echo(f"Of {names}, {told} have followed; others will when they meet a member.")
     expelled = before.expelled.ids - made.others.keys()
@@ -192,18 +193,22 @@ def rotate(
 
 
 async def _carried(
-    credentials: Credentials, cluster: str, interfaces: tuple[str, ...] | None
+    credentials: Credentials, cluster: str, interfaces: tuple[str, ...] | None, most: int
 ) -> int:
-    """How many peers, of those that are announced, have followed to the cluster's new key."""
+    """How many peers, of those that are announced, have followed to the cluster's new key; there
+    are so many at the most."""
     told = 0
 
     def count() -> None:
         nonlocal told
         told += 1
+        if told >= most:
+            carrying.cancel()
 
-    carrying = carry_along(credentials, cluster, interfaces, on_carried=count)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(carrying, _TELL_FOR_S)
+    carrying = asyncio.create_task(carry_along(credentials, cluster, interfaces, on_carried=count))
+    await asyncio.wait([carrying], timeout=_TELL_FOR_S)
+    carrying.cancel()
+    await asyncio.gather(carrying, return_exceptions=True)
     return told
 
 
