@@ -24,6 +24,7 @@ from hypothesis.internal.conjecture import providers
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.state_paths import STATE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE
+from tests.support import patience
 from tests.support.forked import IMPORTED, ForkingPopen, Original
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ JOIN_TIMEOUT_S = 60.0
 
 LEAST_FREE_BYTES = 1 << 30
 """On the disk with the tests' folders, where a module begins; the largest test takes 0.7 GB."""
+
+HAVE_DAEMONS = ("multiprocess", "e2e")
+"""Folders of tests."""
 
 Opened = TypeVar("Opened", bound=contextlib.AbstractContextManager[Any])
 
@@ -76,6 +80,15 @@ def forked_processes() -> Iterator[None]:
         yield
     for original in originals.values():
         original.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Who has daemons of its own lets them take their time; others show what limits do."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name in HAVE_DAEMONS:
+            patience.be_patient(patch.setattr, patch.setitem, imports=True)
+        yield
 
 
 @pytest.fixture(scope="module")

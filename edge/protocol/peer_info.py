@@ -115,7 +115,7 @@ class PeerInfo(PeerDescription):
 
 
 async def describe_peer(
-    address: str, credentials: Credentials | None, *, timeout_s: float = 5.0
+    address: str, credentials: Credentials | None, *, timeout_s: float = CONNECT_WITHIN_S
 ) -> PeerInfo:
     """Ask the peer at `address` who it is.
 
@@ -216,10 +216,11 @@ async def describe_all(
 ) -> tuple[list[PeerInfo], dict[str, EdgeError]]:
     """Every peer that answers, once each, in the order given; and why the others do not.
 
-    peers: what each is shown, by its address. timeouts_s: how long each may take, 5 s if None.
+    peers: what each is shown, by its address. timeouts_s: how long each may take; as long as for
+    `describe_peer` if None.
     presences: see `each_once`.
     """
-    limits_s = dict.fromkeys(peers, 5.0) if timeouts_s is None else timeouts_s
+    limits_s = dict.fromkeys(peers, CONNECT_WITHIN_S) if timeouts_s is None else timeouts_s
     infos: dict[str, PeerInfo] = {}
     failures: dict[str, EdgeError] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.support import patience
 from tests.support.processes import run_bench
 
 
@@ -18,7 +19,9 @@ def test_connections_that_break_cost_no_reply(tmp_path: Path) -> None:
     kinds = ("link reset", "link garbled", "link swallowed", "control reset", "control garbled")
     for kind in kinds:
         options += ["--kind", kind]
-    done = run_bench("faults", tmp_path, *options)
+    # Of a link that brings nothing nobody else tells.
+    limits = {patience.VARIABLE: "edge.coordinator.stalls.STALLED_AFTER_S=1.2"}
+    done = run_bench("faults", tmp_path, *options, environment=limits)
     assert done.returncode == 0, done.stderr
     faults = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
     assert len(faults) == 6

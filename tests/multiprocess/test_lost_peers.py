@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from demos.bundled import MODEL
 from edge.api import reloading
 from edge.partition import Plan
 from edge.planning.load_options import Standby
+from edge.protocol.client import PeerClient
 from edge.weights.formats import Dtype
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
@@ -174,10 +176,24 @@ def test_states_are_computed_again(
 
 
 def test_stopped_while_generating(
-    trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
+    trio: Trio,
+    cluster: edge.Cluster,
+    endless_checkpoint: TinyCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its connections stay open: the others wait for it in a sum, until its coordinator, which
     hears nothing, ends their sessions."""
+    connect, to_stopped = PeerClient.connect, list[PeerClient]()
+
+    async def connected(address: str, *given: Any, **options: Any) -> PeerClient:
+        client = await connect(address, *given, **options)
+        if address == trio[1].address:
+            to_stopped.append(client)
+        return client
+
+    monkeypatch.setattr(PeerClient, "connect", connected)
+    for limit in ("LOST_ANSWERS_WITHIN_S", "SAYS_WHAT_IT_KEEPS_WITHIN_S"):
+        monkeypatch.setattr(reloading, limit, 0.2)  # for whom it does not answer
     plan = cut(endless_checkpoint, "tensor_3", trio.daemons)
     prompt = endless_checkpoint.prompt(5)
     stopped = trio[1].process
@@ -187,6 +203,8 @@ def test_stopped_while_generating(
         stream = model.stream(prompt, max_new_tokens=30)
         next(stream)
         stopped.send_signal(signal.SIGSTOP)
+        for client in to_stopped:  # of the others no silence counts, however busy they are
+            client._hearing.silent_after_s = 2.6
         try:
             for _token in stream:
                 pass
@@ -273,11 +291,7 @@ def test_who_has_the_weights_on_disk_is_a_better_stand_in(
     trio: Trio,
     cluster: edge.Cluster,
     endless_checkpoint: TinyCheckpoint,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # On a busy machine who is there answers late, and would count as one that keeps nothing.
-    monkeypatch.setattr(reloading, "SAYS_WHAT_IT_KEEPS_WITHIN_S", PATIENCE_S)
-    monkeypatch.setattr(reloading, "ANSWER_WITHIN_S", PATIENCE_S)
     ids = {peer.name: peer.id for peer in cluster.peers}
     # The one that would not be taken by its id.
     has_it = max(trio.daemons[1:], key=lambda daemon: ids[daemon.name])

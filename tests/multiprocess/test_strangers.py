@@ -288,7 +288,7 @@ def test_a_daemon_that_hangs_is_noticed_by_its_silence(tmp_path: Path) -> None:
         client.watch(lost.append)
         daemon.process.send_signal(signal.SIGSTOP)
         try:
-            with pytest.raises(edge.PeerLostError, match=r"silent for 0\.[5-9] s") as raised:
+            with pytest.raises(edge.PeerLostError, match=r"silent for \d+\.\d s") as raised:
                 await client.call(Describe())
             assert raised.value.peer == daemon.name
             assert lost == [raised.value]

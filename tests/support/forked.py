@@ -37,7 +37,7 @@ from typing import Any, ClassVar
 
 from edge.cli.main import COMMANDS
 from edge.host.huge_pages import with_malloc_settings
-from tests.support import quick_interpreter
+from tests.support import patience, quick_interpreter
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +51,11 @@ _INTERPRETED = "TRITON_INTERPRET"
 """Triton looks at this one when it is imported."""
 
 _PR_SET_CHILD_SUBREAPER = 36
+
+_CLONE_NEWNET = 0x40000000
+
+_IN_NETWORK = "--net="
+"""Of `nsenter`: the file of a network namespace."""
 
 _RATES = "tests.support.known_rates"
 """`edge` itself, whose peers know their speed."""
@@ -150,7 +155,7 @@ class Original:
 
 
 class ForkingPopen(subprocess.Popen[Any]):
-    """`subprocess.Popen`, which forks what is a usual `python -m edge`."""
+    """`subprocess.Popen`, which forks what is a usual `python -m edge`, also in another network."""
 
     originals: ClassVar[Mapping[str, Original]]
 
@@ -161,6 +166,9 @@ class ForkingPopen(subprocess.Popen[Any]):
         command, env = named["args"], named["env"]
         environment = dict(os.environ if env is None else env)
         words = [] if isinstance(command, str | bytes | os.PathLike) else list(command)
+        network = None
+        if words[:1] == ["nsenter"] and words[1].startswith(_IN_NETWORK):
+            network, words = words[1].removeprefix(_IN_NETWORK), words[2:]
         if words[1:2] == ["-P"]:  # it has no folder of this moment in its path
             del words[1]
         original = self.originals.get(_kind_of(words, environment))
@@ -180,6 +188,7 @@ class ForkingPopen(subprocess.Popen[Any]):
             "environment": environment,
             "cwd": os.fspath(named["cwd"] or Path.cwd()),
             "own_session": named["start_new_session"],
+            "network": network,
         }
         theirs = [named[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         streams = [number if end == -1 else end for number, end in enumerate(theirs)]
@@ -251,6 +260,8 @@ def _become(asked: Mapping[str, Any], streams: Sequence[int]) -> None:
     """What Python would have made of this process had it been started with that."""
     if asked["own_session"]:
         os.setsid()
+    if asked["network"] is not None:
+        _enter_network(asked["network"])
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -259,6 +270,7 @@ def _become(asked: Mapping[str, Any], streams: Sequence[int]) -> None:
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["environment"])
+    patience.set_limits(asked["environment"])
     tempfile.tempdir = None  # libraries that have been imported may have asked where it is
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.orig_argv = asked["command"]
@@ -276,6 +288,12 @@ def _become(asked: Mapping[str, Any], streams: Sequence[int]) -> None:
         )
         for number, usual in ((1, sys.stdout), (2, sys.stderr))
     )
+
+
+def _enter_network(file: str) -> None:
+    with Path(file).open("rb") as network:
+        if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 def _nothing_checked(*_: object, **__: object) -> None:
@@ -327,6 +345,7 @@ if __name__ == "__main__":
     # More shards compute in the tests than there are cores: who asks again and again for what a
     # neighbour has not sent yet takes the time that the neighbour would need.
     importlib.import_module("edge.transport.tcp_link").POLL_S = 0.0  # type: ignore[attr-defined]
+    patience.be_patient(imports=False)
     gc.freeze()
     environment = dict(os.environ)
     asked = _serve(socket.socket(fileno=int(sys.argv[2])))

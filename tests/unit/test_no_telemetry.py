@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from demos.bundled import MODEL
+from tests.support.processes import PATIENCE_S
 
 
 def test_onnx_runtime_neither_identifies_nor_reports(tmp_path: Path) -> None:
@@ -18,7 +19,7 @@ def test_onnx_runtime_neither_identifies_nor_reports(tmp_path: Path) -> None:
         [sys.executable, "-c", "import edge.backends.ort.backend"],
         env=environment,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
@@ -32,6 +33,6 @@ def test_looking_at_a_model_leaves_nothing(tmp_path: Path) -> None:
         env=environment,
         stdout=subprocess.DEVNULL,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert list(tmp_path.iterdir()) == []

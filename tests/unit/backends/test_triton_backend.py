@@ -13,8 +13,8 @@ from edge.backends import registry
 from edge.backends.registry import open_backend, usual_backend
 from edge.errors import RequestError
 from edge.host import cuda_driver
+from tests.support.processes import PATIENCE_S, edge_process
 from tests.support.processes import edge as edge_command
-from tests.support.processes import edge_process
 
 
 def without_packages(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
@@ -93,7 +93,7 @@ def test_a_host_s_memory_is_for_devices_that_have_another() -> None:
 def test_a_daemon_that_cannot_compute_does_not_start() -> None:
     arguments = ("peer", "--backend", "triton", "--listen", "127.0.0.1:0", "--no-announce")
     with edge_process(*arguments, environment={**os.environ, "TRITON_INTERPRET": "0"}) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert out == ""
     assert err.startswith("edge: back end triton cannot run here: PyTorch sees no CUDA device;")
@@ -133,6 +133,6 @@ def test_a_gpu_that_is_not_among_the_visible_ones_is_refused(named: str) -> None
 def test_a_gpu_that_cannot_be_used_is_refused(options: tuple[str, ...], message: str) -> None:
     arguments = ("peer", "--no-announce", "--listen", "127.0.0.1:0", *options)
     with edge_process(*arguments) as process:
-        _out, err = process.communicate(timeout=60)
+        _out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert message in err

@@ -37,6 +37,7 @@ from edge.transport.credentials import NONCE_BYTES, TAG_BYTES, Member
 from edge.transport.handshake import MEMBER, Role, greet
 from edge.transport.records import RecordSecrets
 from tests.support.devices import Kept
+from tests.support.passing_time import let_pass, somebody_waits_for
 from tests.support.transport_listeners import (
     GREETING,
     SECURED_GREETING,
@@ -329,18 +330,29 @@ def test_an_expelled_device_is_refused_from_then_on_on_both_sides() -> None:
 def test_a_stranger_learns_a_version_and_random_bytes(
     said: bytes, greets: bool, random_bytes: int
 ) -> None:
+    told = SECURED_GREETING if greets else b""
+
     async def scenario() -> None:
         (member,) = members(1)
-        loop, heard = asyncio.get_running_loop(), b""
-        async with echoing(credentials=member, handshake_timeout_s=0.2) as listener:
+        loop, heard = asyncio.get_running_loop(), bytearray()
+
+        async def hear(connected: socket.socket) -> None:
             # What has arrived before a reset is read; a stream would throw it away.
+            with contextlib.suppress(ConnectionResetError):
+                while part := await loop.sock_recv(connected, 4096):
+                    heard.extend(part)
+
+        async with echoing(credentials=member, handshake_timeout_s=40) as listener:
             with socket.create_connection(("127.0.0.1", listener.port)) as connected:
                 connected.setblocking(False)
                 await loop.sock_sendall(connected, said)
-                with contextlib.suppress(ConnectionResetError):
-                    while part := await loop.sock_recv(connected, 4096):
-                        heard += part
-        told = SECURED_GREETING if greets else b""
+                hearing = asyncio.create_task(hear(connected))
+                while not hearing.done() and not (  # noqa: ASYNC110
+                    somebody_waits_for(40) and len(heard) >= len(told) + random_bytes
+                ):
+                    await asyncio.sleep(0)
+                let_pass(40)  # it waits for more, or has hung up
+                await hearing
         assert heard[: len(told)] == told
         assert len(heard) == len(told) + random_bytes
 
