@@ -193,6 +193,10 @@ def test_the_bytes_on_the_wire_are_those_of_the_description() -> None:
     assert (secrets.sending, secrets.receiving) == (both[:SECRET_BYTES], both[SECRET_BYTES:])
     mirrored = RecordSecrets.derived(connector + listener, transcript, listens=True)
     assert (mirrored.receiving, mirrored.sending) == (secrets.sending, secrets.receiving)
+    assert [secrets.sending.hex(), secrets.receiving.hex()] == [
+        "bb684b4095ef93b78fd73744328484ee610446d918cb095046a87be7760ee15a",
+        "b05fae5b32e1d8c722909966d56130db6bb792b30a87af39ab1cd0d3341212b6",
+    ]
 
     records = SealedRecords(secrets, records_per_key=2)
     size, secret = b"\0\0\0\0\0\0\0\5", secrets.sending

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import hashlib
+import hmac
 import os
 import socket
 import ssl
@@ -34,7 +36,7 @@ from edge.transport import (
 )
 from edge.transport.async_socket import AsyncSocket
 from edge.transport.credentials import NONCE_BYTES, TAG_BYTES, Member
-from edge.transport.handshake import MEMBER, Role, greet
+from edge.transport.handshake import MEMBER, Role, _cover, greet
 from edge.transport.records import RecordSecrets
 from tests.support.devices import Kept
 from tests.support.passing_time import let_pass, somebody_waits_for
@@ -55,6 +57,22 @@ PROMPT = "the secret of the attic " * 40
 
 def shown(membership: Membership) -> Credentials:
     return credentials(lambda: membership)
+
+
+def test_tags_and_the_keys_around_tls_are_those_of_the_description() -> None:
+    """Known answers, by a formula of their own: other versions make the same."""
+    key, transcript = b"k" * 32, b"transcript"
+    tag = hmac.digest(key, b"edge connecting\0transcript", hashlib.sha256)
+    shown = replace(members(1)[0], tag_key=key)
+    assert shown.tag(b"connecting", transcript) == tag
+    assert tag.hex() == "f96e8c402b22fdf19d2fab01ce22b512c80456c52e59417eca095b0c5def0390"
+    root = hmac.digest(hashlib.sha256(transcript).digest(), key, hashlib.sha256)
+    first = hmac.digest(root, b"edge handshake\1", hashlib.sha256)
+    second = hmac.digest(root, first + b"edge handshake\2", hashlib.sha256)
+    for listens, (sending, receiving) in ((False, (first, second)), (True, (second, first))):
+        cover = _cover(key, transcript, listens=listens)
+        assert (cover.sending, cover.receiving) == (sending, receiving)
+    assert first.hex() == "d91028c5306c219b92a289aaeb89668395ea12384be9c79e6ec5b142cd24342e"
 
 
 def test_members_know_each_other_by_their_keys() -> None:

@@ -1,6 +1,8 @@
 """Peers and their records: what is merged, what is announced, what of a stranger is believed."""
 
 import asyncio
+import hashlib
+import hmac
 import uuid
 from collections.abc import Mapping
 
@@ -203,6 +205,23 @@ def test_with_a_key_nothing_that_is_announced_can_be_changed() -> None:
         assert record_of(name, {**entries, added: b"10.0.0.9:7"}, "default", KEY) is None
     swapped = {**entries, b"at.0": entries[b"at.1"], b"at.1": entries[b"at.0"]}
     assert record_of(name, swapped, "default", KEY) is None
+
+
+def test_the_tag_of_an_announcement_is_that_of_the_description() -> None:
+    """Other versions make the same, or members do not find each other."""
+    [service] = services_of(record("one", "10.0.0.1:7", name="", protocol=32), (), KEY)
+    digest = hmac.digest(KEY, b"edge is announced as default\none", hashlib.sha256).hex()
+    assert (
+        service.name
+        == f"edge-{digest[:16]}-7.{SERVICE_TYPE}"
+        == f"edge-c3e4cc70b79a7f85-7.{SERVICE_TYPE}"
+    )
+    covered = (
+        f'["{service.name}", "default", '
+        '[["at.0", "10.0.0.1:7"], ["id", "one"], ["name", ""], ["protocol", "32"]]]'
+    )
+    tag = hmac.digest(KEY, b"edge announces " + covered.encode(), hashlib.sha256).hex()[:32]
+    assert service.properties[b"cluster"] == tag.encode() == b"cb2dec02f578603bb382894d0cf9550a"
 
 
 def test_a_name_on_the_network_tells_nobody_the_clusters_name() -> None:
