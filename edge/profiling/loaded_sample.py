@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import Backend
 from edge.profiling.random_weights import written_weights
-from edge.profiling.sample import CONTEXT_TOKENS, REQUESTS, Sample, Width
+from edge.profiling.sample import REQUESTS, Sample, Width
 from edge.protocol.step import Step, StepEntry
 from edge.transport import SoloCollective, Work
 from edge.weights.formats import WeightFormat
@@ -44,18 +45,37 @@ class LoadedSample:
     """A sample on the back end, with made-up weights. `close` frees it."""
 
     def __init__(
-        self, site: Site, sample: Sample, width: Width, weight_format: WeightFormat
+        self,
+        site: Site,
+        sample: Sample,
+        width: Width,
+        weight_format: WeightFormat,
+        *,
+        is_streamed: bool = False,
     ) -> None:
+        """is_streamed: its layers are on disk, and all of their experts find room in memory.
+
+        Raises StoreError where the disk has no room for that.
+        """
         layout = sample.layout(width, weight_format)
+        if is_streamed:
+            layout = dataclasses.replace(
+                layout, streamed_layers=len(layout.layers), kept_experts=sample.num_experts
+            )
         self.sample = sample
         self.nbytes = sample.nbytes(width, weight_format)
         self.runs = Runs()
         self._ends: dict[str, int] = {}
         """Of each request, the tokens so far, where layers have states."""
-        with written_weights(layout, weight_format, site.folder) as weights:
+        with contextlib.ExitStack() as stack:
+            weights = stack.enter_context(
+                written_weights(layout, weight_format, site.folder, packs=True)
+            )
             self._program = site.backend.load(
                 sample.spec, layout, weights, weight_format, limits=sample.limits
             )
+            # What is packed is read again, where it is on disk.
+            self._files = stack.pop_all() if is_streamed else contextlib.ExitStack()
         rows = max(sample.chunk_rows, REQUESTS)
         shape = (rows, sample.spec.hidden_size)
         self._hidden = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
@@ -75,7 +95,7 @@ class LoadedSample:
         entries = []
         for entry in step.entries:
             position = self._ends.get(entry.request, 0)
-            if position + len(entry.tokens) > CONTEXT_TOKENS:
+            if position + len(entry.tokens) > self.sample.context_tokens:
                 self._program.release(entry.request)
                 position = 0
             entries.append(dataclasses.replace(entry, position=position))
@@ -84,6 +104,7 @@ class LoadedSample:
 
     def close(self) -> None:
         self._program.close()
+        self._files.close()
 
 
 class Runs(SoloCollective):

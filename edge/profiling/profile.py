@@ -17,6 +17,7 @@ import numpy as np
 
 from edge.partition import ComputeRates
 from edge.profiling.cold_caches import Caches
+from edge.profiling.expert_costs import expert_seconds
 from edge.profiling.loaded_sample import (
     EARLY_POSITION,
     Check,
@@ -61,6 +62,7 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile
     weight_format = order.weight_format
     caches = Caches(site.budget_bytes)
     sample = weights_sample(order.model, weight_format, site.budget_bytes - caches.nbytes)
+    expert_s = expert_seconds(site, order, caches)
     with contextlib.ExitStack() as stack:
         loaded = LoadedSample(site, sample, "whole", weight_format)
         stack.callback(loaded.close)
@@ -110,6 +112,7 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile
             feed_forward_slice_s=tuple(each[2] for each in slice_s),
             attention_s=attention_s,
             run_s=slices.run_s,
+            expert_s=None if expert_s is None else max(expert_s, slices.run_s),
             jitter=slices.jitter,
             sample_s=sample_s,
             step_s=_less(stepping_s, slices.run_s),

@@ -19,22 +19,25 @@ from numpy.typing import NDArray
 from edge.backends.interface import ShardWeights
 from edge.errors import CapacityError
 from edge.host.disk_rate import TEMPORARY
-from edge.offload import Manifest, TensorEntry
+from edge.offload import DerivedCache, Manifest, TensorEntry
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, token_table
 
 _BLOCK_BYTES = 4 << 20
 _ALIGNMENT = 4096
 _STALE_S = 3600.0
+_MOST_PACKED_BYTES = 1 << 40
 _STRIDE = 8191
 """A prime: tensor after tensor begins at another element of the block."""
 
 
 @contextlib.contextmanager
 def written_weights(
-    layout: ShardLayout, weight_format: WeightFormat, folder: Path
+    layout: ShardLayout, weight_format: WeightFormat, folder: Path, *, packs: bool = False
 ) -> Iterator[ShardWeights]:
     """A file of random weights for the shard, in `folder`, until the block ends.
+
+    packs: and room beside it for what a back end makes of them.
 
     It takes `written_bytes` of the disk. Raises CapacityError where that has no room for them.
     """
@@ -51,7 +54,8 @@ def written_weights(
                 f"the disk of {folder} has no room for the weights of a measurement",
                 remedy="free some",
             ) from error
-        yield ShardWeights(path=path, manifest=manifest)
+        packed = DerivedCache(Path(own) / "packed", _MOST_PACKED_BYTES) if packs else None
+        yield ShardWeights(path=path, manifest=manifest, packed=packed)
 
 
 def written_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:

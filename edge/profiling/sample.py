@@ -30,6 +30,7 @@ from edge.partition import (
     memory_use,
     whole_shard,
 )
+from edge.partition.plan.expert_tiers import PLACE_BYTES
 from edge.protocol.step import StepLimits
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
@@ -46,6 +47,13 @@ REQUESTS = 32
 CONTEXT_TOKENS = 1024
 """The longer of two contexts whose difference says what attention costs."""
 
+
+_EXPERT_LAYERS = 4
+"""Of a sample of experts, if there is room: what only the first one of a step costs counts
+less."""
+
+_FEW_TOKENS, _FEW_ROWS = 32, 8
+"""The longest context of that sample, and its longest step."""
 
 _LEAST_HIDDEN = 32
 """The hidden size of samples with next to nothing in them."""
@@ -75,12 +83,28 @@ class Sample:
     that one token goes through."""
     counted: ModelSpec | None = None
     """What its bytes are counted of, where that has more experts."""
+    context_tokens: int = CONTEXT_TOKENS
+    """The longest context that it is measured with."""
+    requests: int = REQUESTS
+    """In its largest step of several."""
 
     @property
     def num_heads(self) -> int:
         """Query heads of all its layers together."""
         mixers = [self.spec.layer(number).mixer for number in self._middle]
         return sum(attended_heads(each) * each.num_units for each in mixers)
+
+    @property
+    def num_experts(self) -> int:
+        """Of all its layers together."""
+        blocks = [self.spec.layer(number).feed_forward for number in self._middle]
+        return sum(each.num_experts for each in blocks if isinstance(each, Experts))
+
+    @property
+    def num_routed(self) -> int:
+        """How many of them one token goes through."""
+        blocks = [self.spec.layer(number).feed_forward for number in self._middle]
+        return sum(each.top_k for each in blocks if isinstance(each, Experts))
 
     @property
     def _middle(self) -> range:
@@ -147,10 +171,10 @@ class Sample:
     @property
     def limits(self) -> StepLimits:
         return StepLimits(
-            context_tokens=CONTEXT_TOKENS,
+            context_tokens=self.context_tokens,
             chunk_tokens=self.chunk_rows,
-            requests=REQUESTS,
-            cached_tokens=CONTEXT_TOKENS * REQUESTS,
+            requests=self.requests,
+            cached_tokens=self.context_tokens * self.requests,
         )
 
 
@@ -183,15 +207,58 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
             chunk_rows=chunk_rows,
             is_narrowed=False,
         )
-    largest, layer = max(
+    _bytes, layer = max(
         zip(facts.kinds, spec.kinds, strict=True), key=lambda pair: pair[0].weight_bytes
     )
-    all_experts, layer = layer.feed_forward, _with_few_experts(layer)
-    few = model_facts(_resized(spec, [layer]), weight_format, name="few", embedding_itemsize=4)
-    (largest,) = few.kinds
+    narrow = _narrowed(spec, _with_few_experts(layer), weight_format, room_bytes)
+    columns = narrow.feed_forward.columns
+    counted = dataclasses.replace(narrow, feed_forward=layer.feed_forward.with_columns(columns))
+    return Sample(
+        spec=_resized(spec, [narrow]),
+        num_layers=1,
+        chunk_rows=chunk_rows,
+        is_narrowed=True,
+        counted=_resized(spec, [counted]),
+    )
+
+
+def expert_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: int) -> Sample | None:
+    """Few layers with as many experts as one token goes through, twice in the budget; None without
+    experts, and where they do not fit."""
+    spec = _divisible(spec)
+    sparse = [each for each in spec.kinds if isinstance(each.feed_forward, Experts)]
+    if not sparse:
+        return None
+    work_bytes = _work_bytes(spec, _FEW_ROWS, context_tokens=_FEW_TOKENS)
+    room_bytes = budget_bytes // 2 - work_bytes
+    try:
+        layer = _narrowed(spec, _with_few_experts(sparse[0]), weight_format, room_bytes)
+    except CapacityError:
+        return None
+    (facts,) = model_facts(
+        _resized(spec, [layer]), weight_format, name="few", embedding_itemsize=4
+    ).kinds
+    placed_bytes = facts.weight_bytes + facts.num_experts * PLACE_BYTES
+    count = max(1, min(_EXPERT_LAYERS, spec.num_layers, room_bytes // placed_bytes))
+    return Sample(
+        spec=_resized(spec, [layer] * count),
+        num_layers=count,
+        chunk_rows=_FEW_ROWS,
+        is_narrowed=True,
+        context_tokens=_FEW_TOKENS,
+        requests=1,
+    )
+
+
+def _narrowed(
+    spec: ModelSpec, layer: LayerSpec, weight_format: WeightFormat, room_bytes: int
+) -> LayerSpec:
+    """The layer with as many of its heads and columns as find room. Raises CapacityError."""
+    facts = model_facts(_resized(spec, [layer]), weight_format, name="few", embedding_itemsize=4)
+    (largest,) = facts.kinds
     groups, most = largest.num_kv_heads, largest.ffn_columns
     blocks = -(-most // facts.column_multiple)
-    share = min(1.0, room_bytes / largest.weight_bytes)
+    share = max(0.0, min(1.0, room_bytes / largest.weight_bytes))
     while True:
         kv_heads = max(1, int(groups * share))
         columns = min(most, max(1, int(blocks * share)) * facts.column_multiple)
@@ -202,13 +269,7 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
         share *= 0.9
     mixer = layer.mixer.of_units(range(kv_heads * (largest.num_heads // groups)))
     assert mixer is not None
-    narrow, counted = (
-        _resized(spec, [LayerSpec(mixer=mixer, feed_forward=block.with_columns(columns))])
-        for block in (layer.feed_forward, all_experts)
-    )
-    return Sample(
-        spec=narrow, num_layers=1, chunk_rows=chunk_rows, is_narrowed=True, counted=counted
-    )
+    return LayerSpec(mixer=mixer, feed_forward=layer.feed_forward.with_columns(columns))
 
 
 def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: int) -> Sample:
@@ -256,9 +317,8 @@ def _with_few_experts(layer: LayerSpec) -> LayerSpec:
     block = layer.feed_forward
     if not isinstance(block, Experts) or block.groups > 1:
         return layer
-    return dataclasses.replace(
-        layer, feed_forward=dataclasses.replace(block, num_experts=block.top_k)
-    )
+    few = dataclasses.replace(block, num_experts=block.top_k)
+    return dataclasses.replace(layer, feed_forward=few)
 
 
 def _divisible(spec: ModelSpec) -> ModelSpec:
@@ -308,33 +368,36 @@ def _layer_bytes(layer: LayerFacts, kv_heads: int, columns: int) -> int:
     )
 
 
-def _work_bytes(spec: ModelSpec, rows: int) -> int:
+def _work_bytes(spec: ModelSpec, rows: int, *, context_tokens: int = CONTEXT_TOKENS) -> int:
     """What a step of so many rows takes over its weights: activations, rotary tables, KV."""
-    return max(_layer_work_bytes(spec.hidden_size, kind, rows) for kind in spec.kinds)
+    return max(
+        _layer_work_bytes(spec.hidden_size, kind, rows, context_tokens) for kind in spec.kinds
+    )
 
 
-def _layer_work_bytes(hidden_size: int, layer: LayerSpec, rows: int) -> int:
+def _layer_work_bytes(hidden_size: int, layer: LayerSpec, rows: int, context_tokens: int) -> int:
     mixer = layer.mixer
-    values = layer.feed_forward.row_values(CONTEXT_TOKENS, hidden_size)
+    values = layer.feed_forward.row_values(context_tokens, hidden_size)
     if isinstance(mixer, Attention):
         heads = mixer.num_heads * (1 + mixer.output_gate) + 2 * mixer.num_kv_heads
-        values += 2 * heads * mixer.head_size + CONTEXT_TOKENS * mixer.head_size // rows
+        values += 2 * heads * mixer.head_size + context_tokens * mixer.head_size // rows
     else:
-        values += mixer.row_values(CONTEXT_TOKENS, hidden_size)
-    kept_bytes = 2 * CONTEXT_TOKENS * layer_token_bytes(mixer, "float32")
+        values += mixer.row_values(context_tokens, hidden_size)
+    kept_bytes = 2 * context_tokens * layer_token_bytes(mixer, "float32")
     kept_bytes += REQUESTS * layer_state_bytes(mixer, "float32")
     return 4 * rows * (4 * hidden_size + values) + kept_bytes
 
 
 def _chunk_rows(spec: ModelSpec, budget_bytes: int) -> int:
     """The longest step that leaves three quarters of the budget to weights, or the shortest if that
-    leaves half. Raises CapacityError."""
+    leaves a third. Raises CapacityError."""
     for rows in CHUNK_ROWS:
         if _work_bytes(spec, rows) <= budget_bytes // 4:
             return rows
-    if _work_bytes(spec, CHUNK_ROWS[-1]) <= budget_bytes // 2:
+    least_bytes = _work_bytes(spec, CHUNK_ROWS[-1]) * 3 // 2
+    if least_bytes <= budget_bytes:
         return CHUNK_ROWS[-1]
-    raise _too_large(2 * _work_bytes(spec, CHUNK_ROWS[-1]), budget_bytes)
+    raise _too_large(least_bytes, budget_bytes)
 
 
 def _too_large(need_bytes: int, budget_bytes: int) -> CapacityError:

@@ -42,7 +42,7 @@ class Load:
     routed_s: float = 0.0
     """Of `disk_s`: experts, which are read only once it is known that they are needed."""
     runs_s: float = 0.0
-    """Beside that, what it takes to run a graph for each expert."""
+    """Beside that, what it takes that each expert is a graph."""
 
     @property
     def seconds(self) -> float:
@@ -85,7 +85,7 @@ def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> 
             disk_s=nbytes * byte_s,
             copy_s=uses[device.id].streamed_bytes / _copy_rate(device),
             routed_s=uses[device.id].routed_bytes * byte_s,
-            runs_s=uses[device.id].expert_runs * (device.rates.run_s if device.rates else 0.0),
+            runs_s=uses[device.id].expert_runs * _expert_s(device),
         )
 
     return {id: load(cluster.device(id), nbytes) for id, nbytes in disk_bytes.items()}
@@ -241,6 +241,13 @@ def _sharing(reading: list[DeviceSpec], device: DeviceSpec) -> int:
     if not device.host:
         return 1
     return sum(other.host == device.host for other in reading)
+
+
+def _expert_s(device: DeviceSpec) -> float:
+    rates = device.rates
+    if rates is None:
+        return 0.0
+    return rates.run_s if rates.expert_s is None else rates.expert_s
 
 
 def _copy_rate(device: DeviceSpec) -> float:

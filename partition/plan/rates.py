@@ -55,6 +55,9 @@ class ComputeRates:
     """Choosing one token from the whole vocabulary."""
     step_s: float
     """Fixed cost of a step beside its runs: its queue, bindings, telling the token."""
+    expert_s: float | None = None
+    """What an expert of one token takes longer where it is brought in, and is a graph of its own,
+    than among others of its layer that all stay; the disk's time apart. None when not measured."""
     disk_bytes_per_s: float | None = None
     """Sequential reading; None when not measured."""
     copy_bytes_per_s: float | None = None
@@ -83,6 +86,8 @@ class ComputeRates:
                 _require_seconds(name, value)
         for name in ("run_s", "jitter", "sample_s", "step_s"):
             _require_seconds(name, getattr(self, name))
+        if self.expert_s is not None:
+            _require_seconds("expert_s", self.expert_s)
         for name in ("disk_bytes_per_s", "copy_bytes_per_s"):
             rate = getattr(self, name)
             if rate is not None and not (math.isfinite(rate) and rate > 0):
@@ -167,6 +172,7 @@ class ComputeRates:
             jitter=_number("jitter", obj["jitter"]),
             sample_s=_number("sample_s", obj["sample_s"]),
             step_s=_number("step_s", obj["step_s"]),
+            expert_s=_number_or_none("expert_s", obj["expert_s"]),
             disk_bytes_per_s=_number_or_none("disk_bytes_per_s", obj["disk_bytes_per_s"]),
             copy_bytes_per_s=_number_or_none("copy_bytes_per_s", obj["copy_bytes_per_s"]),
             spread=_pair("spread", obj["spread"]),

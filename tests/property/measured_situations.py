@@ -187,6 +187,7 @@ def scaled(rates: ComputeRates, factor: float) -> ComputeRates:
         feed_forward_slice_s=times(rates.feed_forward_slice_s),
         attention_s=times(rates.attention_s),
         run_s=rates.run_s * factor,
+        expert_s=None if rates.expert_s is None else rates.expert_s * factor,
         sample_s=rates.sample_s * factor,
         step_s=rates.step_s * factor,
     )

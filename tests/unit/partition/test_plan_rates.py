@@ -89,7 +89,7 @@ def test_a_pace_is_that_of_its_rows_and_goes_on_as_it_ends() -> None:
 
 
 def test_json_and_back() -> None:
-    for rates in (RATES, replace(RATES, disk_bytes_per_s=1e9)):
+    for rates in (RATES, replace(RATES, disk_bytes_per_s=1e9, expert_s=1e-4)):
         assert ComputeRates.from_json(json.loads(json.dumps(rates.to_json()))) == rates
 
 
@@ -117,6 +117,7 @@ def test_json_and_back() -> None:
         ("jitter", -0.1),
         ("sample_s", "0"),
         ("step_s", None),
+        ("expert_s", -1e-9),
         ("disk_bytes_per_s", 0),
     ],
 )

@@ -282,18 +282,22 @@ def test_experts_that_were_found_in_memory_are_not_read() -> None:
     assert load.disk_s == load.routed_s == few["a"].routed_bytes / 100
 
 
-def test_each_expert_that_a_token_goes_through_is_a_graph_of_its_own() -> None:
-    """Where others are on disk, though all are found in memory."""
+@pytest.mark.parametrize("expert_s", [None, 11.0])
+def test_each_expert_that_a_token_goes_through_is_a_graph_of_its_own(
+    expert_s: float | None,
+) -> None:
+    """Where others are on disk, though all are found in memory. What that takes is measured, or as
+    any run of a graph."""
     sparse = changed_facts(MODEL, num_experts=5, top_k=2, expert_column_bytes=1)
     found = replace(WORKLOAD, expert_hits=1.0)
     run_s = 7.0
-    cpu = device("a", 10**6, replace(RATES, run_s=run_s))
+    cpu = device("a", 10**6, replace(RATES, run_s=run_s, expert_s=expert_s))
     cluster = ClusterSpec(devices=(cpu,))
     use = memory_use(alone(5), sparse, found)["a"]
     assert use.expert_runs == pytest.approx(2 * LAYERS)
     assert use.on(replace(cpu, host_memory_bytes=0)).expert_runs == 0
     whole, streamed = (estimate(alone(count), sparse, cluster, found) for count in (0, 5))
-    assert streamed.token_s - whole.token_s == pytest.approx(2 * LAYERS * run_s)
+    assert streamed.token_s - whole.token_s == pytest.approx(2 * LAYERS * (expert_s or run_s))
     assert memory_use(alone(0), sparse, found)["a"].expert_runs == 0
     assert memory_use(alone(5), MODEL, found)["a"].expert_runs == 0
     with pytest.raises(ValueError, match=r"expert_hits are 1\.5"):

@@ -24,8 +24,11 @@ from edge.profiling.profile import agreed, in_words, spread_of
 from edge.profiling.random_weights import written_bytes, written_weights
 from edge.profiling.sample import (
     CHUNK_ROWS,
+    CONTEXT_TOKENS,
+    REQUESTS,
     SAMPLE_BYTES,
     attention_sample,
+    expert_sample,
     sample_budget_bytes,
     step_sample,
     weights_sample,
@@ -327,15 +330,40 @@ def test_a_spread_is_of_most_times_over_the_median() -> None:
     assert high == pytest.approx(81 / 51)
 
 
+EXPERTS = Experts(num_experts=48, top_k=4, columns=768, activation="silu", renormalized=True)
+SPARSE = LayerSpec(
+    mixer=plain_layer(num_heads=24, num_kv_heads=4, head_size=64).mixer, feed_forward=EXPERTS
+)
+GROUPED = replace(SPARSE, feed_forward=replace(EXPERTS, groups=4, chosen_groups=2))
+
+
+@pytest.mark.parametrize("budget_mib", [12, 24, 64, 512])
+def test_experts_are_measured_with_those_of_one_token(budget_mib: int) -> None:
+    model = spec_of([SPARSE] * 9, hidden_size=1536, vocab_size=40)
+    sample = expert_sample(model, INT4, budget_mib << 20)
+    assert sample is not None
+    assert 2 * sample.nbytes("whole", INT4) < budget_mib << 20
+    assert sample.num_experts == sample.num_routed == 4 * sample.num_layers
+    block = sample.spec.layer(1).feed_forward
+    assert isinstance(block, Experts)
+    assert (block.columns == 768) == (sample.num_layers > 1) == (budget_mib > 24)
+    assert sample.limits.cached_tokens < CONTEXT_TOKENS * REQUESTS
+    unlike = spec_of([GROUPED] * 4, hidden_size=1536, vocab_size=40)
+    all_of_them = expert_sample(unlike, INT4, 512 << 20)
+    assert all_of_them is not None
+    assert all_of_them.num_experts == 12 * all_of_them.num_routed
+
+
+def test_experts_are_not_measured_where_there_are_none_or_is_no_room() -> None:
+    model = spec_of([SPARSE] * 4, hidden_size=1536, vocab_size=40)
+    assert expert_sample(model, INT4, 1 << 20) is None
+    assert expert_sample(spec(), INT4, PLENTY) is None
+
+
 def test_a_layer_whose_experts_are_too_large_has_those_of_one_token_and_is_counted_with_all() -> (
     None
 ):
-    experts = Experts(
-        num_experts=48, top_k=4, columns=768, activation="silu", renormalized=True
-    )  # fmt: skip
-    mixer = plain_layer(num_heads=24, num_kv_heads=4, head_size=64).mixer
-    layer = LayerSpec(mixer=mixer, feed_forward=experts)
-    model = spec_of([layer] * 4, hidden_size=1536, vocab_size=40)
+    model = spec_of([SPARSE] * 4, hidden_size=1536, vocab_size=40)
     sample = weights_sample(model, INT4, 48 << 20)
     assert sample.is_narrowed
     assert sample.counted is not None
@@ -352,8 +380,7 @@ def test_a_layer_whose_experts_are_too_large_has_those_of_one_token_and_is_count
     column_bytes = model_facts(model, INT4, name="m", embedding_itemsize=4).kinds[0]
     of_columns = column_bytes.expert_column_bytes * measured.columns
     assert expert_bytes == pytest.approx(of_columns, rel=1e-3), "and a row of the router"
-    grouped = replace(experts, groups=4, chosen_groups=2)
-    unlike = spec_of([replace(layer, feed_forward=grouped)] * 4, hidden_size=1536, vocab_size=40)
+    unlike = spec_of([GROUPED] * 4, hidden_size=1536, vocab_size=40)
     all_of_them = weights_sample(unlike, INT4, 48 << 20).spec.layer(1).feed_forward
     assert isinstance(all_of_them, Experts)
     assert all_of_them.num_experts == 48
