@@ -69,12 +69,14 @@ def limited_peer(
     threads: int | None = None,
     name: str = "limited",
     group: ControlGroup | None = None,
+    program: str = "edge",
 ) -> Iterator[LimitedPeer]:
-    """Ends with the block. `memory_bytes` is what it is told, `group` what the system enforces.
+    """Ends with the block. `memory_bytes` is what it is told, `group` what the system enforces;
+    `program` a module that is called as `edge` is.
 
     Raises OSError if it does not start; its own message is on standard error.
     """
-    command = [sys.executable, "-m", "edge", "peer", "--supervised", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", program, "peer", "--supervised", "--listen", "127.0.0.1:0"]
     command += ["--name", name]
     if memory_bytes is not None:
         command += ["--memory", str(memory_bytes)]

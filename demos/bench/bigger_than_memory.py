@@ -19,14 +19,26 @@ import click
 import edge
 from edge.demos.bench import results
 from edge.demos.bench.limited.cases import CASES, QUICK, Case
-from edge.demos.bench.limited.runs import PREFIX, Setting, run_alone, run_pair, run_window
+from edge.demos.bench.limited.runs import (
+    PREFIX,
+    Setting,
+    run_alone,
+    run_lending,
+    run_pair,
+    run_window,
+)
 from edge.demos.bench.limited.sides import SideError, gguf_of
 from edge.demos.bench.options import append_option, folder_option
 from edge.demos.bench.shapes import checkpoint, described
 from edge.demos.control_groups import ControlGroup, remove_groups_of_the_dead
 from edge.host.cache_paths import CACHE_VARIABLE
 
-RUNS = {"alone": run_alone, "two peers": run_pair, "sliding window": run_window}
+RUNS = {
+    "alone": run_alone,
+    "two peers": run_pair,
+    "sliding window": run_window,
+    "lending": run_lending,
+}
 
 
 @click.command()

@@ -14,7 +14,7 @@ CONTEXT_TOKENS = 64
 STORED_BITS = {"int4-pure": 4.5, "float32": 32.0}
 """Of a weight: in Q4_0, in int4-pure with blocks of 128 as it is packed, and as it is."""
 
-Kind = Literal["alone", "two peers", "sliding window"]
+Kind = Literal["alone", "two peers", "sliding window", "lending"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,7 @@ class Case:
             "alone": "in turn with other programs in the same limit",
             "two peers": "two peers of this size against one, a disk of its own for each",
             "sliding window": "what fits stays, against a window that all layers go through",
+            "lending": "memory that steps leave unused holds layers, against the same left idle",
         }
         size = f"{self.share} of the weights"
         if self.budget_bytes is not None:
@@ -74,6 +75,7 @@ CASES = (
         shape="W",
         share=Fraction(1),
         new_tokens=24,
+        kind="lending",
         context_tokens=2048,
         budget_bytes=500 << 20,
     ),
@@ -92,7 +94,8 @@ CASES = (
     _QUICK,
     replace(_QUICK, name="quick-pair", kind="two peers"),
     replace(_QUICK, name="quick-float32", kind="sliding window", dtype="float32"),
+    replace(_QUICK, name="quick-lent", kind="lending", context_tokens=512),
 )
 
-QUICK = ("quick", "quick-pair", "quick-float32")
+QUICK = ("quick", "quick-pair", "quick-float32", "quick-lent")
 """Shows that everything runs; its figures say nothing."""

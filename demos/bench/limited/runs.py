@@ -17,6 +17,7 @@ import numpy as np
 
 import edge
 from edge.demos.bench.disk import disk_rate, drop_page_cache
+from edge.demos.bench.limited import lends_nothing
 from edge.demos.bench.limited.cases import Case
 from edge.demos.bench.limited.sides import (
     PROMPT_TOKENS,
@@ -168,6 +169,7 @@ def loaded(
     plan: Plan | None = None,
     name: str = "one",
     read_bytes_per_s: int | None = None,
+    program: str = "edge",
 ) -> Iterator[Loaded]:
     """The model on a peer whose budget is its --memory; the system ends it should it take more."""
     with (
@@ -178,6 +180,7 @@ def loaded(
             threads=setting.threads,
             name=name,
             group=group,
+            program=program,
         ) as peer,
         edge.Cluster.connect([peer.address]) as cluster,
         load(cluster, case, setting, plan=plan or "auto", stream="on") as model,
@@ -279,6 +282,37 @@ def run_window(case: Case, setting: Setting) -> tuple[list[Metric], str]:
         for each in (kept, window, rounded):
             figures.add("peak resident / budget", "ratio", each.peer.peak_bytes / budget)
     return figures.metrics(), "float32"
+
+
+def run_lending(case: Case, setting: Setting) -> tuple[list[Metric], str]:
+    """A peer as it is, and one that leaves idle what steps leave unused, in turn."""
+    figures = Figures()
+    free = roomy(case, setting)
+    budget = free.budget_bytes(case)
+    idle = lends_nothing.__name__
+    with (
+        loaded(case, setting, name="lends", budget_bytes=budget) as lends,
+        loaded(case, setting, name="idle", budget_bytes=budget, program=idle) as keeps,
+    ):
+        for number in range(setting.rounds + 1):
+            mine, other = (each.reply(case.new_tokens) for each in (lends, keeps))
+            _against_prediction(figures if number else Figures(), case, lends.model, mine)
+            if number:
+                figures.add("decode, unused memory lent", "tok/s", mine.tokens_per_s)
+                figures.add("decode, unused memory idle", "tok/s", other.tokens_per_s)
+                figures.add("lent / idle", "ratio", mine.tokens_per_s / other.tokens_per_s)
+                figures.add("read for a token, lent", "MB", mine.bytes_per_token / 1e6)
+                figures.add("read for a token, idle", "MB", other.bytes_per_token / 1e6)
+                rate = _rate(lends.peer)
+                if rate is not None:
+                    figures.add("disk, direct reads of the same file", "MB/s", rate / 1e6)
+                    used = mine.tokens_per_s * mine.bytes_per_token / rate
+                    figures.add("lent: read / what the disk gives", "ratio", used)
+                for reply in (mine, other):
+                    figures.add("tokens as without a limit", "share", _same(reply, free))
+        for each in (lends, keeps):
+            figures.add("peak resident / budget", "ratio", each.peer.peak_bytes / budget)
+    return figures.metrics(), "in turn"
 
 
 def all_streamed(plan: Plan) -> Plan:
