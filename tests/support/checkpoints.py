@@ -249,12 +249,14 @@ def make_checkpoint(
     file_size: str | None = None,
     layers: int | None = None,
     heads: tuple[int, int] | None = None,
+    context_tokens: int | None = None,
 ) -> TinyCheckpoint:
     """Write the model called `name` in one of the tables above into `folder`.
 
     `file_size` ("100KB") cuts the weights into several files with an index. `layers`: fewer than
     usual, where each takes its time; half of them keep a window if some would. `heads`: query and
     KV heads, likewise: interpreted kernels run a program for each head of each token.
+    `context_tokens`: more than usual.
     """
     pictures = WITH_PICTURES.get(name)
     text = name if pictures is None else pictures[1]
@@ -274,6 +276,8 @@ def make_checkpoint(
         sizes = {**sizes, **{key: sizes[key][:layers] for key in listed}}
     if heads is not None:
         sizes = {**sizes, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
+    if context_tokens is not None:
+        sizes = {**sizes, "max_position_embeddings": context_tokens}
     config = hub.AutoConfig.for_model(model_type, **{**SHARED, **sizes})
     kind = hub.AutoModelForImageTextToText if pictures else hub.AutoModelForCausalLM
     model = kind.from_config(config, dtype=torch.float32)
