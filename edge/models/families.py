@@ -167,6 +167,8 @@ def read_family(
         return family, family.describe(config)
     except ValueError as error:
         raise config.error(str(error)) from error
+    except ArithmeticError as error:  # what is made of numbers that are finite themselves
+        raise config.error("it has numbers that nothing can be computed with") from error
 
 
 _LAYER_ROLES = {

@@ -555,6 +555,13 @@ def test_which_layers_are_linear_attention() -> None:
         ({"model_type": "glm4_moe_lite", "mlp_layer_types": ["x"]}, "must be dense or sparse for"),
         ({"model_type": "deepseek_v3", "first_k_dense_replace": -1}, "must lie in 0..4096"),
         ({"model_type": "deepseek_v3", "v_head_dim": 999}, "with values of 999"),
+        (
+            {
+                "model_type": "deepseek_v3",
+                "rope_scaling": {"type": "yarn", "factor": 40.0, "mscale_all_dim": 1e300},
+            },
+            "it has numbers that nothing can be computed with",
+        ),
         ({"model_type": "gpt2", "n_layer": 0}, "n_layer must lie in 1"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "such a model has an encoder"),
         ({"model_type": "olmo3", "layer_types": ["x"]}, "layer_types must name one of"),
