@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,4 +125,33 @@ def test_a_terminal_is_as_before_when_the_chat_is_told_to_end(
         assert not terminal.is_as_found(), "the editor has it"
         assert terminal.terminate() == signal.SIGTERM
         assert terminal.is_as_found()
+    daemon.await_free()
+
+
+TOLD_TO_END_IN_THE_EDITOR = """
+import asyncio, os, signal
+from prompt_toolkit.application import Application
+from edge.cli.main import main
+
+async def work(_editor):
+    await asyncio.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+Application._poll_output_size = work
+main()
+"""
+
+
+def test_a_chat_that_is_told_to_end_while_its_editor_works_ends(
+    talker: Path, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which tells of no failure, and wants no key."""
+    program = tmp_path / "chat.py"
+    program.write_text(TOLD_TO_END_IN_THE_EDITOR)
+    monkeypatch.setattr("tests.support.terminal.EDGE", (sys.executable, program))
+    with Terminal("chat", talker, "--peer", daemon.address, state=tmp_path) as terminal:
+        assert terminal.end() == -signal.SIGTERM
+        assert terminal.is_as_found()
+        assert terminal.last_line in ("", ">")
+        assert "Press" not in terminal.text
     daemon.await_free()

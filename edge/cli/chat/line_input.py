@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import signal
 import sys
 import termios
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -89,7 +91,8 @@ class Editor:
     def ask(self) -> str | None:
         while True:
             try:
-                text = self._session.prompt("> ").strip()
+                with _told_to_end() as listen:
+                    text = self._session.prompt("> ", pre_run=listen).strip()
             except KeyboardInterrupt:
                 if self._session.default_buffer.text:  # a line that is given up
                     self.interrupted = False
@@ -111,6 +114,41 @@ class Editor:
 
     def _is_a_command(self) -> bool:
         return self._session.default_buffer.text.startswith("/")
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[Callable[[], None]]:
+    """What is to be called when the prompt begins: SIGTERM ends that, and raises there what it
+    raises elsewhere. Raised wherever the editor's loop is just then, it may end a task of which the
+    editor tells as a failure of its own, with "Press ENTER to continue"."""
+    usual = signal.getsignal(signal.SIGTERM)
+    if not callable(usual):
+        yield lambda: None
+        return
+    is_told = False
+
+    def listen() -> None:
+        from prompt_toolkit.application import get_app
+
+        app, loop = get_app(), asyncio.get_running_loop()
+
+        def leave() -> None:
+            nonlocal is_told
+            is_told = True
+            try:
+                usual(signal.SIGTERM, None)
+            except SystemExit as end:
+                if app.future is None or app.future.done():
+                    raise
+                app.exit(exception=end)
+
+        loop.add_signal_handler(signal.SIGTERM, leave)
+
+    try:
+        yield listen
+    finally:
+        if not is_told:  # the loop has left it as it is in any other program
+            signal.signal(signal.SIGTERM, usual)
 
 
 def _completer(suggest: Suggest) -> Completer:
