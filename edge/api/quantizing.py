@@ -190,8 +190,11 @@ def _round(task: _Task, place: PartialFolder, file: Path, tell: OnProgress) -> N
         statistics = stack.enter_context(InputStatistics(file, spec))
         kinds = _usual_kinds(checkpoint)
         if task.bits is not None:
-            choices = choices_of(checkpoint, statistics, tokens=tokens, on_matrix=on_matrix)
-            allotted = allot(choices, task.bits / 8 * total)
+            total_bytes = task.bits / 8 * total
+            choices = choices_of(
+                checkpoint, statistics, tokens=tokens, total_bytes=total_bytes, on_matrix=on_matrix
+            )
+            allotted = allot(choices, total_bytes)
             kinds = {role: choice.kind for role, choice in allotted.items()}
         folder = CompressedFolder(checkpoint, place, kinds, made_by=task.made_by)
         missing = set(folder.missing)

@@ -5,9 +5,6 @@ bytes is taken, as long as there are bytes. What a step saves is a sum over matr
 losses did not meddle with each other. Layers are chosen for in three classes, by what they are
 sensitive to in all: plans and kernels tell as many kinds of layers apart. On SmolLM2-135M that
 loses nothing against a choice for each layer alone.
-
-Losses of 2 bits are too large to be a sum: on SmolLM2-135M with 4.6 bits in the mean, a choice with
-them lost 0.263 nats and one without 0.173. So they are for who has no room for 4 bits.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from dataclasses import dataclass
 from edge.weights.block_matrices import Blocks
 
 _CLASSES = 3
-_USUAL_BITS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +33,7 @@ Choices = Mapping[str, Sequence[Choice]]
 
 
 def allot(choices: Choices, total_bytes: float) -> dict[str, Choice]:
-    """For each matrix one of its choices, together within so many bytes; at least the smallest.
-
-    Of fewer than 4 bits only where not all can have 4.
-    """
-    usual = {
-        role: [each for each in several if each.kind.bits >= _USUAL_BITS]
-        for role, several in choices.items()
-    }
-    if all(usual.values()) and _least_bytes(usual) <= total_bytes:
-        choices = usual
+    """For each matrix one of its choices, together within so many bytes; at least the smallest."""
     members = _alike(choices)
     merged = {name: _sum([choices[role] for role in roles]) for name, roles in members.items()}
     found = dict.fromkeys(merged, 0)
@@ -65,10 +52,6 @@ def allot(choices: Choices, total_bytes: float) -> dict[str, Choice]:
         left -= merged[name][at].num_bytes - merged[name][found[name]].num_bytes
         found[name] = at
     return {role: choices[role][found[name]] for name, roles in members.items() for role in roles}
-
-
-def _least_bytes(choices: Choices) -> int:
-    return sum(min(each.num_bytes for each in several) for several in choices.values())
 
 
 def _alike(choices: Choices) -> dict[str, list[str]]:

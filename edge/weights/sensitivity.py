@@ -5,14 +5,17 @@ head the error of its logits. How much of that comes through as KL divergence wa
 SmolLM2-135M, for each role, in groups of five layers, the others left in float32: it differs by
 role, and is larger at the end, where fewer layers follow that could make up for it.
 
-The error is that of the rounding which follows, by inputs, in some of the rows. Plain rounding of
-the same matrices errs 1.4 to 6 times as much, and so said little of which to give 2 bits: with 4.5
-bits in the mean, what it chose lost twice as much.
+Losses of 2 bits are too large to be a sum over matrices: on SmolLM2-135M with 4.6 bits in the mean,
+a choice with them lost 0.263 nats and one without 0.173. So they are for who has no room for 4
+bits. There the error is that of the rounding which follows, by inputs: plain rounding of the same
+matrices errs 1.4 to 6 times as much, and with 4.5 bits its choice lost twice as much (0.461 and
+0.222). Where all have 4 bits or 8, the choice by plain rounding is the better one (with 5.46 bits
+0.065 and 0.072): what rounding by inputs gains is less for other texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +42,12 @@ _KL_PER_ERROR = {
 _USUAL_KL_PER_ERROR = 0.2
 _LATE_ROLES, _LATE_FACTOR = ("gate.weight", "up.weight", "down.weight"), 2.5
 """Of feed-forward blocks in the last sixth of the layers."""
-_SAMPLES, _SAMPLE_ROWS = 8, 16
+_SAMPLES, _SAMPLE_ROWS = 8, 32
 """Runs of rows that stand for all."""
 _SIZES, _CUT_SIZES, _SMALLEST = (128, 64, 32), (64, 32), 32
 """Columns of a block. Where columns are shared out among devices, not too large."""
 _CUT_ROLES = ("down.weight",)
-_FINE_BITS = 8
+_USUAL_BITS, _FINE_BITS = 4, 8
 
 Array = NDArray[np.float32]
 
@@ -54,35 +57,40 @@ def choices_of(
     statistics: InputStatistics,
     *,
     tokens: int,
+    total_bytes: float,
     on_matrix: Callable[[int, int], None],
 ) -> dict[str, list[Choice]]:
     """By role of every matrix that a token is multiplied with: the kinds it could be of.
 
-    tokens: how many the statistics are of. `on_matrix` is told how many are done, and of how many;
-    it may raise.
+    tokens: how many the statistics are of. total_bytes: what all may take together; there are kinds
+    of fewer than 4 bits only where not all matrices can have 4. `on_matrix` is told
+    how many are done, and of how many; it may raise.
     """
-    shapes = _multiplied_with(checkpoint.spec)
+    spec = checkpoint.spec
+    least_bits = _USUAL_BITS if least_bytes(spec, _USUAL_BITS) <= total_bytes else 0
+    rounded = _plain if least_bits else _by_inputs
+    shapes = _multiplied_with(spec)
     found: dict[str, list[Choice]] = {}
     for number, (role, (rows, columns)) in enumerate(shapes.items()):
         on_matrix(number, len(shapes))
         weight, grams = _sampled(checkpoint, role, rows), statistics.grams(role)
         loss_of = _head_loss if role == "head" else _layer_loss
-        scale = 1 / tokens if role == "head" else _scale(checkpoint.spec, role)
+        scale = 1 / tokens if role == "head" else _scale(spec, role)
         found[role] = [
             Choice(
                 kind=kind,
                 num_bytes=_size(kind, rows, columns),
-                loss=scale * loss_of(weight, _rounded(weight, kind, grams), grams),
+                loss=scale * loss_of(weight, rounded(weight, kind, grams), grams),
             )
-            for kind in _kinds(role, columns)
+            for kind in _kinds(role, columns, least_bits)
         ]
     return found
 
 
-def least_bytes(spec: ModelSpec) -> int:
-    """Of the choices together that any model of this form has."""
+def least_bytes(spec: ModelSpec, least_bits: int = 0) -> int:
+    """Of the choices of so many bits together that any model of this form has."""
     return sum(
-        min(_size(kind, rows, columns) for kind in _kinds(role, columns))
+        min(_size(kind, rows, columns) for kind in _kinds(role, columns, least_bits))
         for role, (rows, columns) in _multiplied_with(spec).items()
     )
 
@@ -100,14 +108,12 @@ def _size(kind: Blocks, rows: int, columns: int) -> int:
     return sum(array.nbytes for array in kind.arrays(rows, columns))
 
 
-def _kinds(role: str, columns: int) -> Iterator[Blocks]:
-    """Blocks that leave no part of one empty, as far as there are such."""
+def _kinds(role: str, columns: int, least_bits: int) -> list[Blocks]:
+    """Blocks that leave no part of one empty, as far as there are such; from coarse to fine."""
     sizes = _CUT_SIZES if role.endswith(_CUT_ROLES) else _SIZES
     fitting = [size for size in sizes if columns % size == 0] or [_SMALLEST]
-    for bits in (2, 4):
-        for size in fitting:
-            yield ZeroBlocks(bits, size)
-    yield Blocks(_FINE_BITS, fitting[0])
+    coarse = [ZeroBlocks(bits, size) for bits in (2, _USUAL_BITS) for size in fitting]
+    return [each for each in coarse if each.bits >= least_bits] + [Blocks(_FINE_BITS, fitting[0])]
 
 
 def _scale(spec: ModelSpec, role: str) -> float:
@@ -137,17 +143,28 @@ def _energy(weight: Array, grams: Sequence[Array]) -> float:
     return total
 
 
-def _rounded(weight: Array, kind: Blocks, grams: Sequence[Array]) -> Array:
-    """As it will be; in 8 bits, whose error hardly counts, without the inputs, which takes less
-    time."""
-    zero_points = isinstance(kind, ZeroBlocks)
-    if kind.bits == _FINE_BITS:
-        return dequantize(
-            quantize(weight, bits=kind.bits, block_size=kind.block_size, zero_points=zero_points)
+def _plain(weight: Array, kind: Blocks, _grams: Sequence[Array]) -> Array:
+    return dequantize(
+        quantize(
+            weight,
+            bits=kind.bits,
+            block_size=kind.block_size,
+            zero_points=isinstance(kind, ZeroBlocks),
         )
+    )
+
+
+def _by_inputs(weight: Array, kind: Blocks, grams: Sequence[Array]) -> Array:
+    """As it will be; but 8 bits, whose error hardly counts, plainly, which takes less time."""
+    if kind.bits == _FINE_BITS:
+        return _plain(weight, kind, grams)
     return dequantize(
         quantize_calibrated(
-            weight, grams, bits=kind.bits, block_size=kind.block_size, zero_points=zero_points
+            weight,
+            grams,
+            bits=kind.bits,
+            block_size=kind.block_size,
+            zero_points=isinstance(kind, ZeroBlocks),
         )
     )
 

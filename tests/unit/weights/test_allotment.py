@@ -121,14 +121,6 @@ def with_2_bits(choices: Choices) -> dict[str, tuple[Choice, ...]]:
     }
 
 
-@given(models(), st.floats(1, 2))
-def test_2_bits_are_for_who_has_no_room_for_4(
-    choices: dict[str, tuple[Choice, ...]], part: float
-) -> None:
-    budget = part * smallest_bytes(choices)
-    assert allot(with_2_bits(choices), budget) == allot(choices, budget)
-
-
 @given(models(), st.floats(0.5, 0.99))
 def test_with_less_room_some_have_2_bits(
     choices: dict[str, tuple[Choice, ...]], part: float

@@ -27,7 +27,7 @@ from edge.weights.input_statistics import (
 )
 from edge.weights.layout import whole_layout
 from edge.weights.observation import observed_runs
-from edge.weights.sensitivity import choices_of
+from edge.weights.sensitivity import choices_of, least_bytes
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.specs import plain_spec
 
@@ -101,8 +101,12 @@ def test_the_oldest_go_for_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         statistics_folder(tmp_path, "e", SPEC)
 
 
-def test_what_each_kind_would_lose(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """Against the errors of the products, computed with the inputs themselves."""
+@pytest.mark.parametrize("has_room", [True, False])
+def test_what_each_kind_would_lose(
+    has_room: bool, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Against the errors of the products, computed with the inputs themselves. Where not all can
+    have 4 bits, some may have 2, and all are rounded as they will be."""
     checkpoint = tiny_checkpoint("larger_llama")
     spec = checkpoint.spec
     write(tmp_path / FILE, spec)
@@ -115,21 +119,26 @@ def test_what_each_kind_would_lose(tiny_checkpoint: Checkpoints, tmp_path: Path)
             opened,
             found,
             tokens=TOKENS,
+            total_bytes=least_bytes(spec, 4) - (not has_room),
             on_matrix=lambda done, total: seen.append((done, total)),
         )
     assert seen == [(number, len(choices)) for number in range(len(choices))]
     assert len(choices) == 7 * spec.num_layers + 1
-    sizes = (128, 64, 32)
-    kinds: list[Blocks | ZeroBlocks] = [ZeroBlocks(bits, size) for bits in (2, 4) for size in sizes]
+    some_bits = (4,) if has_room else (2, 4)
+    kinds: list[Blocks | ZeroBlocks] = [
+        ZeroBlocks(bits, size) for bits in some_bits for size in (128, 64, 32)
+    ]
     kinds.append(Blocks(8, 128))
     assert [choice.kind for choice in choices["layers.1.value.weight"]] == kinds
-    assert choices["layers.1.down.weight"][0].kind == ZeroBlocks(2, 64), "it is cut by columns"
+    assert choices["layers.1.down.weight"][0].kind == ZeroBlocks(some_bits[0], 64), "cut by columns"
 
     value = checkpoint.weights["model.layers.1.self_attn.v_proj.weight"]
     x = inputs("layers.1.qkv", value.shape[1])
-    coded = quantize_calibrated(value, [x.T @ x], bits=4, block_size=64, zero_points=True)
-    rounded = dequantize(coded)
-    error = np.square(x @ (value - rounded).T).sum() / np.square(x @ value.T).sum()
+    if has_room:
+        coded = quantize(value, bits=4, block_size=64, zero_points=True)
+    else:
+        coded = quantize_calibrated(value, [x.T @ x], bits=4, block_size=64, zero_points=True)
+    error = np.square(x @ (value - dequantize(coded)).T).sum() / np.square(x @ value.T).sum()
     (choice,) = (c for c in choices["layers.1.value.weight"] if c.kind == ZeroBlocks(4, 64))
     assert choice.loss == pytest.approx(0.4 * error, rel=1e-3)
     arrays = ZeroBlocks(4, 64).arrays(*value.shape)
