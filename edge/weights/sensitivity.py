@@ -9,7 +9,7 @@ Losses of 2 bits are too large to be a sum over matrices: on SmolLM2-135M with 4
 a choice with them lost 0.263 nats and one without 0.173. So they are for who has no room for 4
 bits. There the error is that of the rounding which follows, by inputs: plain rounding of the same
 matrices errs 1.4 to 6 times as much, and with 4.5 bits its choice lost twice as much (0.461 and
-0.222). Where all have 4 bits or 8, the choice by plain rounding is the better one (with 5.46 bits
+0.233). Where all have 4 bits or 8, the choice by plain rounding is the better one (with 5.46 bits
 0.065 and 0.072): what rounding by inputs gains is less for other texts.
 """
 
