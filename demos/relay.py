@@ -185,9 +185,10 @@ class Relay:
             pass  # the target is not there, or we end: the caller sees its connection close
         finally:
             passage.is_open = False
-            for each in passage.writers:
+            for each in passage.writers:  # all, before any wait, which `_end` may cut short
                 each.transport.abort()
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                for each in passage.writers:
                     await each.wait_closed()
 
     async def _forward(
