@@ -16,6 +16,7 @@ matrices errs 1.4 to 6 times as much, and with 4.5 bits its choice lost twice as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,24 +64,24 @@ def choices_of(
     """By role of every matrix that a token is multiplied with: the kinds it could be of.
 
     tokens: how many the statistics are of. total_bytes: what all may take together; there are kinds
-    of fewer than 4 bits only where not all matrices can have 4. `on_matrix` is told
-    how many are done, and of how many; it may raise.
+    of fewer than 4 bits only where not all matrices can have 4. `on_matrix` is told how many
+    are done, and of how many; it may raise.
     """
     spec = checkpoint.spec
     least_bits = _USUAL_BITS if least_bytes(spec, _USUAL_BITS) <= total_bytes else 0
-    rounded = _plain if least_bits else _by_inputs
     shapes = _multiplied_with(spec)
     found: dict[str, list[Choice]] = {}
     for number, (role, (rows, columns)) in enumerate(shapes.items()):
         on_matrix(number, len(shapes))
         weight, grams = _sampled(checkpoint, role, rows), statistics.grams(role)
         loss_of = _head_loss if role == "head" else _layer_loss
+        known = None if least_bits else grams
         scale = 1 / tokens if role == "head" else _scale(spec, role)
         found[role] = [
             Choice(
                 kind=kind,
                 num_bytes=_size(kind, rows, columns),
-                loss=scale * loss_of(weight, rounded(weight, kind, grams), grams),
+                loss=scale * loss_of(weight, _rounded(weight, kind, known), grams),
             )
             for kind in _kinds(role, columns, least_bits)
         ]
@@ -143,25 +144,15 @@ def _energy(weight: Array, grams: Sequence[Array]) -> float:
     return total
 
 
-def _plain(weight: Array, kind: Blocks, _grams: Sequence[Array]) -> Array:
+def _rounded(weight: Array, kind: Blocks, grams: Sequence[Array] | None) -> Array:
+    """By its inputs, if they are given; but 8 bits, whose error hardly counts, always plainly,
+    which takes less time."""
+    rounding = quantize
+    if grams is not None and kind.bits != _FINE_BITS:
+        rounding = partial(quantize_calibrated, grams=grams)
     return dequantize(
-        quantize(
+        rounding(
             weight,
-            bits=kind.bits,
-            block_size=kind.block_size,
-            zero_points=isinstance(kind, ZeroBlocks),
-        )
-    )
-
-
-def _by_inputs(weight: Array, kind: Blocks, grams: Sequence[Array]) -> Array:
-    """As it will be; but 8 bits, whose error hardly counts, plainly, which takes less time."""
-    if kind.bits == _FINE_BITS:
-        return _plain(weight, kind, grams)
-    return dequantize(
-        quantize_calibrated(
-            weight,
-            grams,
             bits=kind.bits,
             block_size=kind.block_size,
             zero_points=isinstance(kind, ZeroBlocks),

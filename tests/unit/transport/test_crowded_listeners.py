@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 import psutil
@@ -82,6 +83,11 @@ class Held(AsyncSocket):
         return await super().receive_into(space)
 
 
+def small(credentials: Credentials) -> contextlib.AbstractAsyncContextManager[Listener]:
+    """One with room for four who have not said enough, for as long as they like."""
+    return echoing(credentials=credentials, handshake_timeout_s=1e9, max_unfinished_handshakes=4)
+
+
 async def held(listener: Listener, credentials: Credentials) -> tuple[Held, asyncio.Task[Greeted]]:
     connected = socket.create_connection(("127.0.0.1", listener.port))
     connected.setblocking(False)
@@ -94,9 +100,7 @@ async def held(listener: Listener, credentials: Credentials) -> tuple[Held, asyn
 def test_strangers_do_not_push_out_a_member_at_their_own_address() -> None:
     async def scenario() -> None:
         ours, theirs = members(2)
-        async with echoing(
-            credentials=theirs, handshake_timeout_s=1e9, max_unfinished_handshakes=4
-        ) as listener:
+        async with small(theirs) as listener:
             connection, greeting = await held(listener, ours)
             crowd = [await stranger(listener) for _ in range(20)]
             connection.may.set()
@@ -111,9 +115,7 @@ def test_strangers_do_not_push_out_a_member_at_their_own_address() -> None:
 def test_strangers_of_many_addresses_do_not_push_out_a_member(addresses: int) -> None:
     async def scenario() -> None:
         ours, theirs = members(2)
-        async with echoing(
-            credentials=theirs, handshake_timeout_s=1e9, max_unfinished_handshakes=4
-        ) as listener:
+        async with small(theirs) as listener:
             both = [await held(listener, ours) for _ in range(2)]
             crowd = [
                 await asyncio.open_connection(
@@ -137,9 +139,7 @@ def test_a_crowd_with_tags_does_not_push_out_who_has_just_come() -> None:
 
     async def scenario() -> None:
         ours, theirs = members(2)
-        async with echoing(
-            credentials=theirs, handshake_timeout_s=1e9, max_unfinished_handshakes=4
-        ) as listener:
+        async with small(theirs) as listener:
             reader, writer = await stranger(listener)
             crowd = [await held(listener, ours) for _ in range(20)]
             writer.write(SECURED_GREETING)
