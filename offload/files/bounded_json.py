@@ -64,15 +64,15 @@ def parse_json(text: str | bytes, *, most_values: int = MAX_VALUES) -> Any:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_DEPTH + 1):
+        if not level:
+            return value
         level = [
             child
             for each in level
             for child in (each.values() if type(each) is dict else each)
             if type(child) is dict or type(child) is list
         ]
-    if not level:
-        return value
     raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
 
