@@ -9,7 +9,10 @@ import argparse
 import base64
 import contextlib
 import dataclasses
+import gc
+import itertools
 import json
+import os
 import random
 import re
 import resource
@@ -18,7 +21,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +77,9 @@ _MOST_TOLD = 4000
 _SMALL_BYTES = 1 << 10
 """What is larger than that is chosen less often, as it takes longer."""
 
+_TEMPLATES_OF_A_PROCESS = 2000
+"""A checkpoint has a few, and a process for each."""
+
 _MOST_S, _MOST_BYTES = 20.0, 1 << 30
 """That a file may take of time, and of memory beside what is there at first, here and in the
 processes that render templates: hundreds of times what the slowest takes where nothing else runs.
@@ -85,7 +91,7 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._template = ChatTemplate("", "it")
+        self._template, self._rendered = ChatTemplate("", "it"), 0
         self.kinds: Mapping[str, Kind] = {
             **self._checkpoints(folder / "checkpoint"),
             **self._tokenizers(folder / "tokenizer"),
@@ -101,14 +107,14 @@ class Files:
             "template": Kind(CHAT_TEMPLATE.encode(), self._render),
         }
         self.kept = kept("files", self.kinds)
+        self._begun_with: dict[str, tuple[Sequence[bytes], Sequence[float]]] = {}
 
     def try_one(self, seed: int) -> str:
         """What became of one changed file: see `outcome`."""
         chance = random.Random(seed)
         name = chance.choice(tuple(self.kinds))
-        known = self._known(name)
-        small_first = [1 / (_SMALL_BYTES + len(each)) for each in known]
-        (content,) = chance.choices(known, small_first)
+        known, small_first = self._known(name)
+        (content,) = chance.choices(known, cum_weights=small_first)
         return self.outcome(name, changed(content, chance))
 
     def outcome(self, name: str, content: bytes) -> str:
@@ -119,10 +125,14 @@ class Files:
             return f"{name} refused" if len(str(error)) < _MOST_TOLD else f"{name} told at length"
         return f"{name} read"
 
-    def _known(self, name: str) -> list[bytes]:
-        """The sound ones, and those that were worth keeping."""
-        kind = self.kinds[name]
-        return [kind.sound, *kind.others, *(each for of, each in self.kept if of == name)]
+    def _known(self, name: str) -> tuple[Sequence[bytes], Sequence[float]]:
+        """The sound ones, and those worth keeping; how often each is chosen, summed up."""
+        if name not in self._begun_with:
+            kind = self.kinds[name]
+            known = [kind.sound, *kind.others, *(each for of, each in self.kept if of == name)]
+            small_first = itertools.accumulate(1 / (_SMALL_BYTES + len(each)) for each in known)
+            self._begun_with[name] = known, list(small_first)
+        return self._begun_with[name]
 
     def _checkpoints(self, folder: Path) -> dict[str, Kind]:
         model = Path(__file__).parents[2] / "demos" / "model"
@@ -272,9 +282,11 @@ class Files:
                     place = slice(entry.offset, entry.offset + entry.nbytes)
                     assert weights[place] == content[entry.name].tobytes()
 
+        unchanged_shard, unchanged_packed = as_before(shard), as_before(packed)
+
         def in_shard(name: str) -> Kind:
             def read(changed: bytes) -> None:
-                with as_before(shard):
+                with unchanged_shard:
                     (shard / name).write_bytes(changed)
                     found = shards.get(manifest.digest)
                     check_content(found)
@@ -283,7 +295,7 @@ class Files:
 
         def in_packed(name: str) -> Kind:
             def read(changed: bytes) -> None:
-                with as_before(packed):
+                with unchanged_packed:
                     (packed / name).write_bytes(changed)
                     found = DerivedCache(derived, 1 << 20).get("key")
                     check_content(found)
@@ -406,6 +418,9 @@ class Files:
         read_plan(path, "auto")
 
     def _render(self, source: bytes) -> None:
+        self._rendered += 1
+        if not self._rendered % _TEMPLATES_OF_A_PROCESS:  # which keeps them all, compiled
+            self._template.close()
         template = _OfOneProcess(source.decode(errors="replace"), self._template)
         template.render(
             [{"role": "user", "content": "hi"}],
@@ -428,19 +443,34 @@ class _OfOneProcess(ChatTemplate):
 
 
 class as_before:
-    """A folder of small files that is afterwards as it was, whatever became of it."""
+    """A folder of small files that is afterwards as it was, whatever became of it. Files that
+    nobody has written to are left alone."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._sound = {path.name: path.read_bytes() for path in folder.iterdir()}
+        self._known: dict[str, tuple[int, ...]] = {}
 
     def __enter__(self) -> None:
-        self._sound = {path.name: path.read_bytes() for path in self._folder.iterdir()}
+        self._known = self._found()
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir()
+        try:
+            found = self._found()
+        except OSError:
+            found = {}
+        if not found.keys() <= self._sound.keys():
+            shutil.rmtree(self._folder)
+            found = {}
+        self._folder.mkdir(exist_ok=True)
         for name, content in self._sound.items():
-            (self._folder / name).write_bytes(content)
+            if name not in found or found[name] != self._known[name]:
+                (self._folder / name).write_bytes(content)
+
+    def _found(self) -> dict[str, tuple[int, ...]]:
+        with os.scandir(self._folder) as entries:
+            stats = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+        return {name: (each.st_ino, each.st_size, each.st_mtime_ns) for name, each in stats.items()}
 
 
 def changed(content: bytes, chance: random.Random) -> bytes:
@@ -507,6 +537,7 @@ def main() -> None:
             name: kind for name, kind in files.kinds.items() if re.search(given.only, name)
         }
         first_bytes = _peak_bytes()
+        gc.freeze()  # or what has been imported is looked through again and again
         for number in range(given.count):
             seed = (given.seed << 40) + number
             start_s = time.perf_counter()

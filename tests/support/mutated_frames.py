@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import itertools
 import json
 import marshal
 import random
@@ -64,7 +63,7 @@ def mutated(value: Any, chance: random.Random) -> Any:
     """A JSON value, changed in one to four places; `value` stays as it is."""
     root = [_copied(value)]
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
-        places = list(itertools.islice(_places(root), _MOST_PLACES))
+        places = _places(root)
         with contextlib.suppress(RecursionError):  # what is nested so deeply is not copied again
             _CHANGES[chance.randrange(len(_CHANGES))](places, chance)
     return root[0]
@@ -164,15 +163,16 @@ def target() -> Iterator[Target]:
     yield Target(sound=SOUND, lasting=lambda _kind: True, changed=changed, outcome=outcome)
 
 
-def _places(value: Any) -> Iterator[_Place]:
-    """Every place in it, from the root inwards."""
-    waiting = [value]
-    while waiting:
+def _places(value: Any, most: int = _MOST_PLACES) -> list[_Place]:
+    """Those in it, from the root inwards."""
+    waiting, found = [value], list[_Place]()
+    while waiting and len(found) < most:
         holder = waiting.pop()
-        for key in list(holder) if isinstance(holder, dict) else range(len(holder)):
-            yield holder, key
-            if isinstance(holder[key], dict | list):
-                waiting.append(holder[key])
+        is_object = isinstance(holder, dict)
+        found += [(holder, key) for key in (holder if is_object else range(len(holder)))]
+        values = holder.values() if is_object else holder
+        waiting += [each for each in values if isinstance(each, dict | list)]
+    return found[:most]
 
 
 def _replace(places: list[_Place], chance: random.Random) -> None:
@@ -202,9 +202,9 @@ def _add(places: list[_Place], chance: random.Random) -> None:
 def _repeat(places: list[_Place], chance: random.Random) -> None:
     holder, key = chance.choice(places)
     if isinstance(holder[key], list):
-        most = _MOST_PLACES // (1 + sum(1 for _place in _places([holder[key]])))
+        most = _MOST_PLACES // (1 + len(_places([holder[key]])))
         times = min(most, chance.choice((2, 65, 1025, 4097)))
-        holder[key] = [_copied(each) for each in holder[key] * times]  # none is another
+        holder[key] = _copied(holder[key] * times)  # none is another
     elif isinstance(holder[key], str) and len(holder[key]) < 1000:
         holder[key] *= chance.choice((2, 1025))
 
