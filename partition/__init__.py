@@ -1,7 +1,8 @@
 """Who runs what: pure functions from facts to a plan.
 
 Facts about devices, the model and the work go in, a Plan comes out; the same facts always give the
-same plan. Knows nothing of sockets, tensors or files, and needs only the standard library.
+same plan. Knows nothing of sockets, tensors or files, and needs only the standard library, and
+HiGHS to place experts.
 """
 
 from edge.partition.cost.estimate import Estimate, estimate
@@ -31,10 +32,18 @@ from edge.partition.plan.rates import ComputeRates
 from edge.partition.plan.shard import LayerSlice, Shard, whole_shard
 from edge.partition.plan.share import MemoryUse
 from edge.partition.plan.what_if import what_if
-from edge.partition.search.choose import Choice, Solo, choose, describe_plan_in_words
+from edge.partition.search.choose import (
+    LEAST_GAIN,
+    Choice,
+    Solo,
+    choose,
+    describe_plan_in_words,
+)
 from edge.partition.search.left_out import LeftOut
+from edge.partition.search.whole_experts import with_whole_experts
 
 __all__ = [
+    "LEAST_GAIN",
     "MOST_SHARDS",
     "CapacityError",
     "Choice",
@@ -81,4 +90,5 @@ __all__ = [
     "weight_tiers",
     "what_if",
     "whole_shard",
+    "with_whole_experts",
 ]

@@ -19,6 +19,7 @@ from typing import Unpack
 
 from edge.api.async_model import AsyncModel
 from edge.api.candidates import Candidates, Find, Used, Watch
+from edge.api.counting_experts import CountedExperts, count_experts
 from edge.api.described_model import HeldModel
 from edge.api.hub_download import model_path
 from edge.api.joining import Joining
@@ -410,6 +411,33 @@ class AsyncCluster:
             options or LoadOptions(),
             text=text,
             wanted=QuantizeOptions(bits=bits, windows=windows, window_tokens=window_tokens),
+            cache_root=cache_root(),
+            progress=progress,
+        )
+
+    async def count_experts(
+        self,
+        path: str | Path,
+        options: LoadOptions | None = None,
+        *,
+        text: str | None = None,
+        progress: bool | OnProgress | None = None,
+    ) -> CountedExperts:
+        """Find out how often tokens go through each of a model's experts.
+
+        The peers run the model, by the plan of `options`, while it reads up to 3,072 tokens of the
+        text; without one, while it writes as many. Plans for the same files go by that from then
+        on: which device has which experts whole, and how many it finds in memory where others are
+        on disk.
+
+        Raises RequestError for a model without experts or a text that is too short, CapacityError
+        for a full disk, and what `load` raises.
+        """
+        return await count_experts(
+            partial(self.load, progress=progress),
+            await model_path(path, progress),
+            options or LoadOptions(),
+            text=text,
             cache_root=cache_root(),
             progress=progress,
         )

@@ -22,7 +22,7 @@ from edge.api.reply import AsyncReplyStream, Reply, evaluate
 from edge.api.scoring import Score, score_of
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.kept_replies import LAST
-from edge.coordinator.observation import gather_grams
+from edge.coordinator.observation import gather_observed
 from edge.coordinator.shares import Priority, Who
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
@@ -32,7 +32,7 @@ from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.text.tool_schema import Tool
-from edge.weights.observation import ObservedRun
+from edge.weights.observation import Observed
 from edge.weights.pooling import Pooling
 
 
@@ -253,10 +253,10 @@ class AsyncModel(DescribedModel):
             )
         return await run_blocking(partial(score_of, tokens, await self.logits(tokens)))
 
-    def _observed(self, spec: ModelSpec) -> AsyncIterator[tuple[ObservedRun, NDArray[np.float32]]]:
+    def _observed(self, spec: ModelSpec) -> AsyncIterator[tuple[Observed, NDArray[np.float32]]]:
         """What its products were given so far, for one that was loaded with `observes`."""
         self._require_open()
-        return gather_grams(self._held.loaded, spec)
+        return gather_observed(self._held.loaded, spec)
 
     async def measure(self) -> list[PeerTimes]:
         """Where each peer's time went since this was last called, and its memory."""

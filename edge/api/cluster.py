@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from edge.api.async_cluster import AsyncCluster, Peer
+from edge.api.counting_experts import CountedExperts
 from edge.api.kept_reply import KeptReply
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.model import Model
@@ -224,6 +225,22 @@ class Cluster:
                 window_tokens=window_tokens,
                 progress=progress,
             )
+        )
+
+    def count_experts(
+        self,
+        path: str | Path,
+        options: LoadOptions | None = None,
+        *,
+        text: str | None = None,
+        progress: bool | OnProgress | None = None,
+    ) -> CountedExperts:
+        """Find out how often tokens go through each of a model's experts; plans go by it then.
+
+        text: what it reads meanwhile; None for what it writes by itself.
+        """
+        return self._loop.run(
+            self._cluster.count_experts(path, options, text=text, progress=progress)
         )
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edge.api.async_model import AsyncModel
 from edge.api.progress_bars import progress_bars
-from edge.api.quality_text import windows_of
+from edge.api.quality_text import most_windows, windows_of
 from edge.concurrency.blocking import StopFlag, held, run_blocking
 from edge.errors import CheckpointError, RequestError
 from edge.models.spec import ModelSpec
@@ -27,7 +27,7 @@ from edge.weights.input_statistics import (
     has_statistics,
     statistics_folder,
     statistics_writer,
-    write_gram,
+    write_observed,
 )
 from edge.weights.observation import RUN_COLUMNS
 from edge.weights.quantized_store import store_errors_as_edge_errors
@@ -38,6 +38,11 @@ _VERSION = 1
 _DTYPE: Dtype = "int8"
 """What the model is held in meanwhile: as good as floats for it, in a quarter of the memory."""
 _AT_ONCE = 24
+
+EXPERT_WINDOWS, EXPERT_WINDOW_TOKENS = 12, 256
+"""Of a text that is read to count who goes through which expert."""
+
+MOST_COUNTED_TOKENS = EXPERT_WINDOWS * EXPERT_WINDOW_TOKENS
 
 Load = Callable[[str | Path, LoadOptions], Awaitable[AsyncModel]]
 
@@ -91,9 +96,40 @@ def observation_of(
             "layers, which are not rounded by what they are given yet",
             remedy="load it with dtype int4 or int8, which need no text",
         )
+    in_int8 = replace(options, dtype=_DTYPE, block_size=None, accuracy="high")
+    return _reading(checkpoint, in_int8, text=text, windows=windows, window_tokens=window_tokens)
+
+
+def expert_observation_of(
+    checkpoint: Checkpoint, options: LoadOptions, *, text: str | None
+) -> Observation:
+    """Who goes through its experts, in the form that it is loaded in anyway. Raises likewise."""
+    spec = checkpoint.spec
+    if not spec.has_experts:
+        raise RequestError(
+            f"{checkpoint.path} has no experts, so there is nothing to count",
+            remedy="leave the text out: every token goes through all of its weights",
+        )
+    tokens = min(EXPERT_WINDOW_TOKENS, spec.context_tokens - 1)
+    by_columns = replace(options, experts="columns")
+    windows = EXPERT_WINDOWS
+    if text is not None and checkpoint.has_tokenizer:
+        windows = max(1, min(windows, most_windows(checkpoint.tokenizer.encode, text, tokens)))
+    return _reading(checkpoint, by_columns, text=text, windows=windows, window_tokens=tokens)
+
+
+def _reading(
+    checkpoint: Checkpoint,
+    options: LoadOptions,
+    *,
+    text: str | None,
+    windows: int,
+    window_tokens: int,
+) -> Observation:
+    spec = checkpoint.spec
     if not checkpoint.has_tokenizer:
         raise CheckpointError(
-            f"{checkpoint.path} has no tokenizer, and a text is read to round by",
+            f"{checkpoint.path} has no tokenizer, and a text is to be read",
             remedy="put tokenizer.json there",
         )
     if window_tokens >= spec.context_tokens:
@@ -118,9 +154,6 @@ def observation_of(
         new_tokens=new_tokens,
         options=replace(
             options,
-            dtype=_DTYPE,
-            block_size=None,
-            accuracy="high",
             kv_dtype="float32",
             observes=True,
             share_prefixes=False,
@@ -129,7 +162,14 @@ def observation_of(
             context_tokens=window_tokens + 1,
             concurrency=min(_AT_ONCE, windows),
         ),
-        folder=f"{checkpoint.store.fingerprint}-{told}-{options.wire}-{RUN_COLUMNS}-v{_VERSION}",
+        folder="-".join(
+            (
+                checkpoint.store.fingerprint,
+                told,
+                *((options.dtype, options.accuracy) if spec.has_experts else ()),
+                f"{options.wire}-{RUN_COLUMNS}-v{_VERSION}",
+            )
+        ),
     )
 
 
@@ -195,7 +235,7 @@ async def _keep(model: AsyncModel, task: Observation, file: Path) -> None:
     with store_errors_as_edge_errors():
         async with held(partial(statistics_writer, file, task.spec)) as writer:
             async for run, gram in model._observed(task.spec):
-                await run_blocking(partial(write_gram, writer, run, gram))
+                await run_blocking(partial(write_observed, writer, run, gram))
 
 
 def _progress(task: Observation, done: int) -> Progress:

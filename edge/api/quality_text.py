@@ -69,6 +69,12 @@ def windows_of(
     )
 
 
+def most_windows(encode: Callable[[str], Sequence[int]], text: str, window_tokens: int) -> int:
+    """How many windows of this length `windows_of` finds in a text."""
+    prefix, body = _without_special_tokens(encode(text), encode(""))
+    return len(body) // max(1, window_tokens - len(prefix))
+
+
 def _without_special_tokens(
     whole: Sequence[int], empty: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -250,7 +250,8 @@ class Observation(Protocol):
     """What a shard's products were given, where the limits say that it is observed."""
 
     def gram(self, run: int) -> NDArray[np.float32]:
-        """x transposed times x, summed over all tokens so far, of one of `observed_runs`.
+        """Of one of `observed_runs`: x transposed times x, or how many tokens went through each
+        expert, summed over all tokens so far.
 
         Valid until the program's next call.
         """

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edge.api.counting_experts import CountedExperts
 from edge.cli.sentences import print_sentence
 from edge.host.free_memory import format_size
 from edge.partition import (
@@ -43,7 +44,7 @@ def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, exp
             str(row.stage),
             _span(row.layers) + _streamed(row),
             _each(row, lambda held: _span(held.heads) + _copied(held)),
-            _each(row, lambda held: _span(held.ffn_columns)),
+            _each(row, _columns),
             _span(row.vocab),
             format_size(row.memory.total),
             format_size(row.left_bytes),
@@ -88,6 +89,17 @@ def show_standby(
             "ready, as long as nothing else needs the memory."
         )
     print_sentence(Console(), line)
+
+
+def show_counted(counted: CountedExperts) -> None:
+    """Print how unevenly experts are used."""
+    layers = f"{counted.layers} layer{'s' if counted.layers > 1 else ''}"
+    print_sentence(
+        Console(),
+        f"Experts: of {counted.tokens:,} tokens in {layers}, the busiest quarter of a layer's "
+        f"experts had {counted.busiest_quarter:.0%} of all uses. Plans for this model go by that "
+        "from now on.",
+    )
 
 
 def standby_as_json(cost: CopiesCost, ready: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -158,6 +170,7 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
                         "layers": held.num_layers,
                         "kv_heads": list(held.kv_heads),
                         "kv_copies": held.kv_copies,
+                        "whole_experts": held.whole_experts,
                     }
                     for held in row.held
                 ],
@@ -209,6 +222,11 @@ def _streamed(row: PlanRow) -> str:
 def _each(row: PlanRow, in_words: Callable[[HeldLayers], str]) -> str:
     """Of each kind of layer, where they are cut in different ways."""
     return "; ".join(dict.fromkeys(map(in_words, row.held))) or row.in_words
+
+
+def _columns(held: HeldLayers) -> str:
+    """Of the feed-forward block; where experts are whole, how many."""
+    return f"{held.whole_experts} experts" if held.whole_experts else _span(held.ffn_columns)
 
 
 def _copied(held: HeldLayers) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
@@ -81,19 +82,17 @@ class Connections:
             times.append(PeerTimes(name=client.name, stage=stage, rank=rank, **counted))
         return times
 
-    async def gram(self, seat: Seat, run: int, size: int) -> NDArray[np.float32]:
-        """What a shard has summed up of a run of inputs: [size, size].
+    async def observed(self, seat: Seat, run: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """What a shard has summed up of one of its `observed_runs`, which has this shape.
 
         Raises PeerError for anything else.
         """
         client = self._clients[seat]
         answer = await client.call(Observed(session=self.session, run=run))
-        expected = size * size * np.dtype(np.float32).itemsize
+        expected = math.prod(shape) * np.dtype(np.float32).itemsize
         if len(answer.content) != expected:
-            raise PeerError(
-                client.name, f"sent {len(answer.content)} bytes for a matrix of {expected}"
-            )
-        found = np.frombuffer(answer.content, np.float32).reshape(size, size)
+            raise PeerError(client.name, f"sent {len(answer.content)} bytes for sums of {expected}")
+        found = np.frombuffer(answer.content, np.float32).reshape(shape)
         if not np.isfinite(found).all():
             raise PeerError(client.name, "summed up inputs to NaN or infinity; restart it")
         return found

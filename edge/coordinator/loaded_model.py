@@ -236,9 +236,9 @@ class LoadedModel:
         """Where each peer's time went since this was last called, in plan order."""
         return await self._connections.measure()
 
-    async def gram(self, seat: Seat, run: int, size: int) -> NDArray[np.float32]:
-        """What one shard has summed up of a run of its inputs: float32 [size, size]."""
-        return await self._connections.gram(seat, run, size)
+    async def observed(self, seat: Seat, run: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """What one shard has summed up of one of its `observed_runs`: float32 of this shape."""
+        return await self._connections.observed(seat, run, shape)
 
     async def aclose(self) -> None:
         """Free everything on the peers and hang up. May be called again."""

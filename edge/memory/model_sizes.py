@@ -24,6 +24,7 @@ def model_facts(
     embedding_itemsize: int,
     kv_dtype: KvDtype = "float32",
     wire: Wire = "float32",
+    expert_uses: tuple[tuple[float, ...], ...] = (),
 ) -> ModelFacts:
     """What each piece of the model weighs in a peer's memory, packed for its kernels.
 
@@ -65,6 +66,7 @@ def model_facts(
             num_experts=block.num_experts if isinstance(block, Experts) else 0,
             top_k=block.top_k if isinstance(block, Experts) else 0,
             expert_column_bytes=of_one_expert(block, layer.grade),
+            is_grouped=isinstance(block, Experts) and block.groups > 1,
             keys_of=layer.mixer.keys_of if isinstance(layer.mixer, Attention) else None,
         )
 
@@ -80,6 +82,7 @@ def model_facts(
         head_row_bytes=nbytes(Weights(matrices=(("head", hidden),))),
         kept=_kept(spec),
         wire_number_bytes=number_bytes(wire),
+        expert_uses=expert_uses,
     )
 
 

@@ -249,7 +249,7 @@ def _loose_bytes(widths: Widths) -> int:
     are brought in what goes between a layer's graphs, as far as no kernel has it else."""
     experts = [part for part in widths.parts if isinstance(part, Experts)]
     # Each half of a step may have a row for nothing of every expert.
-    nothing = 2 * max((part.num_experts for part in experts), default=0) * widths.hidden_size
+    nothing = 2 * max((len(part.held) + 1 for part in experts), default=0) * widths.hidden_size
     return _SPARE_PAGE_BYTES * (2 if experts else 1) + _FLOAT_BYTES * nothing
 
 
@@ -266,9 +266,10 @@ def _measured_bytes(widths: Widths, limits: StepLimits) -> int:
 
 def most_results(part: Experts, rows: int) -> int:
     """Rows of results that experts may have in a step, those for nothing among them: an expert has
-    one of these where the number of its others is odd."""
-    uses = rows * part.top_k
-    return uses + (min(uses, part.num_experts) if rows > 1 else 0)
+    one of these where the number of its others is odd. One stands for all experts that are
+    elsewhere."""
+    uses, held = rows * part.top_k, len(part.held)
+    return part.is_part + uses + (min(uses, held) if rows > 1 else 0)
 
 
 def stacked_experts_fit(part: Experts, hidden_size: int, threads: int) -> bool:

@@ -6,7 +6,7 @@ Some models have a shared expert beside them: a block that every token goes thro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -159,6 +159,28 @@ class Experts:
     def has_norm(self) -> bool:
         return True
 
+    @property
+    def held(self) -> range:
+        """The places of those whose weights are here."""
+        return range(self.num_experts)
+
+    @property
+    def is_part(self) -> bool:
+        """Others are elsewhere."""
+        return len(self.held) < self.num_experts
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The number that the model gives the expert at each place."""
+        return range(self.num_experts)
+
+    def whole(self, held: range, order: Sequence[int]) -> SomeExperts:
+        """These of them with all their columns, and none of the others."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Experts)}
+        return SomeExperts(
+            **fields, first_held=held.start, num_held=len(held), numbers=tuple(order)
+        )
+
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {"router.weight": (self.num_experts, hidden_size)}
         blocks = {f"experts.{number}.": self.columns for number in range(self.num_experts)}
@@ -239,16 +261,19 @@ class Experts:
         if not units:
             return
         hidden, of_shared = range(hidden_size), self._shared_units(units)
-        router = [(f"{layer}router.weight", range(self.num_experts))]
+        router = [(f"{layer}router.weight", run) for run in _runs(self.order)]
         if of_shared and self.shared is not None and self.shared.is_gated:
             router.append((f"{layer}shared_gate.weight", range(1)))
         yield MatrixSlice(name=f"{layer}router", parts=tuple(router), columns=hidden)
-        blocks = {expert_name(layer, number): units for number in range(self.num_experts)}
+        blocks = {
+            expert_name(layer, place): (expert_name(layer, self.order[place]), self._columns(units))
+            for place in self.held
+        }
         if of_shared:
-            blocks[shared_name(layer)] = of_shared
-        for own, columns in blocks.items():
-            gate_up = ((f"{own}gate.weight", columns), (f"{own}up.weight", columns))
-            down = ((f"{own}down.weight", hidden),)
+            blocks[shared_name(layer)] = shared_name(layer), of_shared
+        for own, (role, columns) in blocks.items():
+            gate_up = ((f"{role}gate.weight", columns), (f"{role}up.weight", columns))
+            down = ((f"{role}down.weight", hidden),)
             yield MatrixSlice(name=f"{own}gate_up", parts=gate_up, columns=hidden)
             yield MatrixSlice(name=f"{own}down", parts=down, columns=columns)
 
@@ -265,25 +290,38 @@ class Experts:
             yield whole_vector(f"{layer}mlp_norm", hidden_size)
             if self.is_apart:
                 yield from (whole_vector(f"{layer}{name}", hidden_size) for name in _NORMS_BEFORE)
-                yield whole_vector(f"{layer}expert_scales", self.num_experts)
+                yield self._of_each(f"{layer}expert_scales")
             if self.bias:
                 yield from self._biases(layer, hidden_size, units, is_first=is_first)
             if self.has_correction:
-                yield whole_vector(f"{layer}router_correction", self.num_experts)
+                yield self._of_each(f"{layer}router_correction")
 
     def _biases(
         self, layer: str, hidden_size: int, units: range, *, is_first: bool
     ) -> Iterator[VectorSlice]:
         """Those of all experts are one vector, one expert's after the other's."""
-        names = [expert_name(layer, number) for number in range(self.num_experts)]
-        yield whole_vector(f"{layer}router.bias", self.num_experts)
+        names = [expert_name(layer, self.order[place]) for place in self.held]
+        columns = self._columns(units)
+        yield self._of_each(f"{layer}router.bias")
         yield VectorSlice(
             name=f"{layer}experts_gate_up_bias",
-            parts=tuple((f"{own}{part}.bias", units) for own in names for part in ("gate", "up")),
+            parts=tuple((f"{own}{part}.bias", columns) for own in names for part in ("gate", "up")),
         )
-        if is_first:
+        if self._adds_biases(is_first=is_first):
             parts = tuple((f"{own}down.bias", range(hidden_size)) for own in names)
             yield VectorSlice(name=f"{layer}experts_down_bias", parts=parts)
+
+    def _columns(self, units: range) -> range:
+        """Of each expert here that a shard with these units has."""
+        return units
+
+    def _adds_biases(self, *, is_first: bool) -> bool:
+        """Those of what the experts here give, which are added once."""
+        return is_first
+
+    def _of_each(self, role: str) -> VectorSlice:
+        """A number of each of the layer's experts, in the order of their places."""
+        return VectorSlice(name=role, parts=tuple((role, run) for run in _runs(self.order)))
 
     def _shared_units(self, units: range) -> range:
         """Columns of the shared expert that go with these of the others; all go with all."""
@@ -295,8 +333,46 @@ class Experts:
         return range(start, stop)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SomeExperts(Experts):
+    """What a shard has where experts are whole: of some all columns, of the others nothing.
+
+    A unit is a column of the shared expert alone then. Shards of a stage have their experts one
+    after the other, so that all of them have the same router, whose rows are in that order: what
+    they choose is the same, and each computes of it what it has.
+    """
+
+    first_held: int
+    num_held: int
+    numbers: tuple[int, ...] = ()
+    """See `order`; empty where only sizes matter."""
+
+    @property
+    def held(self) -> range:
+        return range(self.first_held, self.first_held + self.num_held)
+
+    @property
+    def order(self) -> Sequence[int]:
+        return self.numbers or range(self.num_experts)
+
+    def of_units(self, units: range) -> SomeExperts | None:
+        if not units:
+            return None
+        shared, columns = self.shared, len(self._shared_units(units))
+        if shared is not None:
+            shared = dataclasses.replace(shared, columns=columns) if columns else None
+        return dataclasses.replace(self, shared=shared, numbers=())
+
+    def _columns(self, units: range) -> range:
+        return range(self.columns)
+
+    def _adds_biases(self, *, is_first: bool) -> bool:
+        return True
+
+
 def expert_name(layer: str, number: int) -> str:
-    """What names of an expert's matrices begin with."""
+    """What names of an expert's matrices begin with: of a shard's its place, of a model's its
+    number."""
     return f"{layer}experts.{number}."
 
 
@@ -309,3 +385,12 @@ def expert_number(name: str) -> int | None:
     """Of which expert of its layer a matrix is; None for others."""
     _before, is_one, after = name.partition(".experts.")
     return int(after.partition(".")[0]) if is_one else None
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[range]:
+    """The same numbers in the same order, as few ranges."""
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+            yield range(numbers[start], numbers[end - 1] + 1)
+            start = end

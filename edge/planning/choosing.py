@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
 
 from edge import partition
+from edge.host.cache_paths import cache_root
 from edge.membership.identity import is_id
 from edge.memory.model_sizes import model_facts
-from edge.partition import Choice, ClusterSpec, LeftOut, ModelFacts, Plan
-from edge.planning.load_options import LoadOptions
+from edge.partition import (
+    LEAST_GAIN,
+    Choice,
+    ClusterSpec,
+    Estimate,
+    LeftOut,
+    ModelFacts,
+    Plan,
+    Workload,
+)
+from edge.planning.load_options import ExpertCut, LoadOptions
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.expert_uses import known_expert_uses
 
 
 def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
@@ -25,6 +37,7 @@ def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
         embedding_itemsize=checkpoint.embedding_itemsize,
         kv_dtype=options.kv_dtype,
         wire=options.wire,
+        expert_uses=known_expert_uses(cache_root(), checkpoint.store.fingerprint, checkpoint.spec),
     )
 
 
@@ -36,7 +49,15 @@ def choose_plan(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptio
     chunk_tokens = options.limits(checkpoint.spec).chunk_tokens
     choose = partial(partition.choose, facts, cluster, workload, chunk_tokens=chunk_tokens)
     if not isinstance(wanted, Plan):
-        return choose(parallel=wanted, stream=options.stream == "on")
+        choice = choose(parallel=wanted, stream=options.stream == "on")
+        place = partial(
+            partition.with_whole_experts,
+            model=facts,
+            cluster=cluster,
+            workload=workload,
+            chunk_tokens=chunk_tokens,
+        )
+        return _with_whole_experts(choice, place, facts, workload, options.experts)
     plan = by_id(wanted, cluster)
     partition.check_fit(plan, facts, cluster, workload)
     predicted = solo = None
@@ -54,6 +75,40 @@ def choose_plan(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptio
             if device.id not in plan.devices
         ),
         runners_up=(),
+    )
+
+
+def _with_whole_experts(
+    choice: Choice,
+    place: Callable[[Plan], tuple[Plan, Estimate | None]],
+    facts: ModelFacts,
+    workload: Workload,
+    wanted: ExpertCut,
+) -> Choice:
+    """The choice, its experts as wholes where that is asked for, or is known to be faster.
+
+    Raises PlanError where it is asked for and cannot be.
+    """
+    if wanted == "whole" and len(choice.plan.devices) > 1:
+        plan, predicted = place(choice.plan)
+        return replace(choice, plan=plan, predicted=predicted)
+    if wanted != "auto" or not facts.expert_uses or choice.predicted is None:
+        return choice
+    ranked = [(choice.plan, choice.predicted), *choice.runners_up]
+    found: list[tuple[Plan, Estimate]] = []
+    for plan, _predicted in ranked:
+        with contextlib.suppress(partition.PartitionError):
+            placed, estimate = place(plan)
+            if estimate is not None:
+                found.append((placed, estimate))
+    if not found:
+        return choice
+    plan, predicted = min(found, key=lambda each: each[1].total_s(workload))
+    if predicted.total_s(workload) > (1 - LEAST_GAIN) * choice.predicted.total_s(workload):
+        return choice
+    left_out = tuple(each for each in choice.left_out if each.device not in plan.devices)
+    return replace(
+        choice, plan=plan, predicted=predicted, left_out=left_out, runners_up=tuple(ranked)
     )
 
 

@@ -33,6 +33,7 @@ from edge.weights.formats import (
 )
 
 Streaming = Literal["auto", "on", "off"]
+ExpertCut = Literal["auto", "columns", "whole"]
 """Whether layers may be read from disk for each token."""
 
 Standby = Literal["auto", "none", "kv"]
@@ -213,6 +214,16 @@ class LoadOptions:
     """With "auto", how many layers and the predicted speed are told before the load. With "off", a
     model that fits nowhere is refused. A plan by hand says it itself (`streamed_layers`)."""
 
+    experts: ExpertCut = option(
+        "auto",
+        help="How devices that share a layer have its experts. columns: a part of every one; "
+        "whole: each all of some; auto: whole where edge plan --calibrate was told how often each "
+        "is used, and that is predicted to be faster, else columns.",
+    )
+    """Whole ones are placed so that devices are done at the same time, by how many tokens go
+    through each; a fast device with little memory gets those that most go through. A plan by hand
+    says it itself (`experts` of its shards)."""
+
     standby: Standby = option(
         "auto",
         help="What is kept on this device against the loss of another. auto: copies of the keys "
@@ -268,6 +279,10 @@ class LoadOptions:
             raise RequestError(f"workload must be an edge.Workload, not {self.workload!r}")
         if self.wire not in WIRES:
             raise RequestError(f"wire must be one of {', '.join(WIRES)}, not {self.wire!r}")
+        if self.experts not in get_args(ExpertCut):
+            raise RequestError(
+                f"experts must be 'auto', 'columns' or 'whole', not {self.experts!r:.80}"
+            )
         if self.stream not in get_args(Streaming):
             raise RequestError(f"stream must be 'auto', 'on' or 'off', not {self.stream!r}")
         if type(self.share_prefixes) is not bool:
@@ -395,6 +410,7 @@ class LoadOverrides(TypedDict, total=False):
     share_prefixes: bool
     prefixes_of: tuple[str, ...] | None
     stream: Streaming
+    experts: ExpertCut
     standby: Standby
     wait_for_peers_s: float
     replan: Replan

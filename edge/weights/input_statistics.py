@@ -1,4 +1,5 @@
-"""Gram matrices of a model's inputs, in one file: what its weights are rounded by."""
+"""What was observed of a model, in one file: Gram matrices of its inputs, which its weights are
+rounded by, or how many tokens went through each of its experts."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from edge.offload import (
     disk_errors_as_store_errors,
 )
 from edge.weights.layout import whole_layout
-from edge.weights.observation import ObservedRun, observed_runs
+from edge.weights.observation import Observed, ObservedExperts, ObservedRun, observed_runs
 from edge.weights.quantized_store import store_errors_as_edge_errors
 
 FILE = "grams.safetensors"
@@ -35,8 +36,10 @@ class InputStatistics(Closing):
         runs = observed_runs(layout)
         self._runs: dict[str, list[ObservedRun]] = {}
         for matrix in layout.matrices:
-            of_matrix = [run for run in runs if run.matrix == matrix.name]
+            inputs = (run for run in runs if isinstance(run, ObservedRun))
+            of_matrix = [run for run in inputs if run.matrix == matrix.name]
             self._runs |= {role: of_matrix for role, _rows in matrix.parts}
+        self._experts = {run.layer: run for run in runs if isinstance(run, ObservedExperts)}
         with store_errors_as_edge_errors():
             self._file = SafetensorsFile(path)
         found = {name: (each.dtype, each.shape) for name, each in self._file.tensors.items()}
@@ -48,6 +51,11 @@ class InputStatistics(Closing):
         """Of the inputs of a matrix, for one run of columns after the other."""
         with store_errors_as_edge_errors():
             return [self._file.read(_name(run), ()) for run in self._runs[role]]
+
+    def expert_uses(self) -> dict[int, NDArray[np.float32]]:
+        """For each layer with experts how many tokens went through each of them."""
+        with store_errors_as_edge_errors():
+            return {layer: self._file.read(_name(run), ()) for layer, run in self._experts.items()}
 
     def close(self) -> None:
         self._file.close()
@@ -87,17 +95,19 @@ def statistics_folder(root: Path, name: str, spec: ModelSpec) -> FolderUse:
 
 
 def statistics_writer(path: Path, spec: ModelSpec) -> SafetensorsWriter:
-    """A file for the Gram matrix of each of the model's runs; see `write_gram`."""
+    """A file for what is observed of the model; see `write_observed`."""
     return SafetensorsWriter(path, _tensors(observed_runs(whole_layout(spec))))
 
 
-def write_gram(writer: SafetensorsWriter, run: ObservedRun, gram: NDArray[np.float32]) -> None:
-    writer.write_rows(_name(run), 0, gram)
+def write_observed(writer: SafetensorsWriter, run: Observed, sums: NDArray[np.float32]) -> None:
+    writer.write_rows(_name(run), 0, sums)
 
 
-def _tensors(runs: tuple[ObservedRun, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _tensors(runs: tuple[Observed, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {_name(run): ("F32", run.shape) for run in runs}
 
 
-def _name(run: ObservedRun) -> str:
+def _name(run: Observed) -> str:
+    if isinstance(run, ObservedExperts):
+        return f"layers.{run.layer}.experts"
     return f"{run.matrix}.{run.columns.start}"

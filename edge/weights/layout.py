@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge.models.attention import Attention
+from edge.models.experts import Experts
 from edge.models.parts import MatrixSlice, Part, VectorSlice, layer_number, whole_vector
 from edge.models.rotary import Rotary
 from edge.models.spec import FeedForward, Mixer, ModelSpec, WithState
@@ -59,6 +60,8 @@ class ShardLayout:
     """Number of layers whose matrices are read from disk for each step."""
     kept_experts: int = 0
     """Of those layers, experts that stay in memory beside the layers that do."""
+    of_experts: bool = False
+    """The model has layers with experts, here or elsewhere."""
 
     @property
     def num_weights(self) -> int:
@@ -134,7 +137,7 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
     vectors: list[VectorSlice] = []
     for number in this.layers:
         layer, prefix = spec.layer(number), f"layers.{number}."
-        parts: tuple[Part, Part] = (layer.mixer, layer.feed_forward)
+        parts: tuple[Part, Part] = (layer.mixer, _held(layer.feed_forward, this, rank, number))
         for part, (units, is_first) in zip(parts, cuts[spec.layers[number]], strict=True):
             matrices += (
                 replace(each, grade=_grade(spec, each, usual=layer.grade))
@@ -157,7 +160,9 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
         local=tuple(
             LocalLayer(
                 mixer=kind.mixer.of_units(shard.slice(number).heads),
-                feed_forward=kind.feed_forward.of_units(shard.slice(number).ffn_columns),
+                feed_forward=_held(kind.feed_forward, this, rank).of_units(
+                    shard.slice(number).ffn_columns
+                ),
             )
             for number, kind in enumerate(spec.kinds)
         ),
@@ -178,6 +183,7 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
         kept_behind=spec.kept(this.layers.stop),
         streamed_layers=shard.streamed_layers,
         kept_experts=shard.kept_experts,
+        of_experts=spec.has_experts,
     )
 
 
@@ -237,6 +243,20 @@ def whole_layout(spec: ModelSpec) -> ShardLayout:
     stage = Stage(layers=range(spec.num_layers), shards=(shard,))
     plan = Plan(model="whole", version=0, stages=(stage,))
     return shard_layout(spec, plan, stage=0, rank=0)
+
+
+def _held(part: FeedForward, stage: Stage, rank: int, layer: int | None = None) -> FeedForward:
+    """The part as the shard has it, where experts are whole: in the order of its stage's shards.
+    Without a layer sizes alone are right, which are the same in all of them."""
+    shard = stage.slices[rank]
+    if not isinstance(part, Experts) or not shard.whole_experts:
+        return part
+    first = sum(each.whole_experts for each in stage.slices[:rank])
+    order: list[int] = []
+    if layer is not None:
+        index = layer - stage.layers.start
+        order += (number for each in stage.slices if each.experts for number in each.experts[index])
+    return part.whole(range(first, first + shard.whole_experts), order)
 
 
 _Units = tuple[range, bool]

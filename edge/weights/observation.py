@@ -4,6 +4,8 @@ Of inputs x of a matrix: the sum over tokens of x times x transposed, its Gram m
 would take more memory than the weights, so columns are taken in runs, and only those of a run are
 multiplied with each other. SmolLM2-135M in 4 bits by whole ones: KL 0.0498; by runs of 512: 0.0523;
 of 256: 0.0546; without: 0.091.
+
+Of a model with experts it is counted instead how many tokens go through each of them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge.models.experts import Experts
 from edge.weights.layout import ShardLayout
 
 RUN_COLUMNS = 512
@@ -44,7 +47,40 @@ class ObservedRun:
         return slice(self.first, self.first + len(self.columns))
 
 
-def observed_runs(layout: ShardLayout) -> tuple[ObservedRun, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedExperts:
+    """How many tokens go through each of a layer's experts, in the order of their places."""
+
+    layer: int
+    num_experts: int
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Of the counts, which are float32: exact up to 16 million."""
+        return (self.num_experts,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_experts * np.dtype(np.float32).itemsize
+
+
+Observed = ObservedRun | ObservedExperts
+
+
+def observed_runs(layout: ShardLayout) -> tuple[Observed, ...]:
+    """What is observed of a shard: of a model with experts the layers that have some, of any other
+    all inputs."""
+    if not layout.of_experts:
+        return observed_inputs(layout)
+    local = ((number, layout.layer(number).feed_forward) for number in layout.layers)
+    return tuple(
+        ObservedExperts(layer=number, num_experts=part.num_experts)
+        for number, part in local
+        if isinstance(part, Experts)
+    )
+
+
+def observed_inputs(layout: ShardLayout) -> tuple[ObservedRun, ...]:
     """Of all matrices of a shard, in their order. Runs begin at multiples of their length."""
     return tuple(
         ObservedRun(matrix=matrix.name, columns=columns, first=columns.start - matrix.columns.start)

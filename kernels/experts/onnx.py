@@ -27,19 +27,21 @@ class Routed:
     """Which rows go through which experts, as values of a graph: `order_rows` to `mix`.
 
     A use is one row's of one of its experts; there are rows · top_k. By expert they stand one
-    expert's after the other's, and within one by row.
+    expert's after the other's, and within one by row. Where the graph has only some of the experts,
+    those are counted from the first of them, and uses of others stand last.
     """
 
     sources: str
     """[uses + 1]: the row of each, by expert; the last is a row for nothing."""
     starts: str
-    """[experts]: where each expert's begin in `sources`."""
+    """[experts that it has]: where each expert's begin in `sources`."""
     stops: str
-    """[experts]: where they end, with a row more where their number is made even."""
+    """[the same]: where they end, with a row more where their number is made even."""
     used: str
-    """[experts]: how many it has without that one."""
+    """[the same]: how many it has without that one."""
     ranks: str
-    """[uses]: where the result of each is, in the order of rows."""
+    """[uses]: where the result of each is, in the order of rows. Where the graph has only some of
+    the experts, the first result is of all others, and 0."""
     weights: str
     """[rows, top_k]."""
 
@@ -53,23 +55,33 @@ def experts(
     num_experts: int,
     routing: Routing,
     expert: Expert,
+    held: range | None = None,
     correction: str | None = None,
     scales: str | None = None,
 ) -> str:
     """x [batch, tokens, hidden], logits [batch, tokens, experts] → [batch, tokens, hidden].
 
-    correction, scales [experts]: see the reference.
+    held: the graph has only these experts, one after the other, and adds up what they give; None:
+    all. correction, scales [experts]: see the reference.
     """
+    held = held or range(num_experts)
     routed = order_rows(
         graph,
         logits,
         num_experts=num_experts,
+        held=held,
         routing=routing,
         correction=correction,
         scales=scales,
     )
     results = run_experts(
-        graph, x, routed, hidden_size=hidden_size, num_experts=num_experts, expert=expert
+        graph,
+        x,
+        routed,
+        hidden_size=hidden_size,
+        held=held,
+        is_part=len(held) < num_experts,
+        expert=expert,
     )
     return mix(graph, x, results, routed, hidden_size=hidden_size, top_k=routing.top_k)
 
@@ -106,6 +118,7 @@ def stacked_experts(
     num_experts: int,
     routing: Routing,
     stacked: StackedWeights,
+    held: range | None = None,
     correction: str | None = None,
     scales: str | None = None,
 ) -> str:
@@ -125,12 +138,22 @@ def stacked_experts(
         return _integers(graph, name, *values)
 
     zero, one, last = integers("0", 0), integers("1", 1), integers("-1", -1)
-    weights, chosen = _choose(graph, logits, num_experts, routing, correction, scales)
+    held = held or range(num_experts)
+    weights, chosen = choose(graph, logits, num_experts, routing, correction, scales)
     rows = graph.node("Reshape", x, integers(f"rows_{hidden_size}", -1, hidden_size))
     num_rows = graph.node("Gather", graph.node("Shape", rows), zero)
     each = graph.node("Reshape", chosen, last)
+    ranks = own_rows = None
+    count = integers(f"top_{routing.top_k}", routing.top_k)
+    if len(held) < num_experts:
+        each, is_own = _own(graph, each, held)
+        own_uses = graph.node("Reshape", graph.node("NonZero", is_own), last)
+        each = graph.node("Gather", each, own_uses)
+        own_rows = graph.node("Concat", graph.node("Div", own_uses, count), zero, axis=0)
+        num_own = graph.node("CumSum", graph.node("Cast", is_own, to=_INT64), _axis(graph))
+        ranks = graph.node("Where", is_own, num_own, zero)
     several, alone = graph.branch("several_rows"), graph.branch("one_row")
-    numbers = integers(f"all_{num_experts}", *range(num_experts))
+    numbers = integers(f"all_{len(held)}", *range(len(held)))
     hits = several.node("Equal", several.node("Unsqueeze", each, one), numbers)
     used = several.node("ReduceSum", several.node("Cast", hits, to=_INT64), zero, keepdims=0)
     odd = several.node("NonZero", several.node("Mod", used, integers("2", 2)))
@@ -142,13 +165,17 @@ def stacked_experts(
         else_branch=alone.body(alone.node("Identity", each)),
     )
     """[uses, and more]: the expert of each; what is more is for nothing, with a row of any."""
-    axis = graph.constant("experts.axis", np.asarray(0, np.int64))
     step = graph.constant("experts.step", np.asarray(1, np.int64))
-    uses = graph.node("Range", axis, graph.node("Squeeze", graph.node("Shape", given)), step)
-    places = graph.node("Div", uses, integers(f"top_{routing.top_k}", routing.top_k))
-    own = graph.node("Gather", rows, graph.node("Mod", places, num_rows))
+    num_given = graph.node("Squeeze", graph.node("Shape", given))
+    places = graph.node("Range", _axis(graph), num_given, step)
+    if own_rows is None:
+        sources = graph.node("Mod", graph.node("Div", places, count), num_rows)
+    else:
+        nearest = graph.node("Min", places, graph.node("Shape", each))
+        sources = graph.node("Gather", own_rows, nearest)
+    own = graph.node("Gather", rows, sources)
     off_on = graph.constant("experts.off_on", np.asarray([0, 1], np.float32))
-    hot = graph.node("OneHot", given, integers(f"count_{num_experts}", num_experts), off_on)
+    hot = graph.node("OneHot", given, integers(f"count_{len(held)}", len(held)), off_on)
     results = graph.node(
         "QMoE", own, hot,
         stacked.gate_up_codes, stacked.gate_up_scales, "",
@@ -160,6 +187,9 @@ def stacked_experts(
         accuracy_level=INTEGER_ACTIVATIONS,
     )  # fmt: skip
     results = graph.node("Slice", results, zero, graph.node("Shape", each))
+    if ranks is not None:
+        results = graph.node("Concat", _nothing(graph, 1, hidden_size), results, axis=0)
+        results = graph.node("Gather", results, ranks)
     return _add_up(graph, x, results, weights, hidden_size=hidden_size, top_k=routing.top_k)
 
 
@@ -168,11 +198,13 @@ def order_rows(
     logits: str,
     *,
     num_experts: int,
+    held: range,
     routing: Routing,
     correction: str | None = None,
     scales: str | None = None,
 ) -> Routed:
-    """logits [batch, tokens, experts]; correction, scales [experts]: see the reference.
+    """logits [batch, tokens, experts]; held: those that the graph has; correction, scales
+    [experts]: see the reference.
 
     In a step of more rows than one each expert gets an even number, one of them for nothing if need
     be: kernels take rows by twos, and a row's result must not depend on who else is there.
@@ -182,18 +214,20 @@ def order_rows(
         return _integers(graph, name, *values)
 
     zero, one, last = integers("0", 0), integers("1", 1), integers("-1", -1)
-    top_k = routing.top_k
-    count = integers(f"top_{top_k}", top_k)
-    weights, chosen = _choose(graph, logits, num_experts, routing, correction, scales)
+    count = integers(f"top_{routing.top_k}", routing.top_k)
+    weights, chosen = choose(graph, logits, num_experts, routing, correction, scales)
     each = graph.node("Reshape", chosen, last)
     """[rows · top_k]: the expert of each use of one."""
-    numbers = integers(f"all_{num_experts}", *range(num_experts))
+    is_own = None
+    if len(held) < num_experts:
+        each, is_own = _own(graph, each, held)
+    numbers = integers(f"all_{len(held)}", *range(len(held)))
     hits = graph.node("Equal", graph.node("Unsqueeze", each, one), numbers)
     used = graph.node("ReduceSum", graph.node("Cast", hits, to=_INT64), zero, keepdims=0)
     num_rows = graph.node("Gather", graph.node("Shape", weights), zero)
     odd = graph.node("Mod", used, integers("2", 2))
     odd = graph.node("Min", odd, graph.node("Sub", num_rows, one))  # none where a row is alone
-    axis = graph.constant("experts.axis", np.asarray(0, np.int64))
+    axis = _axis(graph)
     stops = graph.node("CumSum", used, axis)
     starts = graph.node("Sub", stops, used)
     stops = graph.node("Add", stops, odd)
@@ -206,21 +240,37 @@ def order_rows(
     keys = graph.node("Add", graph.node("Mul", each, num_uses), places)
     _, order = graph.nodes("TopK", keys, num_uses, outputs=2, largest=0)
     _, ranks = graph.nodes("TopK", order, num_uses, outputs=2, largest=0)
+    nearest = each
+    if is_own is not None:
+        nearest = graph.node("Min", each, integers(f"last_{len(held)}", len(held) - 1))
+    ranks = graph.node("Add", ranks, graph.node("Gather", shifts, nearest))
+    if is_own is not None:
+        ranks = graph.node("Where", is_own, graph.node("Add", ranks, one), zero)
     return Routed(
         sources=graph.node("Concat", graph.node("Div", order, count), zero, axis=0),
         starts=starts,
         stops=stops,
         used=used,
-        ranks=graph.node("Add", ranks, graph.node("Gather", shifts, each)),
+        ranks=ranks,
         weights=weights,
     )
 
 
 def run_experts(
-    graph: OnnxGraph, x: str, routed: Routed, *, hidden_size: int, num_experts: int, expert: Expert
+    graph: OnnxGraph,
+    x: str,
+    routed: Routed,
+    *,
+    hidden_size: int,
+    held: range,
+    is_part: bool,
+    expert: Expert,
 ) -> str:
     """x [batch, tokens, hidden] → [results, hidden], in the order of `sources`, with the rows for
-    nothing. Experts of which `used` is 0 are left out, and nothing is read of their weights."""
+    nothing. Experts of which `used` is 0 are left out, and nothing is read of their weights.
+
+    is_part: there are others; the first row stands for them.
+    """
 
     def integers(name: str, *values: int) -> str:
         return _integers(graph, name, *values)
@@ -228,12 +278,12 @@ def run_experts(
     zero = integers("0", 0)
     rows = graph.node("Reshape", x, integers(f"rows_{hidden_size}", -1, hidden_size))
     is_used = graph.node("Greater", routed.used, zero)
-    conditions = graph.nodes("Split", is_used, outputs=num_experts, axis=0)
-    nothing = graph.constant(f"experts.none_{hidden_size}", np.zeros((0, hidden_size), np.float32))
-    made = []
-    for number, condition in enumerate(conditions):
+    conditions = graph.nodes("Split", is_used, outputs=len(held), axis=0)
+    nothing = _nothing(graph, 0, hidden_size)
+    made = [_nothing(graph, 1, hidden_size)] if is_part else []
+    for number, condition in zip(held, conditions, strict=True):
         branch, rest = graph.branch(f"expert_{number}"), graph.branch(f"no_expert_{number}")
-        place = integers(f"number_{number}", number)
+        place = integers(f"number_{number - held.start}", number - held.start)
         own = branch.node(
             "Slice",
             routed.sources,
@@ -276,11 +326,42 @@ def _add_up(
     return graph.node("Reshape", mixed, graph.node("Shape", x))
 
 
+def _own(graph: OnnxGraph, each: str, held: range) -> tuple[str, str]:
+    """each [uses]: the expert of each use of one → the same counted from the first that is held,
+    how many are held for all others; and which are of those that are."""
+    count = _integers(graph, f"held_{len(held)}", len(held))
+    zero = _integers(graph, "0", 0)
+    each = graph.node("Sub", each, _integers(graph, f"first_{held.start}", held.start))
+    is_own = graph.node(
+        "And",
+        graph.node("GreaterOrEqual", each, zero),
+        graph.node("Less", each, count),
+    )
+    return graph.node("Where", is_own, each, count), is_own
+
+
+def _nothing(graph: OnnxGraph, rows: int, hidden_size: int) -> str:
+    name = f"experts.none_{rows}_{hidden_size}"
+    return graph.constant(name, np.zeros((rows, hidden_size), np.float32))
+
+
+def _axis(graph: OnnxGraph) -> str:
+    return graph.constant("experts.axis", np.asarray(0, np.int64))
+
+
 def _integers(graph: OnnxGraph, name: str, *values: int) -> str:
     return graph.constant(f"experts.{name}", np.asarray(values, np.int64))
 
 
-def _choose(
+def count_uses(graph: OnnxGraph, chosen: str, *, num_experts: int) -> str:
+    """chosen [rows, top_k] → float32 [experts]: how many rows go through each."""
+    each = graph.node("Reshape", chosen, _integers(graph, "-1_1", -1, 1))
+    hits = graph.node("Equal", each, _integers(graph, f"all_{num_experts}", *range(num_experts)))
+    hits = graph.node("Cast", hits, to=_FLOAT)
+    return graph.node("ReduceSum", hits, _integers(graph, "0", 0), keepdims=0)
+
+
+def choose(
     graph: OnnxGraph,
     logits: str,
     num_experts: int,
@@ -340,5 +421,5 @@ def _route(
     return weights, chosen
 
 
-_INT64, _BOOL = 7, 9
+_FLOAT, _INT64, _BOOL = 1, 7, 9
 """Of TensorProto."""

@@ -253,40 +253,47 @@ def _use_kernel(
     n = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
     n_inside = n < num_outputs
     expert = tl.load(chosen + use).to(tl.int64)
-    own_words = _array(table, 0, expert, num_experts, words)
-    own_scales = _array(table, 1, expert, num_experts, scales)
-    own_zeros = _array(table, 2, expert, num_experts, zero_points)
-    own_offsets = _array(table, 3, expert, num_experts, offsets)
-    own_order = _array(table, 4, expert, num_experts, order)
-    row = x + use // of_row * (num_inputs - padding)
-    sums = tl.zeros((block_outputs, block_words), dtype=tl.float32)
-    for first in range(0, num_words, block_words):
-        word = first + tl.arange(0, block_words)
-        inside = n_inside[:, None] & (word < num_words)[None, :]
-        k = first * per_word + tl.arange(0, block_words * per_word)
-        source, has_input = _inputs(own_order, k, num_inputs, padding, has_order)
-        a = tl.load(row + source, mask=has_input, other=0.0).to(tl.float32)
-        if bits == 32:
-            place = n.to(tl.int64)[:, None] * num_inputs + word[None, :]
-            sums += tl.load(own_words + place, mask=inside, other=0.0).to(tl.float32) * a[None, :]
-        else:
-            codes = load_codes(
-                own_words, n, word, inside, num_words, bits, block_outputs, block_words
+    if expert >= 0:
+        own_words = _array(table, 0, expert, num_experts, words)
+        own_scales = _array(table, 1, expert, num_experts, scales)
+        own_zeros = _array(table, 2, expert, num_experts, zero_points)
+        own_offsets = _array(table, 3, expert, num_experts, offsets)
+        own_order = _array(table, 4, expert, num_experts, order)
+        row = x + use // of_row * (num_inputs - padding)
+        sums = tl.zeros((block_outputs, block_words), dtype=tl.float32)
+        for first in range(0, num_words, block_words):
+            word = first + tl.arange(0, block_words)
+            inside = n_inside[:, None] & (word < num_words)[None, :]
+            k = first * per_word + tl.arange(0, block_words * per_word)
+            source, has_input = _inputs(own_order, k, num_inputs, padding, has_order)
+            a = tl.load(row + source, mask=has_input, other=0.0).to(tl.float32)
+            if bits == 32:
+                place = n.to(tl.int64)[:, None] * num_inputs + word[None, :]
+                sums += (
+                    tl.load(own_words + place, mask=inside, other=0.0).to(tl.float32) * a[None, :]
+                )
+            else:
+                codes = load_codes(
+                    own_words, n, word, inside, num_words, bits, block_outputs, block_words
+                )
+                scale, zero = load_scales(
+                    own_scales, own_zeros, n, word, inside, num_outputs, bits, block_size, has_zeros
+                )
+                value = codes - each_code(zero, bits, block_outputs, block_words)
+                products = tl.reshape(value * a[None, :], (block_outputs, block_words, per_word))
+                sums += scale * tl.sum(products, axis=2)
+                if has_offsets:
+                    offset = _offsets(
+                        own_offsets, n, word, inside, num_inputs, per_word, block_size
+                    )
+                    of_word = tl.sum(tl.reshape(a, (block_words, per_word)), axis=1)
+                    sums += offset * of_word[None, :]
+        result = tl.sum(sums, axis=1)
+        if biased:
+            result += tl.load(bias + expert * bias_stride + n, mask=n_inside, other=0.0).to(
+                tl.float32
             )
-            scale, zero = load_scales(
-                own_scales, own_zeros, n, word, inside, num_outputs, bits, block_size, has_zeros
-            )
-            value = codes - each_code(zero, bits, block_outputs, block_words)
-            products = tl.reshape(value * a[None, :], (block_outputs, block_words, per_word))
-            sums += scale * tl.sum(products, axis=2)
-            if has_offsets:
-                offset = _offsets(own_offsets, n, word, inside, num_inputs, per_word, block_size)
-                of_word = tl.sum(tl.reshape(a, (block_words, per_word)), axis=1)
-                sums += offset * of_word[None, :]
-    result = tl.sum(sums, axis=1)
-    if biased:
-        result += tl.load(bias + expert * bias_stride + n, mask=n_inside, other=0.0).to(tl.float32)
-    tl.store(out + use * out_stride + n, result.to(out.dtype.element_ty), mask=n_inside)
+        tl.store(out + use * out_stride + n, result.to(out.dtype.element_ty), mask=n_inside)
 
 
 @triton.jit
@@ -419,8 +426,16 @@ def route(
     return chosen, weights
 
 
+def own(chosen: Tensor, held: range) -> Tensor:
+    """chosen int32 [rows, top_k] of `route` → the same counted from the first that is held; −1 for
+    experts that are not."""
+    local = chosen - held.start
+    return torch.where((local >= 0) & (local < len(held)), local, -1)
+
+
 def sort_uses(chosen: Tensor, *, num_experts: int, rows: int) -> SortedUses:
-    """chosen int32 [rows, top_k] of `route`; rows: of a tile, at most. Raises ValueError."""
+    """chosen int32 [rows, top_k] of `route` or `own`; rows: of a tile, at most. Raises
+    ValueError."""
     check("chosen", chosen, dtypes=(torch.int32,), shape=(None, None))
     num_uses = chosen.numel()
     most_tiles = num_uses // rows + min(num_uses, num_experts)
@@ -462,12 +477,14 @@ def expert_product(
     tiles: Tiles,
     sorted_uses: SortedUses | None = None,
     padding: int = 0,
+    is_part: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """x [rows or uses, inputs], chosen int32 [rows, top_k], bias [experts, outputs] → [uses,
     outputs].
 
-    padding: columns of the weight before x's first. sorted_uses: for tiles of several uses, whose
+    padding: columns of the weight before x's first. is_part: some uses are −1, of experts that are
+    elsewhere, and what they give here is 0. sorted_uses: for tiles of several uses, whose
     rows are those of it. `out` may be columns of something wider, and so may `bias`. Raises
     ValueError.
     """
@@ -484,6 +501,8 @@ def expert_product(
     check("out", out, dtypes=FLOATS, shape=(uses, stack.outputs), like=x, contiguous=False)
     if not out.numel():
         return out
+    if is_part:
+        out.zero_()
     packed, first = stack.packed, stack.first
     bits = BITS_PER_WORD if packed is None else packed.bits
     num_words = stack.inputs if packed is None else packed.words.shape[1]

@@ -4,12 +4,19 @@ A step is a chain of things that wait for each other, so its time is a sum; wher
 work side by side, the slowest counts. Pure arithmetic over facts; searches nothing.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from edge.partition.cost.contention import shares_host
+from edge.partition.cost.expert_load import (
+    chances_held,
+    expected_slowest,
+    load,
+    whole_experts,
+)
 from edge.partition.cost.message_times import Network
 from edge.partition.cost.overlap import stage_sum_s
 from edge.partition.cost.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_phase, decode_phase
@@ -159,7 +166,7 @@ class _View:
             return terms + self._computed(stage, [whole], 1)
         return (
             terms
-            + self._layers(stage, paces)
+            + self._layers(stage, paces, phase)
             + self._sums(stage, 2 * len(stage.layers) + is_first, phase)
             + (self._computed(stage, [pace.bare() for pace in paces], 1) if is_first else [])
             + (
@@ -207,8 +214,9 @@ class _View:
         seconds: dict[str, float] = {}
         last = len(self._plan.stages) - 1
         for number, stage in enumerate(self._plan.stages):
-            for shard in stage.slices:
-                pace = self._pace(shard, stage, phase)
+            pace_of_stage = [self._pace(shard, stage, phase) for shard in stage.shards]
+            for rank, shard in enumerate(stage.slices):
+                pace = pace_of_stage[rank]
                 rows = len(shard.vocab) if number == last else 0
                 if len(stage.shards) == 1:
                     layers = self._model.count(stage.layers)
@@ -218,8 +226,12 @@ class _View:
                     own_s += pace.head(self._model, rows).mean_s
                     for part, facts, count in shard.counted(stage.layers, self._model):
                         layer_s = _attention(pace, part, facts).mean_s
-                        layer_s += pace.feed_forward(facts, len(part.ffn_columns)).mean_s
+                        if not _has_whole_experts(part, facts):
+                            layer_s += pace.feed_forward(facts, len(part.ffn_columns)).mean_s
                         own_s += count * layer_s
+                    own_s += sum(
+                        segments[rank].mean_s for segments in self._sparse(stage, pace_of_stage)
+                    )
                 seconds[shard.device] = seconds.get(shard.device, 0.0) + own_s
         return tuple(seconds.items())
 
@@ -247,7 +259,7 @@ class _View:
         is_crowded = phase.overlaps and shares_host(others, device)
         return Pace.of(device, phase, in_stage=len(stage.shards), is_crowded=is_crowded)
 
-    def _layers(self, stage: Stage, paces: Sequence[Pace]) -> list[Term]:
+    def _layers(self, stage: Stage, paces: Sequence[Pace], phase: Phase) -> list[Term]:
         """Two segments for each layer, each as long as its slowest shard."""
         terms: list[Term] = []
         for kind, (facts, count) in enumerate(self._model.count(stage.layers)):
@@ -255,12 +267,60 @@ class _View:
                 parts = [shard.slice(kind) for shard in stage.slices]
                 pairs = list(zip(paces, parts, strict=True))
                 attention = [_attention(pace, part, facts) for pace, part in pairs]
+                terms += self._computed(stage, attention, count)
+                if any(_has_whole_experts(part, facts) for part in parts):
+                    continue
                 feed_forward = [
                     pace.feed_forward(facts, len(part.ffn_columns)) for pace, part in pairs
                 ]
-                terms += self._computed(stage, attention, count)
                 terms += self._computed(stage, feed_forward, count)
+        for layer in self._sparse_layers(stage):
+            terms += self._routed(stage, layer, paces, phase)
         return terms
+
+    def _sparse_layers(self, stage: Stage) -> list[int]:
+        """Layers of the stage whose experts are whole."""
+        if not whole_experts(stage.slices):
+            return []
+        kinds, layers = self._model.kinds, self._model.layers
+        return [layer for layer in stage.layers if kinds[layers[layer]].num_experts]
+
+    def _sparse(self, stage: Stage, paces: Sequence[Pace]) -> Iterator[list[Segment]]:
+        """Of each of them what each shard computes on average."""
+        for layer in self._sparse_layers(stage):
+            yield self._of_experts(stage, layer, paces)
+
+    def _of_experts(self, stage: Stage, layer: int, paces: Sequence[Pace]) -> list[Segment]:
+        kind = self._model.layers[layer]
+        facts, held = self._model.kinds[kind], chances_held(stage, self._model, layer)
+        return [
+            pace.with_whole_experts(facts, len(columns), load(own, facts))
+            if (columns := shard.slice(kind).ffn_columns)
+            else pace.feed_forward(facts, 0)
+            for pace, shard, own in zip(paces, stage.slices, held, strict=True)
+        ]
+
+    def _routed(
+        self, stage: Stage, layer: int, paces: Sequence[Pace], phase: Phase
+    ) -> Iterator[Term]:
+        """What the slowest computes on average, and how much longer it takes until all are done
+        because each token has other experts. Of many tokens they have more alike."""
+        segments = self._of_experts(stage, layer, paces)
+        yield from self._computed(stage, segments, 1)
+        kind = self._model.layers[layer]
+        facts, held = self._model.kinds[kind], chances_held(stage, self._model, layer)
+        expert_s = [
+            pace.weight_s * pace.slack * facts.num_experts * facts.expert_bytes / facts.top_k
+            for pace in paces
+        ]
+        others_s = [
+            segment.total_s - each_s * sum(own)
+            for segment, each_s, own in zip(segments, expert_s, held, strict=True)
+        ]
+        until_s = expected_slowest(others_s, expert_s, held, facts.top_k)
+        more_s = max(0.0, until_s - max(segment.total_s for segment in segments))
+        if more_s:
+            yield self._term("wait", stage.shards, 1, more_s / math.sqrt(max(1.0, phase.rows)))
 
     def _sums(self, stage: Stage, count: int, phase: Phase) -> list[Term]:
         devices = [self._devices[shard.device] for shard in stage.shards]
@@ -302,6 +362,10 @@ class _View:
     def _term(self, kind: Kind, shards: Sequence[Share], count: int, seconds: float) -> Term:
         where = "-".join(self._names[shard.device] for shard in shards)
         return Term(kind=kind, where=where, count=count, seconds=seconds)
+
+
+def _has_whole_experts(part: LayerSlice, facts: LayerFacts) -> bool:
+    return bool(part.whole_experts and facts.num_experts)
 
 
 def _attention(pace: Pace, part: LayerSlice, layer: LayerFacts) -> Segment:

@@ -161,8 +161,16 @@ class Pace:
 
     def feed_forward_from(self, layer: LayerFacts, columns: int) -> Segment:
         """The same with no columns as with few: what a line of columns begins with."""
-        nbytes = columns * layer.ffn_column_bytes + layer.layer_bytes / 2
-        weights_s = self.weight_s * nbytes
+        return self._feed_forward(layer, columns * layer.ffn_column_bytes)
+
+    def with_whole_experts(self, layer: LayerFacts, columns: int, load: float) -> Segment:
+        """The same where experts are whole, and those here do this part of what all do; columns are
+        of what else there is."""
+        experts_bytes = load * layer.num_experts * layer.expert_bytes
+        return self._feed_forward(layer, columns * layer.shared_column_bytes + experts_bytes)
+
+    def _feed_forward(self, layer: LayerFacts, nbytes: float) -> Segment:
+        weights_s = self.weight_s * (nbytes + layer.layer_bytes / 2)
         return Segment(weights_s=weights_s, runs_s=self.feed_forward_run_s, slack=self.slack)
 
     def head(self, model: ModelFacts, rows: int) -> Segment:

@@ -22,6 +22,8 @@ class HeldLayers:
     kv_copies: int
     """Of these, so many are copies of what this shard or one before it in the stage holds."""
     ffn_columns: range
+    whole_experts: int
+    """So many of each layer's experts, where they are not cut by columns; else 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ def _held(
                 kv_heads=local,
                 kv_copies=len(local) - len(set(local) - before),
                 ffn_columns=part.ffn_columns,
+                whole_experts=part.whole_experts if facts.num_experts else 0,
             )
         )
         before |= set(local)

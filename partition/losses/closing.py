@@ -71,8 +71,8 @@ class Closer:
                     closed[number] = range(cut, closed[number].stop)
                 assert lost.start <= cut <= lost.stop
             stages = tuple(
-                Stage(layers=own, shards=shards)
-                for own, shards in zip(closed, shards_of, strict=True)
+                Stage(layers=own, shards=shards if own == before else _by_columns(shards))
+                for own, before, shards in zip(closed, layers, shards_of, strict=True)
             )
             yield self._with_rows(replace(self.plan, stages=stages))
 
@@ -162,12 +162,13 @@ class Closer:
             )
             for k in kinds
         ]
-        return Shard.of_slices(
+        whole = Shard.of_slices(
             shard.device,
             slices,
             vocab=grown(shard.vocab, [each.vocab for each in lost]),
             streamed_layers=shard.streamed_layers,
         )
+        return whole.with_experts(_with_lost_experts(shard, lost, part, is_left))
 
     def _cuts(
         self,
@@ -232,3 +233,20 @@ class Closer:
         rates = self.devices[id].rates
         assert rates is not None
         return max(1, round(1 / max(1e-15, rates.seconds_per_byte[0])))
+
+
+def _by_columns(shards: Sequence[Shard]) -> tuple[Shard, ...]:
+    """With columns of every expert: of layers that the stage did not have nothing is said."""
+    return tuple(shard.with_experts(()) for shard in shards)
+
+
+def _with_lost_experts(
+    shard: Shard, lost: Sequence[Shard], part: float, is_left: bool
+) -> tuple[tuple[int, ...], ...]:
+    """Where experts are whole: in each layer this part of those that are lost, or the rest."""
+    experts = []
+    for index, own in enumerate(shard.experts):
+        free = sorted(number for each in lost if each.experts for number in each.experts[index])
+        cut = round(part * len(free))
+        experts.append(tuple(sorted((*own, *(free[:cut] if is_left else free[cut:])))))
+    return tuple(experts)

@@ -76,20 +76,45 @@ def _layer_bytes(wanted: Holding, held: Sequence[Holding], model: ModelFacts) ->
     }
     for start, stop in pairwise(sorted(edges)):
         there = [h for h in held if h.layers.start <= start and stop <= h.layers.stop]
+        are_whole = any(each.shard.experts for each in (wanted, *there))
         for kind, (facts, count) in enumerate(model.count(range(start, stop))):
             if count:
                 slices = [each.shard.slice(kind) for each in there]
-                yield count * _slice_bytes(wanted.shard.slice(kind), slices, facts)
+                columns_bytes = facts.shared_column_bytes if are_whole else facts.ffn_column_bytes
+                own = wanted.shard.slice(kind)
+                yield count * _slice_bytes(own, slices, facts, columns_bytes)
+        if are_whole:
+            for layer in range(start, stop):
+                yield _expert_bytes(wanted, there, layer, model)
 
 
-def _slice_bytes(wanted: LayerSlice, held: Sequence[LayerSlice], facts: LayerFacts) -> int:
+def _expert_bytes(wanted: Holding, held: Sequence[Holding], layer: int, model: ModelFacts) -> int:
+    """Of one layer's experts, some of which are held whole."""
+    facts, total = model.kinds[model.layers[layer]], 0
+
+    def columns(of: Holding, number: int) -> range:
+        own = of.shard.slice(model.layers[layer]).ffn_columns
+        if not of.shard.experts:
+            return own
+        has_all = number in of.shard.experts[layer - of.layers.start]
+        return range(facts.ffn_columns if has_all else 0)
+
+    for number in range(facts.num_experts):
+        known = [columns(each, number) for each in held]
+        total += uncovered(columns(wanted, number), known)
+    return total * facts.expert_column_bytes
+
+
+def _slice_bytes(
+    wanted: LayerSlice, held: Sequence[LayerSlice], facts: LayerFacts, column_bytes: int
+) -> int:
     """Of one layer."""
     known = {head for each in held for head in _kv_heads(each, facts)}
     columns = uncovered(wanted.ffn_columns, [each.ffn_columns for each in held])
     return (
         uncovered(wanted.heads, [each.heads for each in held]) * facts.query_head_bytes
         + len(set(_kv_heads(wanted, facts)) - known) * facts.kv_head_bytes
-        + columns * facts.ffn_column_bytes
+        + columns * column_bytes
         + (0 if held else facts.layer_bytes)
     )
 

@@ -34,6 +34,8 @@ class LayerBytes:
     experts: int = 0
     num_experts: int = 0
     top_k: int = 0
+    of_experts: int = 0
+    """How many the layer has on all devices, which a token's are among; 0: no more than here."""
 
     @property
     def total(self) -> int:
@@ -117,12 +119,14 @@ def read_bytes(
     *,
     spare_bytes: int = 0,
     hits: float | None = None,
+    chances: Sequence[float] = (),
 ) -> tuple[float, float]:
     """What a step of so many rows reads on average of others, and of experts.
 
-    `hits`: the part of those it goes through that is in memory. Without it, as if every expert were
-    as likely as any other, for each row anew: then those in memory are used as often as those on
-    disk. Models have experts that they like better, which stay.
+    `hits`: the part of those it goes through that is in memory. Without it, that of those it likes
+    best by `chances`: of every expert of these layers, how many tokens go through it. Without both
+    as if every expert were as likely as any other, for each row anew: then those in memory are used
+    as often as those on disk. Models have experts that they like better, which stay.
     """
     if not streamed:
         return 0.0, 0.0
@@ -131,6 +135,9 @@ def read_bytes(
     others = sum(layer.others for layer in layers) * part
     experts = sum(layer.placed_experts for layer in layers)
     missing = max(0.0, 1 - tiers.cache_bytes / experts) if experts else 0.0
+    if hits is None and chances and sum(chances):
+        stay = tiers.cache_bytes // expert_bytes(layers)
+        hits = sum(sorted(chances, reverse=True)[:stay]) / sum(chances)
     if hits is not None and missing:
         missing = 1 - hits
     return others, missing * sum(layer.experts * part for layer, part in _used(layers, rows))
@@ -147,7 +154,8 @@ def _used(layers: Sequence[LayerBytes], rows: int) -> Iterator[tuple[LayerBytes,
     """The part of its experts that rows go through in each layer that has some."""
     for layer in layers:
         if layer.experts:
-            yield layer, 1 - (1 - layer.top_k / layer.num_experts) ** rows
+            chance = layer.top_k / max(layer.num_experts, layer.of_experts)
+            yield layer, 1 - (1 - chance) ** rows
 
 
 def _least(layers: Sequence[LayerBytes]) -> int:

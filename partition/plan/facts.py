@@ -185,6 +185,8 @@ class LayerFacts:
     """Experts that each token goes through."""
     expert_column_bytes: int = 0
     """What each of them has of `ffn_column_bytes`."""
+    is_grouped: bool = False
+    """Experts are chosen by groups of them."""
     keys_of: int | None = None
     """The layer whose keys and values its layers attend to: a shard keeps those once, whether it is
     one of its own or not. None: each has its own."""
@@ -234,6 +236,16 @@ class LayerFacts:
         return self.ffn_columns * self.ffn_column_bytes
 
     @property
+    def expert_bytes(self) -> int:
+        """One of its experts, whole."""
+        return self.ffn_columns * self.expert_column_bytes
+
+    @property
+    def shared_column_bytes(self) -> int:
+        """What a feed-forward column has beside its experts'."""
+        return self.ffn_column_bytes - self.num_experts * self.expert_column_bytes
+
+    @property
     def weight_bytes(self) -> int:
         return self.attention_bytes + self.feed_forward_bytes + self.layer_bytes
 
@@ -273,6 +285,9 @@ class ModelFacts:
     where a stage begins with it; empty: none ever does."""
     wire_number_bytes: float = 4.0
     """On a link: what each number of a hidden state takes, 4 as float32."""
+    expert_uses: tuple[tuple[float, ...], ...] = ()
+    """For each layer, and each of its experts, the part of all tokens that go through it, as far as
+    a text tells; empty: not known, and each is as likely as any other."""
 
     def __post_init__(self) -> None:
         _require_name("a model's name", self.name)
@@ -292,11 +307,26 @@ class ModelFacts:
         )
         if set(self.layers) != set(range(len(self.kinds))):
             raise ValueError(f"layers of model {self.name!r} must name each kind, and no other.")
+        if self.expert_uses:
+            self._check_uses()
         if not 0 < self.wire_number_bytes <= 8:
             raise ValueError(
                 f"wire_number_bytes of model {self.name!r} must be above 0 and at most 8, not"
                 f" {self.wire_number_bytes}."
             )
+
+    def _check_uses(self) -> None:
+        if len(self.expert_uses) != self.num_layers:
+            raise ValueError(f"expert_uses of model {self.name!r} must be of each layer.")
+        for layer, uses in enumerate(self.expert_uses):
+            facts = self.kinds[self.layers[layer]]
+            # Comparisons are false for what is no number.
+            is_right = len(uses) == facts.num_experts and all(0 <= each <= 1 for each in uses)
+            if not (is_right and abs(sum(uses) - facts.top_k) <= 1e-3 * max(1, facts.top_k)):
+                raise ValueError(
+                    f"expert_uses of layer {layer} of model {self.name!r} must be one part of all "
+                    f"tokens for each of {facts.num_experts} experts, {facts.top_k} together."
+                )
 
     @property
     def num_layers(self) -> int:

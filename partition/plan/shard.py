@@ -19,6 +19,13 @@ from edge.partition.plan.share import MemoryUse, StagePlace, tiling_problems
 MOST_KINDS = 64
 """Kinds of layers that a shard read from outside may tell apart."""
 
+MOST_LAYERS = 4096
+MOST_EXPERTS = 1024
+"""Of a layer, in a shard read from outside."""
+
+Experts = tuple[tuple[int, ...], ...]
+"""Numbers of experts for each layer of a stage, rising; empty where a layer has none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSlice:
@@ -27,24 +34,29 @@ class LayerSlice:
     heads: range
     """Query heads; `kv_heads` says which KV heads go along."""
     ffn_columns: range
+    whole_experts: int = 0
+    """So many of a layer's experts, with all their columns; 0: these columns of every one."""
 
     def matrix_bytes(self, layer: LayerFacts) -> int:
         """What the shard streams of a layer, where it streams; norms and biases stay."""
-        return (
-            len(self.heads) * layer.query_head_bytes
-            + num_local_kv_heads(self.heads, layer) * layer.kv_head_bytes
-            + len(self.ffn_columns) * layer.ffn_column_bytes
-        )
+        return self.layer_bytes(layer).total
 
     def layer_bytes(self, layer: LayerFacts) -> LayerBytes:
         """The same, its experts apart."""
-        total = self.matrix_bytes(layer)
-        experts = len(self.ffn_columns) * layer.expert_column_bytes * layer.num_experts
+        count = layer.num_experts if self.ffn_columns else 0
+        columns, others = len(self.ffn_columns), len(self.heads) * layer.query_head_bytes
+        others += num_local_kv_heads(self.heads, layer) * layer.kv_head_bytes
+        experts = columns * layer.expert_column_bytes * layer.num_experts
+        others += columns * layer.ffn_column_bytes - experts
+        if count and self.whole_experts:
+            count = self.whole_experts
+            experts = count * layer.expert_bytes
         return LayerBytes(
-            others=total - experts,
+            others=others,
             experts=experts,
-            num_experts=layer.num_experts if experts else 0,
+            num_experts=count if experts else 0,
             top_k=layer.top_k if experts else 0,
+            of_experts=layer.num_experts if experts else 0,
         )
 
 
@@ -73,12 +85,15 @@ class Shard:
     stay."""
     further: tuple[LayerSlice, ...] = ()
     """Of each further kind of layer of the model; empty where all kinds are cut alike."""
+    experts: Experts = ()
+    """For each layer of the stage the experts that are here as wholes, as many in every layer that
+    has some; then columns are cut of what else such a layer has. Empty: columns of every expert."""
 
     @classmethod
     def of_slices(
         cls, device: str, slices: Sequence[LayerSlice], *, vocab: range, streamed_layers: int = 0
     ) -> "Shard":
-        """`slices`: of each kind of layer."""
+        """`slices`: of each kind of layer, with columns of every expert."""
         first, *further = slices
         return cls(
             device=device,
@@ -102,11 +117,22 @@ class Shard:
         """The same with so many experts kept."""
         return replace(self, kept_experts=experts)
 
+    def with_experts(self, experts: Experts) -> "Shard":
+        """The same with these as wholes. What was kept of experts was for others."""
+        return replace(self, experts=experts, kept_experts=0)
+
+    @property
+    def whole_experts(self) -> int:
+        """In each layer that has experts; 0 where columns of every one are here."""
+        return max(map(len, self.experts), default=0)
+
     def slice(self, kind: int) -> LayerSlice:
         """What it has of a layer of this kind."""
         if kind and self.further:
-            return self.further[kind - 1]
-        return LayerSlice(heads=self.heads, ffn_columns=self.ffn_columns)
+            return replace(self.further[kind - 1], whole_experts=self.whole_experts)
+        return LayerSlice(
+            heads=self.heads, ffn_columns=self.ffn_columns, whole_experts=self.whole_experts
+        )
 
     def counted(
         self, layers: range, model: ModelFacts
@@ -148,15 +174,17 @@ class Shard:
                 {"heads": _bounds(each.heads), "ffn_columns": _bounds(each.ffn_columns)}
                 for each in self.further
             ]
+        if self.experts:
+            value["experts"] = [list(each) for each in self.experts]
         return value
 
     @classmethod
     def read(cls, reader: Reader, value: Mapping[str, object], where: str) -> "Shard":
         # Left out by whoever writes a plan by hand, streams nothing and cuts all layers alike.
-        given = {"streamed_layers": 0, "kept_experts": 0, "further": [], **value}
+        given = {"streamed_layers": 0, "kept_experts": 0, "further": [], "experts": [], **value}
         names = ("device", "heads", "ffn_columns", "vocab")
-        device, heads, ffn_columns, vocab, streamed, kept, further = reader.fields(
-            given, (*names, "streamed_layers", "kept_experts", "further"), where
+        device, heads, ffn_columns, vocab, streamed, kept, further, experts = reader.fields(
+            given, (*names, "streamed_layers", "kept_experts", "further", "experts"), where
         )
         slices: list[LayerSlice] = []
         for number, item in enumerate(
@@ -178,6 +206,7 @@ class Shard:
             streamed_layers=reader.integer(streamed, f"{where}.streamed_layers"),
             kept_experts=reader.integer(kept, f"{where}.kept_experts"),
             further=tuple(slices),
+            experts=_read_experts(reader, experts, f"{where}.experts"),
         )
 
     @classmethod
@@ -194,6 +223,7 @@ class Shard:
         yield from wrong
         if not wrong:
             yield from _slice_problems(names, shares, model, owner)
+            yield from _expert_problems(names, shares, place, model)
         is_outer = place.is_first or place.is_last
         if is_outer:
             rows = [shard.vocab for shard in shares]
@@ -207,6 +237,8 @@ class Shard:
                     f" {len(place.layers)}."
                 )
             experts = model.experts_of(place.layers)
+            if shard.experts:
+                experts = sum(map(len, shard.experts))
             if not 0 <= shard.kept_experts <= experts:
                 yield f"{name} keeps {shard.kept_experts} experts, and the stage has {experts}."
             slices = (shard.slice(0), *shard.further)
@@ -242,6 +274,7 @@ class Shard:
             workload.concurrency,
             spare_bytes=spare_bytes,
             hits=workload.expert_hits,
+            chances=self._chances(place.layers, model) if streamed else (),
         )
         read = others + routed
         return MemoryUse(
@@ -256,8 +289,24 @@ class Shard:
             streamed_layer_bytes=max(each.total for each in layers) if read else 0,
         )
 
+    def _chances(self, layers: range, model: ModelFacts) -> list[float]:
+        """Of each expert that it has something of, how many tokens go through it, where a text
+        told."""
+        if not model.expert_uses:
+            return []
+        found: list[float] = []
+        for index, layer in enumerate(layers):
+            uses = model.expert_uses[layer]
+            if self.experts:
+                found += (uses[number] for number in self.experts[index])
+            elif self.slice(model.layers[layer]).ffn_columns:
+                found += uses
+        return found
+
     def in_words(self) -> str:
         words = f"heads {self.heads.start}-{self.heads.stop}"
+        if self.experts:
+            words += f", {self.whole_experts} experts"
         return f"{words}, and {len(self.further)} further kinds" if self.further else words
 
 
@@ -274,6 +323,61 @@ def num_local_kv_heads(heads: range, layer: LayerFacts) -> int:
     """`len(kv_heads(...))`, without making the tuple."""
     size = kv_group_size(heads, layer.num_heads, layer.num_kv_heads)
     return len(heads) // size if size else 0
+
+
+def _read_experts(reader: Reader, value: object, where: str) -> Experts:
+    return tuple(
+        tuple(
+            reader.integer(number, f"{where}[{layer}][{place}]")
+            for place, number in enumerate(
+                reader.items(numbers, f"{where}[{layer}]", most=MOST_EXPERTS)
+            )
+        )
+        for layer, numbers in enumerate(reader.items(value, where, most=MOST_LAYERS))
+    )
+
+
+def _expert_problems(
+    names: Sequence[str], shards: Sequence[Shard], place: StagePlace, model: ModelFacts
+) -> Iterator[str]:
+    """Where experts are whole: each of them is on one shard that has columns of its layer, and a
+    shard has as many of each layer."""
+    if not any(shard.experts for shard in shards):
+        return
+    owner, layers = f"Stage {place.number}", place.layers
+    if any(kind.is_grouped for kind, count in model.count(layers) if count):
+        yield f"{owner} has whole experts, and the model chooses them by groups: cut their columns."
+        return
+    for name, shard in zip(names, shards, strict=True):
+        if shard.experts and len(shard.experts) != len(layers):
+            yield (
+                f"{name} names experts of {len(shard.experts)} layers, and the stage has"
+                f" {len(layers)}."
+            )
+            return
+    told: set[str] = set()
+    for index, layer in enumerate(layers):
+        facts = model.kinds[model.layers[layer]]
+        own = [shard.experts[index] if shard.experts else () for shard in shards]
+        for name, shard, numbers in zip(names, shards, own, strict=True):
+            has_some = bool(facts.num_experts and shard.slice(model.layers[layer]).ffn_columns)
+            wanted = shard.whole_experts if has_some else 0
+            if len(numbers) != wanted or has_some != bool(wanted):
+                told.add(
+                    f"{name} has {len(numbers)} whole experts of layer {layer}, and must have as"
+                    " many of every layer that it has columns of, one at least."
+                )
+            elif list(numbers) != sorted(set(numbers)):
+                told.add(f"{name} names experts of layer {layer} twice, or not in order.")
+        every = sorted(number for numbers in own for number in numbers)
+        if facts.num_experts and not told and every != list(range(facts.num_experts)):
+            told.add(
+                f"{owner}: the shards have not each of the {facts.num_experts} experts of layer"
+                f" {layer} once."
+            )
+        if told:
+            yield from sorted(told)
+            return
 
 
 def _slice_problems(

@@ -52,6 +52,8 @@ TOKENS = 10
         ("glm4_moe", "tensor_2", {"layers": 3}),
         ("gpt_oss", "tensor_3", {"layers": 2}),
         ("qwen2_moe", "tensor_2", {"layers": 1}),
+        ("qwen2_moe", "whole tensor_2", {"layers": 1}),
+        ("gpt_oss", "whole tensor_3", {"layers": 2}),
     ],
 )
 def test_logits_are_those_of_transformers(
@@ -87,14 +89,21 @@ def test_codes_are_computed_with_as_they_stand(
     assert relative_error(found, expected) <= LARGEST_ERROR_OF_CODES
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("mixtral", "int4-pure"), ("gpt_oss", "int8")])
+@pytest.mark.parametrize(
+    ("family", "layout", "dtype"),
+    [
+        ("mixtral", "tensor_2", "int4-pure"),
+        ("gpt_oss", "tensor_2", "int8"),
+        ("mixtral", "whole tensor_2", "int4-pure"),
+    ],
+)
 def test_experts_of_codes_are_computed_with_as_they_stand(
-    tiny_checkpoint: Checkpoints, family: str, dtype: str, tmp_path: Path
+    tiny_checkpoint: Checkpoints, family: str, layout: str, dtype: str, tmp_path: Path
 ) -> None:
     """In a chunk, and one by one; cut inside a block of their columns."""
     checkpoint = tiny_checkpoint(family, layers=1, heads=(2, 2))
     tokens = checkpoint.prompt(6)
-    with triton_plan(checkpoint, "tensor_2", tmp_path, dtype=dtype) as model:
+    with triton_plan(checkpoint, layout, tmp_path, dtype=dtype) as model:
         many = model.forward(chunk("a", tokens))[0]
         model.forward(chunk("b", tokens[:5], rows=0))
         few = model.forward(chunk("b", tokens[5:], 5))[0]

@@ -12,7 +12,7 @@ import edge
 from edge.partition import Plan
 from edge.planning.load_options import CHUNK_TOKENS, LoadOptions
 from edge.weights.layout import shard_layout, whole_layout
-from edge.weights.observation import RUN_COLUMNS, ObservedRun, observed_runs
+from edge.weights.observation import RUN_COLUMNS, ObservedRun, observed_inputs
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import FAMILIES
 from tests.support.observed_inputs import Array, ObservedInputs
@@ -71,14 +71,17 @@ def test_inputs_are_summed_up_by_every_plan(
             replies = await asyncio.gather(
                 *(model.generate(each, max_new_tokens=ANSWER_TOKENS) for each in prompts)
             )
-            grams = {run: gram async for run, gram in model._observed(checkpoint.spec)}
+            grams = {}
+            async for run, gram in model._observed(checkpoint.spec):
+                assert isinstance(run, ObservedRun)
+                grams[run] = gram
         return [list(reply.token_ids) for reply in replies], grams
 
     answers, grams = asyncio.run(observe())
     # Nothing follows the last token of a reply, so it is not computed with.
     told = [[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, answers, strict=True)]
     expected = ObservedInputs(checkpoint, told)
-    assert tuple(grams) == observed_runs(whole_layout(checkpoint.spec))
+    assert tuple(grams) == observed_inputs(whole_layout(checkpoint.spec))
     for run, gram in grams.items():
         for part, number in parts_of(checkpoint, plan, run):
             difference = expected.difference(number, gram[part, part])
@@ -93,7 +96,7 @@ def parts_of(
     for stage in range(len(plan.stages)):
         for rank in range(len(plan.stages[stage].shards)):
             layout = shard_layout(checkpoint.spec, plan, stage=stage, rank=rank)
-            for run in observed_runs(layout):
+            for run in observed_inputs(layout):
                 if run.matrix == whole.matrix and run.columns.start in whole.columns:
                     start = run.columns.start - whole.columns.start
                     found.append((slice(start, start + len(run.columns)), run))
@@ -103,7 +106,7 @@ def parts_of(
 
 def test_runs_are_of_whole_blocks(tiny_checkpoint: Checkpoints) -> None:
     spec = tiny_checkpoint("larger_llama").spec
-    down = [run.columns for run in observed_runs(whole_layout(spec)) if "down" in run.matrix]
+    down = [run.columns for run in observed_inputs(whole_layout(spec)) if "down" in run.matrix]
     assert down[:2] == [range(RUN_COLUMNS), range(RUN_COLUMNS, 704)]
 
 
@@ -120,8 +123,8 @@ def test_what_is_not_observed_is_not_told(
             await cluster.load(checkpoint.path, options) as model,
         ):
             if options.observes:
-                count = len(observed_runs(whole_layout(checkpoint.spec)))
-                await model._held.loaded.gram((0, 0), count, 8)
+                count = len(observed_inputs(whole_layout(checkpoint.spec)))
+                await model._held.loaded.observed((0, 0), count, (8, 8))
             else:
                 await anext(model._observed(checkpoint.spec))
 

@@ -1,4 +1,5 @@
-"""What each matrix of a tiny checkpoint is multiplied with, in plain numpy."""
+"""What each matrix of a tiny checkpoint is multiplied with, in plain numpy; and which experts its
+tokens go through, by `transformers`."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from edge.models.experts import Experts
 from edge.weights.observation import ObservedRun
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.reference_model import ReferenceModel
@@ -47,3 +50,19 @@ class ObservedInputs(ReferenceModel):
     def _linear(self, x: Array, name: str) -> Array:
         self._inputs[name].append(x)
         return super()._linear(x, name)
+
+
+def uses_by_transformers(
+    checkpoint: TinyCheckpoint, texts: Iterable[Sequence[int]], layer: int
+) -> list[float]:
+    """How many of these tokens go through each of a layer's experts."""
+    block = checkpoint.spec.layer(layer).feed_forward
+    assert isinstance(block, Experts)
+    uses = np.zeros(block.num_experts)
+    for tokens in texts:
+        with torch.no_grad():
+            told = checkpoint.model(torch.tensor([list(tokens)]), output_router_logits=True)
+        chosen = told.router_logits[layer].topk(block.top_k, dim=-1).indices
+        uses += np.bincount(chosen.numpy().reshape(-1), minlength=block.num_experts)
+    found: list[float] = uses.tolist()
+    return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 from edge.demos.bundled import MODEL
+from edge.models.experts import Experts
 from edge.models.spec import ModelSpec
 from edge.partition import LayerSlice, Plan, Shard, Stage
 from edge.weights.checkpoint import Checkpoint
@@ -60,6 +62,38 @@ def streaming(plan: Plan, count: int) -> Plan:
     )
 
 
+def with_whole_experts(plan: Plan, spec: ModelSpec, *, seed: int = 0) -> Plan:
+    """The plan with experts as wholes in stages of several shards: uneven numbers of them, and in
+    each layer others."""
+    random = Random(seed)
+    stages = []
+    for stage in plan.stages:
+        blocks = {layer: spec.layer(layer).feed_forward for layer in stage.layers}
+        sparse = {layer: each for layer, each in blocks.items() if isinstance(each, Experts)}
+        if len(stage.shards) == 1 or not sparse:
+            stages.append(stage)
+            continue
+        layer, block = next(iter(sparse.items()))
+        kind = spec.layers[layer]
+        ranks = [n for n, each in enumerate(stage.slices) if each.slice(kind).ffn_columns]
+        cuts = [0, *sorted(random.sample(range(1, block.num_experts), len(ranks) - 1))]
+        cuts.append(block.num_experts)
+        own: list[list[tuple[int, ...]]] = [[] for _ in stage.shards]
+        for layer in stage.layers:
+            order = random.sample(range(block.num_experts), block.num_experts)
+            for rank, experts in enumerate(own):
+                experts.append(())
+                if layer in sparse and rank in ranks:
+                    place = ranks.index(rank)
+                    experts[-1] = tuple(sorted(order[cuts[place] : cuts[place + 1]]))
+        shards = tuple(
+            shard.with_experts(tuple(experts) if rank in ranks else ())
+            for rank, (shard, experts) in enumerate(zip(stage.slices, own, strict=True))
+        )
+        stages.append(replace(stage, shards=shards))
+    return replace(plan, stages=tuple(stages))
+
+
 def make_plan(
     spec: ModelSpec,
     name: str,
@@ -69,10 +103,16 @@ def make_plan(
     devices: Sequence[str] = DEVICES,
 ) -> Plan:
     """The layout called `name`; a model of four layers is cut as it says, others in proportion.
+    Of a name behind "whole " with experts as wholes.
 
     Feed-forward columns are cut on multiples of `column_multiple` (the block size of a quantised
     format), so a shard may get none of them there.
     """
+    if name.startswith("whole "):
+        usual = make_plan(
+            spec, name[6:], model=model, column_multiple=column_multiple, devices=devices
+        )
+        return with_whole_experts(usual, spec)
     layout = LAYOUTS[name]
     layers = _cut(spec.num_layers, [count for count, _shares in layout])
     next_device = iter(devices).__next__

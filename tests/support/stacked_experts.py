@@ -67,7 +67,7 @@ _STEPS = (
 
 
 def layouts() -> Iterator[tuple[str, ShardLayout]]:
-    """A whole one, and parts with 3 and 1 of the experts' blocks, and without any."""
+    """A whole one, parts with 128 and 64 of the experts' columns, and with 3 and 4 of them."""
     facts = model_facts(SPEC, uniform_format("int4"), name="m", embedding_itemsize=4)
     vocab = range(SPEC.vocab_size)
     whole = Stage(layers=range(SPEC.num_layers), shards=(whole_shard("a", facts, vocab=vocab),))
@@ -83,7 +83,15 @@ def layouts() -> Iterator[tuple[str, ShardLayout]]:
             part("b", range(1, 4), range(128, 192), range(10, 40)),
         ),
     )
-    for name, stage in (("whole", whole), ("parts", parts)):
+    numbers = (0, 2, 5), (1, 3, 4, 6)
+    of_some = replace(
+        parts,
+        shards=tuple(
+            shard.with_experts((own,) * SPEC.num_layers)
+            for shard, own in zip(parts.slices, numbers, strict=True)
+        ),
+    )
+    for name, stage in (("whole", whole), ("parts", parts), ("experts as wholes", of_some)):
         plan = Plan(model="m", version=0, stages=(stage,))
         for rank in range(len(stage.shards)):
             yield f"{name}, {rank}", shard_layout(SPEC, plan, stage=0, rank=rank)

@@ -23,8 +23,8 @@ class ExpertRows:
         found = tuple(parts)
         self._hidden_size = hidden_size
         uses = max((most * part.top_k for part in found), default=0)
-        experts = max((part.num_experts for part in found), default=0)
-        results = max((most_results(part, most) + part.num_experts for part in found), default=0)
+        experts = max((len(part.held) for part in found), default=0)
+        results = max((most_results(part, most) + len(part.held) + 1 for part in found), default=0)
         self._integers = {
             "sources": np.zeros(uses + _HALVES, np.int64),
             "ranks": np.zeros(uses, np.int64),
@@ -53,9 +53,9 @@ class ExpertRows:
 
         Of the results there is room for the most that there may be.
         """
-        k, count, rows = part.top_k, part.num_experts, batch * tokens
+        k, count, rows = part.top_k, len(part.held), batch * tokens
         uses, results = rows * k, most_results(part, rows)
-        begin = (first * k + half * count) * self._hidden_size  # behind the other half's
+        begin = (first * k + half * (count + 1)) * self._hidden_size  # behind the other half's
         return {
             "expert_sources": self._integers["sources"][first * k + half :][: uses + 1],
             "expert_ranks": self._integers["ranks"][first * k :][:uses],

@@ -126,7 +126,7 @@ def _write_all(
         for number, tensors in places.items():
             part = arrays.layout.layer(number).feed_forward
             assert isinstance(part, Experts)
-            names = [expert_name(f"layers.{number}.", each) for each in range(part.num_experts)]
+            names = [expert_name(f"layers.{number}.", each) for each in part.held]
             for matrix in ("gate_up", "down"):
                 found = _read(arrays, names, matrix, suffix)
                 location = str(path.relative_to(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from edge.backends.ort.segments import SegmentBuilder, StreamedExperts
 from edge.kernels.experts.onnx import (
     Routed,
     StackedWeights,
+    choose,
     mix,
     order_rows,
     run_experts,
@@ -31,7 +33,8 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
     prefix = f"layers.{layer}."
 
     def expert(branch: OnnxGraph, number: int, x: str) -> str:
-        place = branch.constant(f"expert_{number}", np.asarray(number, np.int64))
+        index = number - part.held.start
+        place = branch.constant(f"expert_{index}", np.asarray(index, np.int64))
         own = {name: branch.node("Gather", each, place) for name, each in biases.items()}
         with build.within(branch):
             return _expert(build, part, expert_name(prefix, number), x, own)
@@ -53,15 +56,18 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
     size, count = build.spec.hidden_size, part.num_experts
     correction = build.vector(f"{prefix}router_correction")
     scales = build.vector(f"{prefix}expert_scales")
+    routing = partial(choose, build.graph, logits, count, part.routing, correction, scales)
+    build.count_experts(layer, lambda: routing()[1])
     stack = build.stacks.get(layer)
     if stack is not None:
         mixed = stacked_experts(
-            build.graph, x, logits, hidden_size=size, num_experts=count, routing=part.routing,
-            stacked=_stacked(build, prefix, stack), correction=correction, scales=scales,
+            build.graph, x, logits, hidden_size=size, num_experts=count, held=part.held,
+            routing=part.routing, stacked=_stacked(build, prefix, stack), correction=correction,
+            scales=scales,
         )  # fmt: skip
     else:
         routed = order_rows(
-            build.graph, logits, num_experts=count, routing=part.routing,
+            build.graph, logits, num_experts=count, held=part.held, routing=part.routing,
             correction=correction, scales=scales,
         )  # fmt: skip
         if build.cuts_experts:
@@ -76,8 +82,9 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
                 for name, vector in _biases(build, prefix).items()
             }
             results = run_experts(
-                build.graph, x, routed, hidden_size=size, num_experts=count, expert=expert
-            )
+                build.graph, x, routed, hidden_size=size, held=part.held,
+                is_part=part.is_part, expert=expert,
+            )  # fmt: skip
         mixed = mix(build.graph, x, results, routed, hidden_size=size, top_k=part.top_k)
     if shared is None:
         if part.is_apart:  # of which the shard has no columns
@@ -120,7 +127,7 @@ def _cut_at_experts(
 
     gate: what a shared expert is weighted by; "" where there is no such thing.
     """
-    count, size = part.num_experts, build.spec.hidden_size
+    count, size = len(part.held), build.spec.hidden_size
     shapes: dict[str, tuple[type[np.generic], list[int | str]]] = {
         "sources": (np.int64, ["sources"]),
         **{name: (np.int64, [count]) for name in ("starts", "stops", "used")},
@@ -145,9 +152,9 @@ def _streamed_experts(build: SegmentBuilder, layer: int, part: Experts) -> Strea
     """A graph of each expert's own."""
     prefix, size = f"layers.{layer}.", build.spec.hidden_size
     biases = _biases(build, prefix)
-    widths = {name: build.vector_size(each) // part.num_experts for name, each in biases.items()}
+    widths = {name: build.vector_size(each) // len(part.held) for name, each in biases.items()}
     models: list[bytes] = []
-    for number in range(part.num_experts):
+    for number in part.held:
         graph = OnnxGraph("expert")
         x = graph.input("x", np.float32, [1, "rows", size])
         given = {
@@ -157,7 +164,7 @@ def _streamed_experts(build: SegmentBuilder, layer: int, part: Experts) -> Strea
             results = _expert(build, part, expert_name(prefix, number), x, given)
         graph.output(results, "results", np.float32, [1, "rows", size])
         models.append(graph.build())
-    first = expert_name(prefix, 0)
+    first = expert_name(prefix, part.held.start)
     return StreamedExperts(
         kind=f"{part} with {build.kinds_of(*(f'{first}{name}' for name in _PARTS))}",
         models=tuple(models),
@@ -187,8 +194,8 @@ def _biases(build: SegmentBuilder, prefix: str) -> dict[str, str]:
 
 
 def _of_experts(build: SegmentBuilder, part: Experts, name: str) -> str:
-    """A vector with something of each expert as [experts, size]."""
+    """A vector with something of each expert here as [experts, size]."""
     vector = build.own_vector(name)
-    shape = np.asarray([part.num_experts, -1], np.int64)
-    rows = build.graph.constant(f"of_experts_{part.num_experts}", shape)
+    shape = np.asarray([len(part.held), -1], np.int64)
+    rows = build.graph.constant(f"of_experts_{len(part.held)}", shape)
     return build.graph.node("Reshape", vector, rows)

@@ -423,8 +423,9 @@ class OrtProgram(HostKvStorage):
     def _run_experts(self, index: int, shape: _Shape) -> None:
         """Those behind the segment that have rows. Their results follow each other, expert after
         expert."""
-        streamed = self._graphs.streamed
+        streamed, part = self._graphs.streamed, self._experts_behind(index)
         assert streamed is not None
+        assert part is not None
         arrays = self._arrays_of_experts(index, shape)
         sources, results = arrays["expert_sources"], arrays["expert_results"]
         starts, stops = arrays["expert_starts"], arrays["expert_stops"]
@@ -437,7 +438,8 @@ class OrtProgram(HostKvStorage):
             parts=parts,
         )
         given = put_out.reshape(-1, parts * size)[:, :size]
-        done = 0
+        done = int(part.is_part)  # the first row is of all others
+        results[:done] = 0
         runs = streamed.experts(index, arrays["expert_used"], tokens=len(given))
         with contextlib.closing(runs):
             for run in runs:
@@ -449,11 +451,8 @@ class OrtProgram(HostKvStorage):
 
     def _arrays_of_experts(self, index: int, shape: _Shape) -> dict[str, NDArray[Any]]:
         """What goes between the graphs of the segment's layer; nothing where it has no experts."""
-        streamed = self._graphs.segments[index].streamed
-        if streamed is None or self._expert_rows is None:
-            return {}
-        part = self._layout.layer(streamed.layer).feed_forward
-        if not isinstance(part, Experts):
+        part = self._experts_behind(index)
+        if part is None or self._expert_rows is None:
             return {}
         return self._expert_rows.arrays(
             part,
@@ -462,6 +461,12 @@ class OrtProgram(HostKvStorage):
             batch=shape.batch,
             tokens=shape.tokens,
         )
+
+    def _experts_behind(self, index: int) -> Experts | None:
+        """Those of the segment's layer, where layers may be on disk."""
+        streamed = self._graphs.segments[index].streamed
+        part = None if streamed is None else self._layout.layer(streamed.layer).feed_forward
+        return part if isinstance(part, Experts) else None
 
     def _make_room_for_logits(self, step: Step) -> None:
         batch = step.batch + step.batch % 2 * self._fills_up

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edge.backends.ort.expert_stacks import ExpertStack
 from edge.backends.ort.products import Matrix, pad, product
+from edge.kernels.experts.onnx import count_uses
 from edge.kernels.layer_norm.onnx import add_layer_norm, layer_norm
 from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
 from edge.kernels.rms_norm.onnx import add_rms_norm, rms_norm
@@ -24,7 +25,7 @@ from edge.models.parts import MatrixSlice
 from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
-from edge.weights.observation import ObservedRun, observed_runs
+from edge.weights.observation import Observed, ObservedExperts, ObservedRun, observed_runs
 from edge.weights.recipe import StoredMatrix
 
 Reduced = Literal["hidden", "partial"]
@@ -106,8 +107,10 @@ class Behind:
         return len(self.apart) or 1
 
 
-def gram_names(run: ObservedRun) -> tuple[str, str]:
+def gram_names(run: Observed) -> tuple[str, str]:
     """The input and the output of its sums so far; both are the same memory."""
+    if isinstance(run, ObservedExperts):
+        return f"uses_{run.layer}", f"uses_out_{run.layer}"
     matrix, layer = run.matrix, ""
     if matrix.startswith("layers."):
         _layers, number, matrix = matrix.split(".", 2)
@@ -297,7 +300,8 @@ class SegmentBuilder:
 
     def observe(self, x: str, name: str) -> None:
         """Add what the matrix is given to what it was given before, if that is asked for."""
-        runs = [run for run in self._runs if run.matrix == name]
+        runs = [each for each in self._runs if isinstance(each, ObservedRun)]
+        runs = [run for run in runs if run.matrix == name]
         if not runs:
             return
         graph, columns = self.graph, len(self.layout.matrix(name).columns)
@@ -316,6 +320,16 @@ class SegmentBuilder:
                 np.float32,
                 list(run.shape),
             )
+
+    def count_experts(self, layer: int, chosen: Callable[[], str]) -> None:
+        """Likewise how many rows go through each expert. chosen [rows, top_k]: which those are."""
+        for run in self._runs:
+            if isinstance(run, ObservedExperts) and run.layer == layer:
+                before, after = gram_names(run)
+                counts = self.input(before, np.float32, list(run.shape))
+                counted = count_uses(self.graph, chosen(), num_experts=run.num_experts)
+                total = self.graph.node("Add", counts, counted)
+                self.output(total, after, np.float32, list(run.shape))
 
     def linear(self, x: str, name: str) -> str:
         """The product with a matrix of the layout, and its bias."""

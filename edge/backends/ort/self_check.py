@@ -49,7 +49,7 @@ from edge.models.gated_mlp import GatedMlp
 from edge.models.linear_attention import LinearAttention
 from edge.models.plain_mlp import PlainMlp
 from edge.models.short_convolution import ShortConvolution
-from edge.models.spec import ModelSpec
+from edge.models.spec import FeedForward, ModelSpec
 from edge.protocol.step import SHORTEST_STEP
 from edge.weights.block_matrices import Blocks
 from edge.weights.recipe import StoredMatrix
@@ -98,7 +98,8 @@ def check_agreement(
     for number in layout.first_of_kind:
         prefix, layer = f"layers.{number}.", layout.layer(number)
         names = [each.name for each in layout.matrices if each.name.startswith(prefix)]
-        matrices += [name for name in names if expert_number(name) in (None, 0)]  # all are alike
+        some = {None, *_held(layer.feed_forward)[:1]}  # all are alike
+        matrices += [name for name in names if expert_number(name) in some]
         kinds = (
             *("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
             *("query_latent_norm", "kv_latent_norm"),
@@ -276,27 +277,32 @@ class _Check:
             weight = branch.weight(f"expert.{layer}.{number}", weights[number])
             return matmul(branch, rows, weight)
 
+        def given(number: int, rows: Array) -> Array:
+            own = matmul_reference(rows, weights[number])
+            return own if number in part.held else np.zeros_like(own)
+
         value = experts(
-            graph, x, logits, hidden_size=size, num_experts=part.num_experts, routing=part.routing,
-            expert=expert, correction=None if own is None else graph.weight(name, own),
+            graph, x, logits, hidden_size=size, num_experts=part.num_experts, held=part.held,
+            routing=part.routing, expert=expert,
+            correction=None if own is None else graph.weight(name, own),
             scales=None if scales is None else graph.weight(f"scales.{layer}", scales),
         )  # fmt: skip
         wanted = [
             experts_reference(
                 feeds[x][0], feeds[logits][0], part.routing, correction=own,
-                scales=scales, expert=lambda number, rows: matmul_reference(rows, weights[number]),
+                scales=scales, expert=given,
             )[None]
             for feeds in self._feeds
         ]  # fmt: skip
         self._output(value, f"experts (layer {layer})", wanted)
 
     def stacked_experts(self, layer: int, part: Experts, kind: Blocks) -> None:
-        """Two of the layer's, with the first of their columns."""
+        """Two of the layer's, with the first of their columns; where others are elsewhere, one that
+        is."""
         graph, arrays, hidden = self._graph, self._arrays, self._spec.hidden_size
         columns = 2 * kind.block_size
-        own = [
-            expert_name(f"layers.{layer}.", number) for number in range(min(2, part.num_experts))
-        ]
+        own = [expert_name(f"layers.{layer}.", number) for number in part.held[:2]]
+        elsewhere = int(part.is_part)
         rows = [*range(columns), *range(part.columns, part.columns + columns)]
 
         def read(matrix: str, suffix: str) -> list[NDArray[Any]]:
@@ -310,10 +316,12 @@ class _Check:
             return graph.weight(name, np.stack(read(matrix, suffix)))
 
         def expert(number: int, given: Array) -> Array:
+            if number < elsewhere:
+                return np.zeros_like(given)
             gate_up, down = (
                 arrays.floats(stored, some)
                 for matrix, some in (("gate_up", rows), ("down", range(hidden)))
-                for stored in arrays.stored(f"{own[number]}{matrix}")
+                for stored in arrays.stored(f"{own[number - elsewhere]}{matrix}")
             )
             active = gated_reference(
                 matmul_reference(given, gate_up), activation=part.activation, clamp=None
@@ -321,7 +329,8 @@ class _Check:
             return matmul_reference(active, down[:, :columns])
 
         x = self._input(f"stacked.{layer}", hidden, gain=_LARGE_GATES)
-        logits = self._input(f"stacked_router.{layer}", len(own))
+        count = elsewhere + len(own)
+        logits = self._input(f"stacked_router.{layer}", count)
         routing = Routing(top_k=1, renormalized=False)
         stacked = StackedWeights(
             gate_up_codes=weight("gate_up", "codes"), gate_up_scales=weight("gate_up", "scales"),
@@ -329,8 +338,8 @@ class _Check:
             bits=kind.bits, block_size=kind.block_size,
         )  # fmt: skip
         value = stacked_experts(
-            graph, x, logits, hidden_size=hidden, num_experts=len(own), routing=routing,
-            stacked=stacked,
+            graph, x, logits, hidden_size=hidden, num_experts=count, routing=routing,
+            stacked=stacked, held=range(elsewhere, count),
         )  # fmt: skip
         wanted = [
             experts_reference(feeds[x][0], feeds[logits][0], routing, expert=expert)[None]
@@ -485,3 +494,8 @@ class _Check:
             label = f"{operator}, {rows} row{'s' if rows > 1 else ''}"
             expected[name] = (label, result, allowed)
         return name
+
+
+def _held(part: FeedForward | None) -> range:
+    """The experts that are here."""
+    return part.held if isinstance(part, Experts) else range(0)

@@ -71,10 +71,11 @@ class ExpertProducts:
         chosen: Tensor,
         sorted_uses: SortedUses | None,
         *,
+        is_part: bool = False,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """x [rows or uses, columns], chosen int32 [rows, top_k] → [uses, outputs] of `dtype`, or
-        of x's."""
+        of x's. is_part: see `expert_product`."""
         assert self._stacks
         shape = chosen.numel(), self.num_rows
         out = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
@@ -88,6 +89,7 @@ class ExpertProducts:
                 tiles=self._tiles(stored, stack, chosen, x.element_size()),
                 sorted_uses=sorted_uses,
                 padding=stored.padding,
+                is_part=is_part,
                 out=out[:, part],
             )
         return out

@@ -11,7 +11,7 @@ from edge.backends.triton.blocks import Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.expert_products import ExpertProducts
 from edge.backends.triton.weights import Product
-from edge.kernels.experts.triton import mix, route
+from edge.kernels.experts.triton import mix, own, route
 from edge.kernels.gated_mlp.triton import gated
 from edge.models.experts import Experts, expert_name, shared_name
 
@@ -35,11 +35,11 @@ class ExpertsBlock:
         p = f"layers.{layer}."
 
         def products(name: str) -> ExpertProducts:
-            names = [f"{expert_name(p, number)}{name}" for number in range(part.num_experts)]
+            names = [f"{expert_name(p, number)}{name}" for number in part.held]
             biases = f"{p}experts_{name}_bias"
             if biases not in shop.arrays:
                 return shop.experts(names, None)
-            return shop.experts(names, shop.vector(biases).view(part.num_experts, -1))
+            return shop.experts(names, shop.vector(biases).view(len(part.held), -1))
 
         shared = None
         if part.shared is not None:
@@ -60,9 +60,13 @@ class ExpertsBlock:
         # In float32, as its weights are: who is chosen turns on small differences.
         logits = self.router(normed.float())
         chosen, weights = self.choose(logits)
+        if self.router.grams is not None:
+            self.router.grams.count(self.layer, chosen)
+        chosen = own(chosen, self.part.held)
         sorted_uses = self.gate_up.sort(chosen, element_bytes=normed.element_size())
-        active = self.gate(self.gate_up(normed, chosen, sorted_uses))
-        results = self.down(active, chosen, sorted_uses, dtype=torch.float32)
+        is_part = self.part.is_part
+        active = self.gate(self.gate_up(normed, chosen, sorted_uses, is_part=is_part))
+        results = self.down(active, chosen, sorted_uses, is_part=is_part, dtype=torch.float32)
         given = gate = None
         if self.shared is not None and self.part.shared is not None:
             gate_up, down = self.shared

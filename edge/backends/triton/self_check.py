@@ -264,7 +264,7 @@ class _Check:
             is_same = chosen.cpu() == torch.from_numpy(expected)
             self.compare(label, is_same.float(), np.ones(expected.shape, np.float32))
             self.compare(label, weights, wanted.astype(np.float32))
-            numbers = np.resize(spread(part.num_experts, _EXPERTS), (rows, part.top_k))
+            numbers = np.resize(spread(len(part.held), _EXPERTS), (rows, part.top_k))
             for products, per_row in ((block.gate_up, 1), (block.down, part.top_k)):
                 self._experts(products, numbers.astype(np.int32), per_row)
             results = self.normal(rows * part.top_k, self._spec.hidden_size)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
+from edge.api.counting_experts import CountedExperts
+from edge.api.observing import MOST_COUNTED_TOKENS
+from edge.api.quality_text import read_text
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
 from edge.cli.plan_view import (
     losses_as_json,
     plan_as_json,
+    show_counted,
     show_losses,
     show_plan,
     show_standby,
@@ -47,6 +52,14 @@ from edge.planning.standing_by import ready_bytes
 )
 @click.option("--explain", is_flag=True, help="Show where time goes and the next best plans, too.")
 @click.option("--losses", is_flag=True, help="Say for each device what would be left without it.")
+@click.option(
+    "--calibrate",
+    "text_file",
+    metavar="TEXT",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Of a model with experts: have it read this UTF-8 file first, and count how often each is "
+    "used. Plans go by that from then on.",
+)
 @click.option("--measure", is_flag=True, help="Measure every device and link again.")
 @cluster_options
 @click.option(
@@ -61,6 +74,7 @@ def command(
     changes: tuple[str, ...],
     explain: bool,
     losses: bool,
+    text_file: Path | None,
     measure: bool,
     as_json: bool,
 ) -> None:
@@ -73,6 +87,7 @@ def command(
       edge plan path/to/checkpoint                      on the peers that zeroconf finds
       edge plan path/to/checkpoint --local 3 --parallel tensor --explain
       edge plan path/to/checkpoint --what-if "+4GiB on laptop" --what-if "without phone"
+      edge plan path/to/experts --calibrate letters.txt which device has which experts
       edge plan path/to/checkpoint --json > plan.json   to edit, then: edge run ... --plan plan.json
     """
     if prompt_tokens is not None or output_tokens is not None:
@@ -83,7 +98,11 @@ def command(
             output_tokens=usual.output_tokens if output_tokens is None else output_tokens,
         )
         options = replace(options, workload=workload)
+    text = None if text_file is None else read_text(text_file, tokens=MOST_COUNTED_TOKENS)
+    counted: CountedExperts | None = None
     with open_cluster(peers, options, model=model) as cluster:
+        if text is not None:
+            counted = cluster.count_experts(model, options, text=text)
         proposal = cluster.propose(
             model, options, changes=changes, measure="again" if measure else "missing"
         )
@@ -102,6 +121,8 @@ def command(
             value["changes"] = list(changes)
         if losses:
             value["losses"] = losses_as_json(lost)
+        if counted is not None:
+            value["counted"] = counted.to_json()
         value["standby"] = None if copies is None else standby_as_json(copies, ready)
         click.echo(json.dumps(value, indent=2))
     else:
@@ -111,6 +132,8 @@ def command(
             unchanged=unchanged,
             explain=explain,
         )
+        if counted is not None:
+            show_counted(counted)
         if copies is not None:
             show_standby(proposal, copies, ready)
         if losses:

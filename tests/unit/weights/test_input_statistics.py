@@ -23,10 +23,10 @@ from edge.weights.input_statistics import (
     InputStatistics,
     statistics_folder,
     statistics_writer,
-    write_gram,
+    write_observed,
 )
 from edge.weights.layout import whole_layout
-from edge.weights.observation import observed_runs
+from edge.weights.observation import observed_inputs
 from edge.weights.sensitivity import choices_of, least_bytes
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.specs import plain_spec
@@ -49,10 +49,10 @@ def inputs(matrix: str, columns: int) -> Array:
 
 def write(path: Path, spec: ModelSpec) -> None:
     with statistics_writer(path, spec) as writer:
-        for run in observed_runs(whole_layout(spec)):
+        for run in observed_inputs(whole_layout(spec)):
             width = len(whole_layout(spec).matrix(run.matrix).columns)
             part = inputs(run.matrix, width)[:, run.inputs]
-            write_gram(writer, run, part.T @ part)
+            write_observed(writer, run, part.T @ part)
 
 
 def test_roles_of_a_fused_matrix_have_the_same(
@@ -83,7 +83,7 @@ def test_another_models_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_oldest_go_for_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = sum(run.nbytes for run in observed_runs(whole_layout(SPEC)))
+    size = sum(run.nbytes for run in observed_inputs(whole_layout(SPEC)))
     monkeypatch.setattr(input_statistics, "_LIMIT_BYTES", size * 5 // 2)
     for name in ("a", "b", "c"):
         with statistics_folder(tmp_path, name, SPEC) as use:

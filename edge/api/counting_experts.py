@@ -1,0 +1,73 @@
+"""Has the cluster read a text, and counts who goes through which expert: placing goes by that."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.api.observing import Load, Observation, expert_observation_of, observed
+from edge.concurrency.blocking import run_blocking
+from edge.models.spec import ModelSpec
+from edge.planning.load_options import LoadOptions
+from edge.progress import OnProgress
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.expert_uses import keep_expert_uses
+from edge.weights.input_statistics import InputStatistics
+
+_BUSIEST = 4
+"""A layer's busiest experts are one in so many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedExperts:
+    """How unevenly a text's tokens went through a model's experts."""
+
+    tokens: int
+    layers: int
+    """That have experts."""
+    busiest_quarter: float
+    """The part of all uses that the most used quarter of each layer's experts had: 0.25 where all
+    are used as often."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Built-in types only."""
+        return asdict(self)
+
+
+async def count_experts(
+    load: Load,
+    path: str | Path,
+    options: LoadOptions,
+    *,
+    text: str | None,
+    cache_root: Path,
+    progress: bool | OnProgress | None,
+) -> CountedExperts:
+    """See `AsyncCluster.count_experts`; counts are kept below `cache_root`."""
+
+    def prepare() -> tuple[Observation, str]:
+        with Checkpoint.open(path, lora=options.lora) as checkpoint:
+            task = expert_observation_of(checkpoint, options, text=text)
+            return task, checkpoint.store.fingerprint
+
+    task, fingerprint = await run_blocking(prepare)
+    async with observed(task, load, cache_root=cache_root, progress=progress) as file:
+        return await run_blocking(partial(_kept, file, task, cache_root, fingerprint))
+
+
+def _kept(file: Path, task: Observation, cache_root: Path, fingerprint: str) -> CountedExperts:
+    spec: ModelSpec = task.spec
+    with InputStatistics(file, spec) as statistics:
+        counts = statistics.expert_uses()
+    keep_expert_uses(cache_root, fingerprint, counts)
+    parts = [
+        float(np.sort(own)[-max(1, len(own) // _BUSIEST) :].sum() / max(1.0, own.sum()))
+        for own in counts.values()
+    ]
+    return CountedExperts(
+        tokens=task.tokens, layers=len(counts), busiest_quarter=sum(parts) / len(parts)
+    )

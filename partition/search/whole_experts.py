@@ -1,0 +1,204 @@
+"""Which device has which experts whole: by how many tokens go through each, and by memory.
+
+Cut by columns a device has as large a part of the experts' memory as of their work. Whole ones part
+the two: a fast device with little memory has the few that most tokens go through, and a slow one
+with much memory all others. Each is one integer program (as in MoETuner, Go and Mahajan, 2025),
+solved by HiGHS: the least time until the slowest is done, on average. First how many experts each
+device has, which is the same for all layers; then for each layer which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edge.partition.cost.estimate import Estimate, estimate
+from edge.partition.cost.expert_load import chances
+from edge.partition.cost.pace import Pace, decode_phase
+from edge.partition.errors import PlanError
+from edge.partition.fit.check import check_fit
+from edge.partition.fit.memory import memory_use
+from edge.partition.plan.facts import ClusterSpec, LayerFacts, ModelFacts, Workload
+from edge.partition.plan.plan import Plan, Stage
+from edge.partition.plan.shard import Experts
+
+_GAP = 0.005
+"""A placement that is this near to the best will do."""
+
+_MOST_NODES = 500
+"""Of the tree of one program: with so many the same facts always give the same placement, which a
+limit of time would not."""
+
+
+def with_whole_experts(
+    plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload, *, chunk_tokens: int
+) -> tuple[Plan, Estimate | None]:
+    """The plan with experts as wholes in each stage that several devices share, and how fast it is;
+    None where some device was not measured: then all are as fast as they have threads.
+
+    Raises PlanError where no stage can have it so.
+    """
+    stages = list(plan.stages)
+    problems: list[str] = []
+    for number, stage in enumerate(stages):
+        if len(stage.shards) > 1:
+            try:
+                stages[number] = _placed(plan, number, model, cluster, workload)
+            except PlanError as error:
+                problems += error.problems
+    placed = replace(plan, stages=tuple(stages))
+    if placed == plan:
+        raise PlanError(problems or ["No stage of the plan is shared by several devices."])
+    check_fit(placed, model, cluster, workload)
+    if any(cluster.device(device).rates is None for device in placed.devices):
+        return placed, None
+    return placed, estimate(placed, model, cluster, workload, chunk_tokens=chunk_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    """What a device of a stage may have of a layer, and what that takes it."""
+
+    others_s: float
+    """For all but experts."""
+    expert_s: float
+    """For one that every token goes through."""
+    most: int
+    """Experts of each layer."""
+
+
+def _placed(
+    plan: Plan, number: int, model: ModelFacts, cluster: ClusterSpec, workload: Workload
+) -> Stage:
+    stage = plan.stages[number]
+    sparse = [layer for layer in stage.layers if model.kinds[model.layers[layer]].num_experts]
+    kinds = {
+        (kind.num_experts, kind.top_k, kind.is_grouped)
+        for kind in (model.kinds[model.layers[layer]] for layer in sparse)
+    }
+    if not kinds:
+        raise PlanError([f"Stage {number} has no layer with experts."])
+    if len(kinds) > 1:
+        raise PlanError([f"Stage {number} has layers with experts of several numbers."])
+    ((num_experts, _top_k, is_grouped),) = kinds
+    if is_grouped:
+        raise PlanError(["The model chooses experts by groups, so their columns are cut."])
+    facts = model.kinds[model.layers[sparse[0]]]
+    ranks = [
+        rank
+        for rank, shard in enumerate(stage.slices)
+        if all(shard.slice(model.layers[layer]).ffn_columns for layer in sparse)
+    ]
+    if len(ranks) < 2 or num_experts < len(ranks):
+        raise PlanError([f"Stage {number} has its experts on one device."])
+    devices = _devices(plan, number, ranks, sparse, model, cluster, workload)
+    ranked = [sorted(chances(model, layer), reverse=True) for layer in sparse]
+    mean = [sum(own) / len(sparse) for own in zip(*ranked, strict=True)]
+    owners = _solve(devices, mean, facts)
+    if owners is None:
+        raise PlanError([f"The devices of stage {number} have no room for its experts as wholes."])
+    counts = [owners.count(index) for index in range(len(ranks))]
+    own: list[dict[int, tuple[int, ...]]] = [{} for _ in stage.shards]
+    for layer in sparse:
+        uses = chances(model, layer)
+        found = _solve(devices, uses, facts, counts=counts)
+        if found is None:  # by rank, as all of them were
+            order = sorted(range(num_experts), key=lambda each: -uses[each])
+            found = [0] * num_experts
+            for expert, owner in zip(order, owners, strict=True):
+                found[expert] = owner
+        for index, rank in enumerate(ranks):
+            own[rank][layer] = tuple(e for e, owner in enumerate(found) if owner == index)
+    shards = tuple(
+        shard.with_experts(_of_layers(own[rank], stage.layers))
+        for rank, shard in enumerate(stage.slices)
+    )
+    return replace(stage, shards=shards)
+
+
+def _of_layers(own: dict[int, tuple[int, ...]], layers: range) -> Experts:
+    return tuple(own.get(layer, ()) for layer in layers) if own else ()
+
+
+def _devices(
+    plan: Plan,
+    number: int,
+    ranks: Sequence[int],
+    sparse: Sequence[int],
+    model: ModelFacts,
+    cluster: ClusterSpec,
+    workload: Workload,
+) -> list[_Device]:
+    stage, use = plan.stages[number], memory_use(plan, model, workload)
+    facts = model.kinds[model.layers[sparse[0]]]
+    expert_bytes = max(model.kinds[model.layers[layer]].expert_bytes for layer in sparse)
+    found = []
+    for rank in ranks:
+        shard = stage.slices[rank]
+        device = cluster.device(shard.device)
+        own = shard.slice(model.layers[sparse[0]])
+        held = sum(
+            shard.slice(model.layers[layer]).layer_bytes(model.kinds[model.layers[layer]]).experts
+            for layer in sparse
+        )
+        room = device.memory_bytes - use[device.id].total + held
+        most = facts.num_experts
+        if expert_bytes and not shard.streamed_layers:
+            most = min(most, room // (expert_bytes * len(sparse)))
+        others_s, expert_s = 0.0, 1.0 / device.threads
+        if device.rates is not None:
+            pace = Pace.of(
+                device, decode_phase(workload), in_stage=len(stage.shards), is_crowded=False
+            )
+            others_s = pace.with_whole_experts(facts, len(own.ffn_columns), 0.0).total_s
+            each = pace.with_whole_experts(facts, len(own.ffn_columns), 1 / facts.top_k).total_s
+            expert_s = each - others_s
+        found.append(_Device(others_s=others_s, expert_s=expert_s, most=most))
+    return found
+
+
+def _solve(
+    devices: Sequence[_Device],
+    uses: Sequence[float],
+    facts: LayerFacts,
+    *,
+    counts: Sequence[int] | None = None,
+) -> list[int] | None:
+    """Which device has each expert; as many as `counts` says, or as there is room for, and one at
+    least. None where that cannot be, or was not found."""
+    if sum(each.most for each in devices) < facts.num_experts or min(e.most for e in devices) < 1:
+        return None
+    import highspy  # takes 0.1 s, which plans without experts need not wait for
+
+    solver = highspy.Highs()
+    solver.silent()
+    for name, value in (
+        ("threads", 1), ("random_seed", 1), ("mip_rel_gap", _GAP), ("mip_max_nodes", _MOST_NODES),
+    ):  # fmt: skip
+        solver.setOptionValue(name, value)
+    # Times of about 1: the solver's tolerances are absolute.
+    unit_s = max(each.others_s + facts.top_k * each.expert_s for each in devices)
+    slowest = solver.addVariable(lb=0.0)
+    has = [[solver.addBinary() for _ in uses] for _ in devices]
+    for device, own in zip(devices, has, strict=True):
+        work = sum(
+            (device.expert_s / unit_s * chance) * each
+            for chance, each in zip(uses, own, strict=True)
+        )
+        solver.addConstr(work + device.others_s / unit_s <= slowest)
+    for each in zip(*has, strict=True):
+        solver.addConstr(sum(each) == 1)
+    for index, (device, own) in enumerate(zip(devices, has, strict=True)):
+        if counts is not None:
+            solver.addConstr(sum(own) == counts[index])
+        else:
+            solver.addConstr(sum(own) >= 1)
+            solver.addConstr(sum(own) <= device.most)
+    solver.minimize(slowest)
+    if solver.getInfo().primal_solution_status != 2:  # feasible
+        return None
+    values = solver.getSolution().col_value
+    return [
+        max(range(len(devices)), key=lambda index: values[has[index][expert].index])
+        for expert in range(len(uses))
+    ]
