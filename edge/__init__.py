@@ -19,6 +19,7 @@ __all__ = [
     "CapacityError",
     "CheckpointError",
     "Cluster",
+    "CountedExperts",
     "Drift",
     "Dtype",
     "EdgeError",
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from edge.api.async_cluster import AsyncCluster
     from edge.api.async_model import AsyncModel
     from edge.api.cluster import Cluster
+    from edge.api.counting_experts import CountedExperts
     from edge.api.generation_options import GenerationOptions
     from edge.api.inspection import Inspection, inspect
     from edge.api.kept_reply import KeptReply
@@ -107,6 +109,7 @@ _HOMES = {
     "AsyncModel": "edge.api.async_model",
     "AsyncReplyStream": "edge.api.reply",
     "Cluster": "edge.api.cluster",
+    "CountedExperts": "edge.api.counting_experts",
     "Drift": "edge.planning.drift",
     "Dtype": "edge.weights.formats",
     "Estimate": "edge.partition",

@@ -26,6 +26,7 @@ ExpertUses = tuple[tuple[float, ...], ...]
 _FOLDER = "expert-uses"
 _MOST_BYTES = 4 << 20
 _VERSION = 1
+_MOST_USES = 1e15
 _UNSEEN = 0.5
 """What every expert is counted beside what was seen of it: none is sure never to be chosen."""
 
@@ -72,10 +73,13 @@ def known_expert_uses(root: Path, fingerprint: str, spec: ModelSpec) -> ExpertUs
         for layer in range(spec.num_layers):
             part = spec.layer(layer).feed_forward
             if isinstance(part, Experts):
-                own = np.asarray(value["counts"][str(layer)], np.float32)
-                if own.shape != (part.num_experts,) or not (own >= 0).all() or not own.any():
+                own = np.asarray(value["counts"][str(layer)], np.float64)
+                # Comparisons are false for what is no number.
+                if own.shape != (part.num_experts,) or not (own >= 0).all():
                     return ()
-                counts[layer] = own
+                if not 0 < own.sum() < _MOST_USES:
+                    return ()
+                counts[layer] = own.astype(np.float32)
         return expert_uses(spec, counts)
     return ()
 

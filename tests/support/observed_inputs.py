@@ -59,10 +59,12 @@ def uses_by_transformers(
     block = checkpoint.spec.layer(layer).feed_forward
     assert isinstance(block, Experts)
     uses = np.zeros(block.num_experts)
+    before = (checkpoint.spec.layer(each).feed_forward for each in range(layer))
+    place = sum(isinstance(each, Experts) for each in before)
     for tokens in texts:
         with torch.no_grad():
             told = checkpoint.model(torch.tensor([list(tokens)]), output_router_logits=True)
-        chosen = told.router_logits[layer].topk(block.top_k, dim=-1).indices
+        chosen = told.router_logits[place].topk(block.top_k, dim=-1).indices
         uses += np.bincount(chosen.numpy().reshape(-1), minlength=block.num_experts)
     found: list[float] = uses.tolist()
     return found
