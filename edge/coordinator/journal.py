@@ -26,7 +26,7 @@ from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import parse_json, read_file
 from edge.partition import Parallel, Plan
-from edge.planning.load_options import LoadOptions, Replan, Standby, Streaming
+from edge.planning.load_options import ExpertCut, LoadOptions, Replan, Standby, Streaming
 from edge.protocol.fields import AtMost, ReadBy, from_json, to_json
 from edge.protocol.lease import MOST_TERMS, Lease
 from edge.protocol.step import MAX_END_IDS, FinishReason
@@ -37,7 +37,7 @@ from edge.text.answer_parts import ReadAnswer
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar
 from edge.weights.formats import KvDtype
 
-VERSION = 4
+VERSION = 5
 
 MOST_BYTES = 8 << 20
 """Of a file. A token takes 16 bytes, with 20 likeliest ones beside it 600. Of what is longer, the
@@ -98,6 +98,7 @@ class KeptLoad:
     share_prefixes: bool
     prefixes_of: tuple[str, ...] | None
     stream: Streaming
+    experts: ExpertCut
     standby: Standby
     wait_for_peers_s: float
     replan: Replan
