@@ -2,21 +2,27 @@
 
 python -m edge.demos.bench.sealed_messages
 
-The ways take turns: plain TCP, sealed records over TCP as between two hosts, and a Unix socket as
-on one host. Both ends are on this machine, each on a core of its own where there are two. The time
-is that of one end, for the median of many exchanges; `seal and open` is what one end does of it in
-AES-256-GCM, on one core with nothing else to do. `cold` is the same after weights have gone through
-the cache, as between two sums of a model: then code and keys come from memory, too, and what is
-opened finds the code there that has sealed. `nothing, cold` is what of that Python alone takes.
+The ways take turns: plain TCP, sealed records over TCP as between two hosts, TLS 1.3 by the
+standard `ssl`, which handshakes use and messages do not, and a Unix socket as on one host. Both
+ends are on this machine, each on a core of its own where there are two. The time is that of one
+end, for the median of many exchanges; `seal and open` is what one end does of it in AES-256-GCM, on
+one core with nothing else to do. `cold` is the same after weights have gone through the cache, as
+between two sums of a model: then code and keys come from memory, too, and what is opened finds the
+code there that has sealed. `nothing, cold` is what of that Python alone takes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import socket
+import ssl
+import threading
 import time
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from typing import Any, Protocol
 
 import click
 import numpy as np
@@ -25,6 +31,7 @@ from numpy.typing import NDArray
 from edge.demos.bench import results
 from edge.demos.bench.options import append_option
 from edge.demos.bench.results import Figures
+from edge.membership.membership import Membership, credentials
 from edge.transport import TcpLink
 from edge.transport.records import (
     PLAIN,
@@ -36,7 +43,7 @@ from edge.transport.records import (
     parts,
 )
 
-WAYS = ("TCP", "TCP, sealed", "Unix socket")
+WAYS = ("TCP", "TCP, sealed", "TCP, TLS", "Unix socket")
 ROUNDS = 9
 COLD_REPEATS = 100
 WEIGHTS_BYTES = 64 << 20
@@ -44,8 +51,60 @@ WEIGHTS_BYTES = 64 << 20
 _SIZE = bytes(8)
 
 
-def ends(way: str) -> tuple[TcpLink, TcpLink]:
-    """Two links, for two processes."""
+class End(Protocol):
+    """Of a link."""
+
+    def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TlsEnd:
+    """The same over a TLS socket, after its handshake: what can be moved in either direction is."""
+
+    def __init__(self, connected: ssl.SSLSocket) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+
+    def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
+        rest, space = as_bytes(outgoing), as_bytes(incoming)
+        while rest.nbytes or space.nbytes:
+            before = rest.nbytes, space.nbytes
+            if rest.nbytes:
+                with contextlib.suppress(ssl.SSLWantWriteError):
+                    rest = rest[self._socket.send(rest) :]
+            if space.nbytes:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    space = space[self._socket.recv_into(space) :]
+            if (rest.nbytes, space.nbytes) == before:
+                os.sched_yield()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def tls_ends(connected: tuple[socket.socket, socket.socket]) -> tuple[TlsEnd, TlsEnd]:
+    """With the certificates and the settings of Edge's own handshakes."""
+    membership = Membership.founded("attic")
+    shown = credentials(lambda: membership)
+    one, other = (
+        context.wrap_socket(
+            each,
+            server_side=context is shown.listening,
+            do_handshake_on_connect=False,
+            suppress_ragged_eofs=False,
+        )
+        for context, each in zip((shown.connecting, shown.listening), connected, strict=True)
+    )
+    answering = threading.Thread(target=other.do_handshake)
+    answering.start()
+    one.do_handshake()
+    answering.join()
+    return TlsEnd(one), TlsEnd(other)
+
+
+def ends(way: str) -> tuple[End, End]:
+    """Two ends of a link, for two processes."""
     if way == "Unix socket":
         pair = socket.socketpair()
         for each in pair:
@@ -54,6 +113,10 @@ def ends(way: str) -> tuple[TcpLink, TcpLink]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             first = socket.create_connection(server.getsockname())
             pair = first, server.accept()[0]
+    if way == "TCP, TLS":
+        for each in pair:
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return tls_ends(pair)
     records: tuple[Records, Records] = (PLAIN, PLAIN)
     if way == "TCP, sealed":
         known = os.urandom(2 * SECRET_BYTES)
@@ -63,7 +126,7 @@ def ends(way: str) -> tuple[TcpLink, TcpLink]:
     return one, other
 
 
-def exchanges_us(link: TcpLink, nbytes: int, repeats: int) -> list[float]:
+def exchanges_us(link: End, nbytes: int, repeats: int) -> list[float]:
     """Of each of so many exchanges."""
     outgoing = np.random.default_rng(0).integers(256, size=nbytes, dtype=np.uint8)
     incoming = np.empty_like(outgoing)
@@ -75,7 +138,7 @@ def exchanges_us(link: TcpLink, nbytes: int, repeats: int) -> list[float]:
     return times
 
 
-def answer(links: dict[str, TcpLink], core: int, orders: Connection) -> None:
+def answer(links: Mapping[str, End], core: int, orders: Connection) -> None:
     """The other end, in a process of its own; (way, bytes, repeats) until None."""
     os.sched_setaffinity(0, {core})
     while (order := orders.recv()) is not None:
@@ -145,6 +208,8 @@ def measure(sizes: tuple[int, ...], repeats: int) -> Figures:
                     found.add(f"{name}, {way}", "µs", took[way])
                 for way in WAYS[1:]:
                     found.add(f"{name}, {way} / TCP", "ratio", took[way] / took["TCP"])
+                sealed = took["TCP, TLS"] / took["TCP, sealed"]
+                found.add(f"{name}, TLS / sealed", "ratio", sealed)
                 found.add(f"{name}, seal and open", "µs", sealed_us(nbytes, count))
                 few = min(count, COLD_REPEATS)
                 found.add(f"{name}, seal and open, cold", "µs", sealed_us(nbytes, few, weights))

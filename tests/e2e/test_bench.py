@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from edge.demos.bench import results
+from edge.demos.bench import daemon_start, results
 from edge.demos.bench.results import Metric, Row
 from edge.demos.bench.sealed_messages import WAYS
 from edge.demos.bench.sealed_messages import measure as measure_sealing
 from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.host.state_paths import STATE_VARIABLE
+from edge.peer.news import FIRST_LOOK_S
 from edge.weights.checkpoint import Checkpoint
 from tests.support.processes import PATIENCE_S
 
@@ -122,3 +123,9 @@ def test_what_sealing_costs_is_measured_of_every_way() -> None:
     assert {f"{size} KiB, {way}" for size in (1, 300) for way in WAYS} < names
     assert "1 KiB, seal and open, cold" in names
     assert all(value > 0 for metric in found for value in metric.values)
+
+
+def test_a_daemon_has_looked_around_before_it_answers_another_member() -> None:
+    medians = {metric.name: metric.percentiles[1] for metric in daemon_start.measure(1).metrics()}
+    assert medians["with keys, to another member"] >= FIRST_LOOK_S
+    assert {"insecure", "with keys, to its own device"} < medians.keys()
