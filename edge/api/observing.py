@@ -127,7 +127,7 @@ def _reading(
     window_tokens: int,
 ) -> Observation:
     spec = checkpoint.spec
-    if not checkpoint.has_tokenizer:
+    if text is not None and not checkpoint.has_tokenizer:
         raise CheckpointError(
             f"{checkpoint.path} has no tokenizer, and a text is to be read",
             remedy="put tokenizer.json there",
@@ -138,11 +138,12 @@ def _reading(
             f"{spec.context_tokens}",
             remedy="give window_tokens below that",
         )
-    encode = checkpoint.tokenizer.encode
     if text is None:
-        start = tuple(encode("")) or (min(checkpoint.end_ids, default=0),)
+        before = checkpoint.tokenizer.encode("") if checkpoint.has_tokenizer else ()
+        start = tuple(before) or (min(checkpoint.end_ids, default=0),)
         prompts, new_tokens = (start,) * windows, window_tokens - len(start)
     else:
+        encode = checkpoint.tokenizer.encode
         prompts = windows_of(encode, text, windows=windows, window_tokens=window_tokens)
         new_tokens = 1
     told = hashlib.sha256(json.dumps([prompts, new_tokens]).encode()).hexdigest()[:16]
@@ -166,11 +167,16 @@ def _reading(
             (
                 checkpoint.store.fingerprint,
                 told,
-                *((options.dtype, options.accuracy) if spec.has_experts else ()),
+                *(_held_in(options) if spec.has_experts else ()),
                 f"{options.wire}-{RUN_COLUMNS}-v{_VERSION}",
             )
         ),
     )
+
+
+def _held_in(options: LoadOptions) -> tuple[str, ...]:
+    """What the choice of experts depends on as well."""
+    return options.dtype, str(options.block_size), options.accuracy
 
 
 @contextlib.asynccontextmanager

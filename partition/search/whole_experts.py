@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edge.partition.cost.estimate import Estimate, estimate
 from edge.partition.cost.expert_load import chances
@@ -168,10 +169,7 @@ def _solve(
     least. None where that cannot be, or was not found."""
     if sum(each.most for each in devices) < facts.num_experts or min(e.most for e in devices) < 1:
         return None
-    import highspy  # takes 0.1 s, which plans without experts need not wait for
-
-    solver = highspy.Highs()
-    solver.silent()
+    solver = _silent_solver()
     for name, value in (
         ("threads", 1), ("random_seed", 1), ("mip_rel_gap", _GAP), ("mip_max_nodes", _MOST_NODES),
     ):  # fmt: skip
@@ -202,3 +200,16 @@ def _solve(
         max(range(len(devices)), key=lambda index: values[has[index][expert].index])
         for expert in range(len(uses))
     ]
+
+
+def _silent_solver() -> Any:
+    import highspy  # takes 0.1 s, which plans without experts need not wait for
+
+    class Silent(highspy.Highs):  # type: ignore[misc]
+        """It names itself on standard output as soon as it is made, whatever it is told later."""
+
+        def enableCallbacks(self) -> Any:  # noqa: N802
+            self.setOptionValue("output_flag", False)
+            return super().enableCallbacks()
+
+    return Silent()

@@ -303,13 +303,15 @@ def test_it_is_as_good_as_the_best_of_all(seed: int) -> None:
         assert slowest(tuple(owners)) <= 1.02 * best
 
 
-def test_the_same_facts_give_the_same_placement() -> None:
+def test_the_same_facts_give_the_same_placement(capfd: pytest.CaptureFixture[str]) -> None:
+    """And nothing is printed, where JSON may be expected."""
     known = replace(MODEL, expert_uses=uses(0.5, 0.2, 0.4, 0.3, 0.35, 0.25))
     found = [
         with_whole_experts(plan(), known, cluster(RATES, RATES), WORKLOAD, chunk_tokens=1)[0]
         for _ in range(3)
     ]
     assert found[0] == found[1] == found[2]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_without_room_for_one_it_is_told() -> None:
