@@ -48,6 +48,7 @@ ROUNDS = 9
 COLD_REPEATS = 100
 WEIGHTS_BYTES = 64 << 20
 """Twice the last cache of most machines."""
+TLS_RECORD_BYTES = 16 << 10
 _SIZE = bytes(8)
 
 
@@ -60,27 +61,40 @@ class End(Protocol):
 
 
 class TlsEnd:
-    """The same over a TLS socket, after its handshake: what can be moved in either direction is."""
+    """The same over a TLS socket, after its handshake: the size, and what can be moved in either
+    direction is. Neither time limits nor threads are looked after, as a link does."""
 
     def __init__(self, connected: ssl.SSLSocket) -> None:
         connected.setblocking(False)
         self._socket = connected
 
     def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
-        rest, space = as_bytes(outgoing), as_bytes(incoming)
-        while rest.nbytes or space.nbytes:
-            before = rest.nbytes, space.nbytes
-            if rest.nbytes:
+        first, *others = parts(as_bytes(outgoing), TLS_RECORD_BYTES - len(_SIZE))
+        sending = [memoryview(outgoing.nbytes.to_bytes(len(_SIZE)) + first), *others][::-1]
+        size = bytearray(len(_SIZE))
+        receiving = [memoryview(size), as_bytes(incoming)][::-1]
+        while sending or receiving:
+            moves = False
+            if sending:
                 with contextlib.suppress(ssl.SSLWantWriteError):
-                    rest = rest[self._socket.send(rest) :]
-            if space.nbytes:
+                    moves = _moved(sending, self._socket.send(sending[-1]))
+            if receiving:
                 with contextlib.suppress(ssl.SSLWantReadError):
-                    space = space[self._socket.recv_into(space) :]
-            if (rest.nbytes, space.nbytes) == before:
+                    moves |= _moved(receiving, self._socket.recv_into(receiving[-1]))
+            if not moves:
                 os.sched_yield()
+        assert int.from_bytes(size) == incoming.nbytes
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _moved(buffers: list[memoryview], count: int) -> bool:
+    """Of the last one; what is left of it stays there."""
+    rest = buffers.pop()[count:]
+    if rest.nbytes:
+        buffers.append(rest)
+    return True
 
 
 def tls_ends(connected: tuple[socket.socket, socket.socket]) -> tuple[TlsEnd, TlsEnd]:
