@@ -43,6 +43,8 @@ LIMITS = (
     "edge.protocol.discovery.ASKED_WITHIN_S",
     "edge.protocol.peer_info.CONNECT_WITHIN_S",
     "edge.server.observer._PEER_ANSWERS_WITHIN_S",
+    "edge.text.chat_template._CPU_S",
+    "edge.text.chat_template._WALL_S",
 )
 
 DEFAULTS = (

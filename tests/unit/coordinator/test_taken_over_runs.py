@@ -13,14 +13,16 @@ import pytest
 from edge.coordinator.loaded_model import LoadedModel
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.peer.connection import Connection
+from edge.peer import connection
 from edge.peer.daemon import PeerDaemon
 from edge.peer.leases import MOST_RUNS, Leases
 from edge.protocol.client import PeerClient
+from edge.protocol.heartbeat import Hearing
 from edge.protocol.lease import Lease
 from edge.protocol.messages import Finish, Measure, Observed, TakeOver
 from edge.protocol.peer_info import describe_peer, take_over
 from edge.protocol.step import StepLimits
+from edge.transport import Channel
 from tests.support.null_peers import load, null_peers, request
 from tests.support.scripted_peers import Owner, Results
 
@@ -154,7 +156,13 @@ def test_a_coordinator_that_falls_silent_frees_everything(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that was stopped, or whose device was cut off: its connections stay open."""
-    monkeypatch.setattr(Connection.__init__, "__kwdefaults__", {"silent_after_s": 1.0})
+    heard: list[Hearing] = []
+
+    def hearing(channel: Channel, *, silent_after_s: float) -> Hearing:
+        heard.append(Hearing(channel, silent_after_s=silent_after_s))
+        return heard[-1]
+
+    monkeypatch.setattr(connection, "Hearing", hearing)
 
     async def main() -> None:
         async with null_peers(tmp_path, 2) as daemons:
@@ -167,6 +175,8 @@ def test_a_coordinator_that_falls_silent_frees_everything(
                 model._pump_task.cancel()  # type: ignore[union-attr]
             for client in model._connections.peers:
                 silence(client)
+            for each in heard:  # not before: however slow this machine is, it was heard until now
+                each.silent_after_s = 0.5
             await freed(daemons)
             await hung_up(daemons)
             await model.aclose()
