@@ -243,7 +243,11 @@ def test_nothing_stays_behind_a_task_that_is_cancelled(
 
         async with await edge.AsyncCluster.connect(one.peers) as cluster:
             work = asyncio.create_task(cluster.quantize(small, out, progress=on_progress, **FEW))
-            await seen.wait()
+            await asyncio.wait(
+                {work, asyncio.ensure_future(seen.wait())}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if work.done():
+                await work  # it has failed, and says why
             work.cancel()
             for _ in range(10):  # until the task knows of it
                 await asyncio.sleep(0)
