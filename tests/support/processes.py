@@ -184,6 +184,8 @@ def edge(*arguments: object, stdin: str | None = None) -> Outcome:
     """A command line, run in this process by the same entry point."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
+        # This process goes on, with one thread: where more of them wait for each other, they spin.
+        patch.setattr("edge.cli.commands.quantize.limit_blas_threads", lambda _threads: None)
         if stdin is not None:
             patch.setattr(sys, "stdin", io.StringIO(stdin))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

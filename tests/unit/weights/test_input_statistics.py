@@ -107,7 +107,7 @@ def test_what_each_kind_would_lose(
 ) -> None:
     """Against the errors of the products, computed with the inputs themselves. Where not all can
     have 4 bits, some may have 2, and all are rounded as they will be."""
-    checkpoint = tiny_checkpoint("larger_llama")
+    checkpoint = tiny_checkpoint("larger_llama", layers=2)
     spec = checkpoint.spec
     write(tmp_path / FILE, spec)
     seen: list[tuple[int, int]] = []
