@@ -67,10 +67,25 @@ _PEER = (
     "edge.cli.commands.peer",
     "edge.membership.own",
     "cryptography.hazmat.backends.openssl.backend",
-    "onnx",
+    "edge.backends.ort.backend",  # it starts no thread until it computes
+    "edge.models.llama",
+    "encodings.idna",
+    "numpy.ma",
+    "numpy.random",
 )
 
-_COMMANDS = (*(f"edge.cli.commands.{name}" for name in COMMANDS), "rich._emoji_codes")
+_COMMANDS = (
+    *(f"edge.cli.commands.{name}" for name in COMMANDS),
+    "_strptime",
+    "edge.models.llama",
+    "encodings.idna",
+    "huggingface_hub.file_download",
+    "huggingface_hub.hf_api",
+    "prompt_toolkit.patch_stdout",
+    "prompt_toolkit.shortcuts",
+    "rich._emoji_codes",
+    "rich.progress",
+)
 
 IMPORTED: Mapping[str, Sequence[str]] = {
     "peer": _PEER,
