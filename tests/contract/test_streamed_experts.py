@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests.support.processes import run_module
 
 
 def test_whole_in_stages_and_in_parts_with_room_for_many_and_for_few(tmp_path: Path) -> None:
     run_module("tests.support.streamed_experts", tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at what Linux tells of memory")
+def test_places_leave_no_holes_that_the_system_fills_when_it_is_idle(tmp_path: Path) -> None:
+    run_module("tests.support.many_places", tmp_path)

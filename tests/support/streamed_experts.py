@@ -6,6 +6,7 @@ A script, as `halves` is: the process of the tests has sessions with pools of th
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from edge.memory.model_sizes import model_facts
 from edge.models.experts import Experts, SharedExpert
 from edge.models.families import llama_tensor_name
 from edge.models.gated_mlp import GatedMlp
-from edge.models.spec import LayerSpec, tensor_shapes
+from edge.models.spec import LayerSpec, ModelSpec, tensor_shapes
 from edge.offload import DerivedCache, MemoryStore, StoreCorruptError
 from edge.offload.cache.verified_shard import mark_intact
 from edge.partition import Plan, Stage, whole_shard
@@ -60,10 +61,10 @@ LIMITS = StepLimits(context_tokens=48, chunk_tokens=32, requests=3, cached_token
 NUM_LAYERS = SPEC.num_layers
 
 
-def made_up_weights() -> dict[str, np.ndarray[Any, Any]]:
+def made_up_weights(spec: ModelSpec = SPEC) -> dict[str, np.ndarray[Any, Any]]:
     random = np.random.default_rng(0)
     weights = {}
-    for role, size in tensor_shapes(SPEC).items():
+    for role, size in tensor_shapes(spec).items():
         values = random.standard_normal(size, np.float32)
         weights[llama_tensor_name(role)] = values / np.float32(size[-1] ** 0.5 if size[1:] else 3)
     return weights
@@ -102,16 +103,18 @@ def logits(
     *,
     first: int | None = None,
     kept: int = 0,
+    look: Callable[[], None] | None = None,
+    spec: ModelSpec = SPEC,
 ) -> tuple[list[np.ndarray[Any, Any]], list[tuple[WeightReads, int]]]:
     """Of chunks, tokens and batches; and of each shard what it read, and what its experts took.
 
     streamed: None for layers that stay. first: with which number it is loaded instead, in no more
     room than one matrix takes. kept: experts more than there is room for beside the layers that
-    stay.
+    stay. look: is called behind the last step.
     """
     opened = open_backend("ort", threads=1)
     packed = DerivedCache(folder / "packed", 1 << 30)
-    tokens = [7 * index % SPEC.vocab_size for index in range(40)]
+    tokens = [7 * index % spec.vocab_size for index in range(40)]
     found: list[np.ndarray[Any, Any]] = []
     told: list[tuple[WeightReads, int]] = []
     with ExitStack() as stack:
@@ -121,7 +124,7 @@ def logits(
             programs.append([])
             members.append(stack.enter_context(group("memory", len(each.shards))))
             for rank in range(len(each.shards)):
-                layout = shard_layout(SPEC, plan, stage=number, rank=rank)
+                layout = shard_layout(spec, plan, stage=number, rank=rank)
                 weights = shipped(
                     layout,
                     source,
@@ -133,7 +136,7 @@ def logits(
                     count = min(streamed if first is None else first, len(layout.layers))
                     layout = replace(layout, streamed_layers=count, kept_experts=kept)
                     weights = replace(weights, packed=packed, load_room_bytes=0)
-                program = opened.load(SPEC, layout, weights, FORMAT, limits=LIMITS)
+                program = opened.load(spec, layout, weights, FORMAT, limits=LIMITS)
                 stack.callback(program.close)
                 if first is not None:
                     program.stream(streamed or 0)
@@ -154,6 +157,8 @@ def logits(
             if cache is not None:
                 told.append((program.weight_reads, cache.held_bytes))
                 assert cache.held_bytes <= cache._capacity_bytes
+        if look is not None:
+            look()
     return found, told
 
 

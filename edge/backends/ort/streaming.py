@@ -30,7 +30,7 @@ from edge.backends.ort.prepacking import (
 from edge.backends.ort.runtime import ort
 from edge.backends.ort.segments import GraphSegment, Streamed, StreamedExperts
 from edge.errors import CheckpointError, RequestError
-from edge.host.huge_pages import release_freed_memory
+from edge.host.huge_pages import leave_holes, release_freed_memory
 from edge.offload import (
     PIECE_BYTES,
     CachedShard,
@@ -329,6 +329,7 @@ class StreamedLayers:
     def _open_place(self, kind: int) -> ExpertPlace:
         loose = open_loose(list(self._kinds.values())[kind].template, options=self._place_options)
         release_freed_memory()
+        leave_holes()  # of one place after the other, while steps run
         return ExpertPlace(loose)
 
     def _place_options(self) -> ort.SessionOptions:
