@@ -66,6 +66,8 @@ Width = Literal["whole", "half", "narrow"]
 _PARTS = {"half": 2, "narrow": 8}
 """Parts of a layer: two slices, whose difference says what goes with bytes and what is fixed."""
 
+_LITTLE_BYTES = 48 << 20
+
 _LOADED = Fraction(5, 3)
 """All widths together, of the whole one: half, an eighth, and what does not divide."""
 
@@ -179,8 +181,9 @@ class Sample:
 
 
 def sample_budget_bytes(memory_bytes: int) -> int:
-    """What a measurement may take where so much memory is free: never more than a quarter."""
-    return memory_bytes // 4
+    """What a measurement may take where so much memory is free: a quarter, or of little memory a
+    half, as narrow samples say little of whole layers."""
+    return max(memory_bytes // 4, min(memory_bytes // 2, _LITTLE_BYTES))
 
 
 def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: int) -> Sample:

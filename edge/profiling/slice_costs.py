@@ -123,7 +123,9 @@ def byte_and_fixed_s(
     what is not fixed of it is what its bytes take.
     """
     slope_s = whole_s
-    if half.nbytes > narrow.nbytes:
+    # Where not even a half of the columns is more than the narrow slice has, only heads tell them
+    # apart, and a byte of those says nothing of a byte of columns.
+    if half.feed_forward_bytes > narrow.feed_forward_bytes:
         slope_s = (half.seconds - narrow.seconds) / (half.nbytes - narrow.nbytes)
         slope_s = min(max(slope_s, _LEAST_PART * whole_s), MOST_OF_WHOLE * whole_s)
     both = (half, narrow)

@@ -156,8 +156,10 @@ def test_what_no_budget_holds_is_refused_before_anything_is_made(
         weights_sample(spec(**sizes), INT4, budget_bytes)
 
 
-def test_a_quarter_of_the_memory_may_be_used() -> None:
+def test_a_quarter_of_the_memory_may_be_used_and_a_half_of_little() -> None:
     assert sample_budget_bytes(1 << 30) == 1 << 28
+    assert sample_budget_bytes(64 << 20) == 32 << 20
+    assert sample_budget_bytes(128 << 20) == 48 << 20
 
 
 def every_sample() -> list[tuple[ModelSpec, ShardLayout, WeightFormat]]:

@@ -58,6 +58,24 @@ def test_slices_as_wide_as_each_other_go_with_the_bytes_of_whole_layers() -> Non
     assert (attention_s, feed_forward_s) == pytest.approx((3e-5, 1e-5))
 
 
+def test_slices_with_as_many_columns_go_with_them_too() -> None:
+    """Of few blocks of columns a half is as many as an eighth, and a byte of a head may take 12
+    times as long as one of experts."""
+    half, narrow = (
+        SliceTimes(
+            attention_bytes=nbytes,
+            attention_s=seconds,
+            feed_forward_bytes=16_000_000,
+            feed_forward_s=3e-4,
+        )
+        for nbytes, seconds in ((600_000, 1.9e-4), (370_000, 1.7e-4))
+    )
+    byte_s, attention_s, feed_forward_s = byte_and_fixed_s(1.7e-11, half, narrow, RUN_S, 33_000_000)
+    assert byte_s < 1.7e-11
+    assert attention_s == pytest.approx(1.8e-4 - 485_000 * 1.7e-11 - RUN_S)
+    assert feed_forward_s == pytest.approx(3e-4 - 16_000_000 * 1.7e-11 - RUN_S)
+
+
 @given(*[st.floats(1e-6, 1e-2)] * 4, st.floats(1e-12, 1e-8))
 def test_noise_makes_nothing_negative(
     one: float, two: float, three: float, four: float, whole_s: float
