@@ -175,6 +175,28 @@ def test_states_are_computed_again(
         assert len(reply.recoveries) == 1
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_the_experts_of_a_lost_device_are_on_others(
+    lost: int,
+    trio: Trio,
+    cluster: edge.Cluster,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+) -> None:
+    """Where devices have experts as wholes."""
+    checkpoint = tiny_checkpoint("mixtral")
+    plan, prompt = cut(checkpoint, "whole tensor_3", trio.daemons), checkpoint.prompt(12)
+    with cluster.load(checkpoint.path, dtype="float32", plan=plan, context_tokens=64) as model:
+        stream = model.stream(prompt, max_new_tokens=32)
+        for _number in range(12):
+            next(stream)
+        trio[lost].kill()
+        tokens = [token.token_id for token in stream]
+        reply = stream.reply()
+        assert len(tokens) == 20
+        assert list(reply.token_ids) == checkpoint.greedy(prompt, 32)
+        assert len(reply.recoveries) == 1
+
+
 def test_stopped_while_generating(
     trio: Trio,
     cluster: edge.Cluster,
