@@ -57,7 +57,8 @@ def keep_expert_uses(
     except OSError as error:
         raise CapacityError(
             f"{root} cannot be written ({error.strerror}), where it is kept how often experts are "
-            "used; free the disk, or set EDGE_CACHE to another folder"
+            "used",
+            remedy="free the disk, or set EDGE_CACHE to another folder",
         ) from error
 
 
