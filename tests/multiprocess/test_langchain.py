@@ -1,4 +1,7 @@
-"""LangChain against `edge serve`: answers, streams, forms, tools and vectors."""
+"""LangChain against `edge serve`: answers, streams, forms, tools and vectors.
+
+It is imported where it is used: that takes 2 s of a processor, of all who only look for tests.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-import langchain_ollama
-import langchain_openai
 import pytest
 
 from tests.support.calling_model import calling_model
@@ -44,6 +45,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def chat(kind: str, url: str) -> Any:
+    import langchain_ollama
+    import langchain_openai
+
     if kind == "ollama":
         return langchain_ollama.ChatOllama(model="default", base_url=url, temperature=0)
     return langchain_openai.ChatOpenAI(
@@ -88,6 +92,9 @@ def test_its_tools_are_called(kind: str, url: str) -> None:
 
 def test_its_vectors(url: str) -> None:
     """Cut by nobody: LangChain counts tokens as OpenAI's models do, and fetches what for."""
+    import langchain_ollama
+    import langchain_openai
+
     openai = langchain_openai.OpenAIEmbeddings(
         model="default", base_url=f"{url}/v1", api_key="none", check_embedding_ctx_length=False
     )
