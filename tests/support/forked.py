@@ -79,13 +79,11 @@ _COMMANDS = (
     "_strptime",
     "edge.models.llama",
     "encodings.idna",
-    "huggingface_hub.file_download",
-    "huggingface_hub.hf_api",
     "prompt_toolkit.patch_stdout",
     "prompt_toolkit.shortcuts",
     "rich._emoji_codes",
     "rich.progress",
-)
+)  # not `huggingface_hub`, which reads the environment when it is imported
 
 IMPORTED: Mapping[str, Sequence[str]] = {
     "peer": _PEER,
