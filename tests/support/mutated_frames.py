@@ -55,6 +55,9 @@ ODD: tuple[Any, ...] = (
 _MOST_PLACES = 10_000
 """In what is changed: a list of lists must not be repeated without end."""
 
+_MOST_BYTES = 32 << 20
+"""Of a list that is repeated, whose texts may be long: more than most readers take of anything."""
+
 _Place = tuple[Any, Any]
 """A list or an object, and an index or a key of it."""
 
@@ -71,8 +74,13 @@ def mutated(value: Any, chance: random.Random) -> Any:
 
 def _copied(value: Any) -> Any:
     """Of a JSON value; several times as fast as `copy.deepcopy`. Raises RecursionError."""
+    return marshal.loads(_written(value))
+
+
+def _written(value: Any) -> bytes:
+    """In Python's own form. Raises RecursionError."""
     try:
-        return marshal.loads(marshal.dumps(value, 2))  # from version 3 on, equal parts stay one
+        return marshal.dumps(value, 2)  # from version 3 on, equal parts stay one
     except ValueError as error:
         raise RecursionError(str(error)) from error
 
@@ -202,7 +210,10 @@ def _add(places: list[_Place], chance: random.Random) -> None:
 def _repeat(places: list[_Place], chance: random.Random) -> None:
     holder, key = chance.choice(places)
     if isinstance(holder[key], list):
-        most = _MOST_PLACES // (1 + len(_places([holder[key]])))
+        most = min(
+            _MOST_PLACES // (1 + len(_places([holder[key]]))),
+            _MOST_BYTES // len(_written(holder[key])),
+        )
         times = min(most, chance.choice((2, 65, 1025, 4097)))
         holder[key] = _copied(holder[key] * times)  # none is another
     elif isinstance(holder[key], str) and len(holder[key]) < 1000:
