@@ -78,7 +78,8 @@ def known_expert_uses(root: Path, fingerprint: str, spec: ModelSpec) -> ExpertUs
                 # Comparisons are false for what is no number.
                 if own.shape != (part.num_experts,) or not (own >= 0).all():
                     return ()
-                if not 0 < own.sum() < _MOST_USES:
+                # No token goes through one twice.
+                if not (0 < own.sum() < _MOST_USES and own.max() * part.top_k <= own.sum()):
                     return ()
                 counts[layer] = own.astype(np.float32)
         return expert_uses(spec, counts)

@@ -33,6 +33,8 @@ from edge.errors import CheckpointError
 from edge.membership.identity import Identity
 from edge.membership.membership import Expelled
 from edge.membership.store import MembershipStore, enrolled_by_token, token
+from edge.models.experts import Experts
+from edge.models.spec import LayerSpec
 from edge.offload import (
     CachedShard,
     DerivedCache,
@@ -48,6 +50,7 @@ from edge.text import Tokenizer, read_tokenizer_files
 from edge.text.chat_template import ChatTemplate
 from edge.text.description import describe_tokenizer
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.expert_uses import keep_expert_uses, known_expert_uses
 from edge.weights.formats import weight_format
 from edge.weights.packed_folder import PackedStore
 from edge.weights.packed_matrix import CodedMatrix
@@ -71,6 +74,7 @@ from tests.support.peer_infos import peer_info
 from tests.support.readers_alone import readers_alone
 from tests.support.small_files import small_files
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level, write_checkpoint
+from tests.support.specs import plain_layer, spec_of
 
 _MOST_TOLD = 4000
 
@@ -325,7 +329,17 @@ class Files:
             with replaced(link, changed):
                 facts.link(*ends)
 
+        keep_expert_uses(folder, "counted", SPARSE_COUNTS)
+        (uses,) = folder.rglob("counted.json")
+
+        def get_uses(changed: bytes) -> None:
+            with replaced(uses, changed):
+                found = known_expert_uses(folder, "counted", SPARSE)
+            # As facts of a model they are checked once more.
+            assert not found or all(0 <= each <= 1 for layer in found for each in layer)
+
         return {
+            "cached uses of experts": Kind(uses.read_bytes(), get_uses),
             "manifest": Kind(manifest.to_json().encode(), lambda text: Manifest.from_json(text)),
             "cached manifest": in_shard("manifest.json"),
             "mark of a shard": in_shard("intact"),
@@ -485,13 +499,31 @@ def changed(content: bytes, chance: random.Random) -> bytes:
     return content
 
 
+SPARSE = spec_of(
+    [
+        LayerSpec(
+            mixer=plain_layer(num_heads=2, num_kv_heads=1, head_size=4).mixer,
+            feed_forward=Experts(
+                num_experts=4, top_k=2, columns=8, activation="silu", renormalized=True
+            ),
+        )
+    ],
+    hidden_size=8,
+    vocab_size=10,
+)
+SPARSE_COUNTS = {0: np.asarray([7, 60, 5, 20], np.float32)}
+
+
 def _plan() -> bytes:
     shard = partition.Shard(
         device="d", heads=range(4), ffn_columns=range(8), vocab=range(50), streamed_layers=1
     )
     halves = [
-        dataclasses.replace(shard, device=name, heads=heads, vocab=vocab)
-        for name, heads, vocab in (("a", range(2), range(25)), ("b", range(2, 4), range(25, 50)))
+        dataclasses.replace(shard, device=name, heads=heads, vocab=vocab, experts=experts)
+        for name, heads, vocab, experts in (
+            ("a", range(2), range(25), ((0, 2), (1, 3))),
+            ("b", range(2, 4), range(25, 50), ((1, 3), (0, 2))),
+        )
     ]
     stages = (
         partition.Stage(layers=range(2), shards=(shard,)),

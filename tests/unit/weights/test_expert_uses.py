@@ -60,6 +60,7 @@ def test_uses_are_as_many_as_a_token_has_and_none_is_sure() -> None:
         json.dumps({"version": 1, "counts": {"0": [1] * 4}}),
         json.dumps({"version": 1, "counts": {"0": [1] * 3, "2": [1] * 4}}),
         json.dumps({"version": 1, "counts": {"0": [0] * 4, "2": [1] * 4}}),
+        json.dumps({"version": 1, "counts": {"0": [9, 2, 1, 1], "2": [1] * 4}}),
         json.dumps({"version": 1, "counts": {"0": [-1, 2, 1, 1], "2": [1] * 4}}),
         json.dumps({"version": 1, "counts": {"0": ["1"] * 4, "2": ["a"] * 4}}),
         json.dumps({"version": 1, "counts": {"0": [[1], [2], [3], [4]], "2": [1] * 4}}),
