@@ -124,15 +124,15 @@ class Shard:
     @property
     def whole_experts(self) -> int:
         """In each layer that has experts; 0 where columns of every one are here."""
-        return max(map(len, self.experts), default=0)
+        return max(map(len, self.experts)) if self.experts else 0
 
     def slice(self, kind: int) -> LayerSlice:
         """What it has of a layer of this kind."""
+        whole = self.whole_experts
         if kind and self.further:
-            return replace(self.further[kind - 1], whole_experts=self.whole_experts)
-        return LayerSlice(
-            heads=self.heads, ffn_columns=self.ffn_columns, whole_experts=self.whole_experts
-        )
+            own = self.further[kind - 1]
+            return replace(own, whole_experts=whole) if whole else own
+        return LayerSlice(heads=self.heads, ffn_columns=self.ffn_columns, whole_experts=whole)
 
     def counted(
         self, layers: range, model: ModelFacts
