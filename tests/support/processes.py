@@ -185,7 +185,9 @@ def edge(*arguments: object, stdin: str | None = None) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         # This process goes on, with one thread: where more of them wait for each other, they spin.
-        patch.setattr("edge.cli.commands.quantize.limit_blas_threads", lambda _threads: None)
+        for command in ("peer", "quantize"):
+            name = f"edge.cli.commands.{command}.limit_blas_threads"
+            patch.setattr(name, lambda _threads: None)
         if stdin is not None:
             patch.setattr(sys, "stdin", io.StringIO(stdin))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
