@@ -39,10 +39,6 @@ JOIN_TIMEOUT_S = 60.0
 LEAST_FREE_BYTES = 1 << 30
 """On the disk with the tests' folders, where a module begins; the largest test takes 0.7 GB."""
 
-GARBAGE_SEARCHED_AFTER = (50_000, 20, 20)
-"""New objects, and searches among these. Python's own 700 cost the tests a twentieth of their time:
-each search asks hypothesis, too. At the end of each module all is searched."""
-
 HAVE_DAEMONS = ("multiprocess", "e2e")
 """Folders of tests."""
 
@@ -113,7 +109,6 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*GARBAGE_SEARCHED_AFTER)
         gc.enable()
 
 
