@@ -45,9 +45,9 @@ def model_facts(
         """Of one of its columns."""
         if not isinstance(block, Experts):
             return 0
-        roles = block.weights(hidden).unit.matrices
-        own = tuple(each for each in roles if not each[0].startswith(SHARED))
-        return nbytes(Weights(matrices=own), grade) // block.num_experts
+        unit = block.weights(hidden).unit
+        own = tuple(each for each in unit.matrices if not each[0].startswith(SHARED))
+        return nbytes(Weights(matrices=own, vector=unit.vector), grade) // block.num_experts
 
     def facts(layer: LayerSpec) -> LayerFacts:
         block = layer.feed_forward

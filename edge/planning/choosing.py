@@ -26,6 +26,9 @@ from edge.planning.load_options import ExpertCut, LoadOptions
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.expert_uses import known_expert_uses
 
+_MOST_PLACED = 2
+"""Plans, the best first, that are tried with experts as wholes: to place them takes a while."""
+
 
 def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
     """What each piece of the checkpoint weighs when it is loaded like this."""
@@ -57,7 +60,7 @@ def choose_plan(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptio
             workload=workload,
             chunk_tokens=chunk_tokens,
         )
-        return _with_whole_experts(choice, place, facts, workload, options.experts)
+        return _with_whole_experts(choice, place, facts, cluster, workload, options.experts)
     plan = by_id(wanted, cluster)
     partition.check_fit(plan, facts, cluster, workload)
     predicted = solo = None
@@ -82,6 +85,7 @@ def _with_whole_experts(
     choice: Choice,
     place: Callable[[Plan], tuple[Plan, Estimate | None]],
     facts: ModelFacts,
+    cluster: ClusterSpec,
     workload: Workload,
     wanted: ExpertCut,
 ) -> Choice:
@@ -96,7 +100,7 @@ def _with_whole_experts(
         return choice
     ranked = [(choice.plan, choice.predicted), *choice.runners_up]
     found: list[tuple[Plan, Estimate]] = []
-    for plan, _predicted in ranked:
+    for plan, _predicted in ranked[:_MOST_PLACED]:
         with contextlib.suppress(partition.PartitionError):
             placed, estimate = place(plan)
             if estimate is not None:
@@ -107,6 +111,15 @@ def _with_whole_experts(
     if predicted.total_s(workload) > (1 - LEAST_GAIN) * choice.predicted.total_s(workload):
         return choice
     left_out = tuple(each for each in choice.left_out if each.device not in plan.devices)
+    left_out += tuple(
+        LeftOut(
+            device=device.id,
+            name=device.name,
+            reason="with experts as wholes on the others an answer is done sooner",
+        )
+        for device in cluster.devices
+        if device.id in choice.plan.devices and device.id not in plan.devices
+    )
     return replace(
         choice, plan=plan, predicted=predicted, left_out=left_out, runners_up=tuple(ranked)
     )

@@ -33,8 +33,10 @@ from edge.weights.formats import (
 )
 
 Streaming = Literal["auto", "on", "off"]
-ExpertCut = Literal["auto", "columns", "whole"]
 """Whether layers may be read from disk for each token."""
+
+ExpertCut = Literal["auto", "columns", "whole"]
+"""What of its layers' experts a device has that shares layers with others."""
 
 Standby = Literal["auto", "none", "kv"]
 

@@ -76,7 +76,7 @@ def estimate(
             [f"Device {name!r} has not been measured, so no speed is known." for name in unmeasured]
         )
     use = memory_use(plan, model, workload)
-    decoding = while_decoding(plan, use, cluster, workload)
+    decoding = while_decoding(plan, use, model, cluster, workload)
     view = _View(decoding, model, cluster)
     decode = decode_phase(workload)
     decoding_use = use if decoding is plan else memory_use(decoding, model, workload)

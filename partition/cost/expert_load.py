@@ -6,6 +6,7 @@ through one device has more, another fewer, and a stage waits for the one that i
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from edge.partition.plan.facts import LayerFacts, ModelFacts
 from edge.partition.plan.plan import Stage
@@ -47,7 +48,7 @@ def expected_slowest(
     (conditional Poisson sampling, Hajek, 1964): the mean of a maximum, over the values that it may
     have.
     """
-    counts = [_counts(each, top_k) for each in chances]
+    counts = [_counts(tuple(each), top_k) for each in chances]
     every = _product(counts, [top_k] * len(counts), top_k)
     if not every:
         return max(others_s, default=0.0)
@@ -75,7 +76,8 @@ def whole_experts(shards: Sequence[Shard]) -> bool:
     return any(shard.experts for shard in shards)
 
 
-def _counts(chances: Sequence[float], most: int) -> list[float]:
+@lru_cache(maxsize=4096)
+def _counts(chances: tuple[float, ...], most: int) -> list[float]:
     """For 0 to `most` of them: how likely it is that so many are chosen."""
     found = [1.0]
     for chance in chances:

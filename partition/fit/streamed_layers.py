@@ -124,7 +124,11 @@ def waits_for_disk(
 
 
 def while_decoding(
-    plan: Plan, use: Mapping[str, MemoryUse], cluster: ClusterSpec, workload: Workload
+    plan: Plan,
+    use: Mapping[str, MemoryUse],
+    model: ModelFacts,
+    cluster: ClusterSpec,
+    workload: Workload,
 ) -> Plan:
     """The plan with the layers that steps of decoding read from disk.
 
@@ -140,7 +144,8 @@ def while_decoding(
                 buffer_bytes = device.unused_buffer_bytes // len(stage.shards)
                 unused_bytes = int(own.kv_bytes * unused_part) + buffer_bytes
                 if own.expert_bytes:
-                    changed = shard.keeping(shard.kept_experts + unused_bytes // own.expert_bytes)
+                    kept = shard.kept_experts + unused_bytes // own.expert_bytes
+                    changed = shard.keeping(min(kept, shard.experts_in(stage.layers, model)))
                 else:
                     lent = min(shard.streamed_layers, unused_bytes // own.streamed_layer_bytes)
                     changed = shard.streaming(shard.streamed_layers - lent)
@@ -164,7 +169,7 @@ def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Wor
                 if need <= device.memory_bytes:
                     if use.expert_bytes:
                         spare = (device.memory_bytes - need) // use.expert_bytes
-                        changed = changed.keeping(min(spare, model.experts_of(stage.layers)))
+                        changed = changed.keeping(min(spare, shard.experts_in(stage.layers, model)))
                     plan = _with_share(plan, number, rank, changed)
                     break
             else:

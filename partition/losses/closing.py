@@ -244,8 +244,9 @@ def _with_lost_experts(
     shard: Shard, lost: Sequence[Shard], part: float, is_left: bool
 ) -> tuple[tuple[int, ...], ...]:
     """Where experts are whole: in each layer this part of those that are lost, or the rest."""
+    before = shard.experts or ((),) * max(len(each.experts) for each in lost)
     experts = []
-    for index, own in enumerate(shard.experts):
+    for index, own in enumerate(before):
         free = sorted(number for each in lost if each.experts for number in each.experts[index])
         cut = round(part * len(free))
         experts.append(tuple(sorted((*own, *(free[:cut] if is_left else free[cut:])))))

@@ -90,19 +90,24 @@ def _layer_bytes(wanted: Holding, held: Sequence[Holding], model: ModelFacts) ->
 
 def _expert_bytes(wanted: Holding, held: Sequence[Holding], layer: int, model: ModelFacts) -> int:
     """Of one layer's experts, some of which are held whole."""
-    facts, total = model.kinds[model.layers[layer]], 0
+    kind = model.layers[layer]
+    facts = model.kinds[kind]
+    if not facts.num_experts:
+        return 0
 
-    def columns(of: Holding, number: int) -> range:
-        own = of.shard.slice(model.layers[layer]).ffn_columns
-        if not of.shard.experts:
-            return own
-        has_all = number in of.shard.experts[layer - of.layers.start]
-        return range(facts.ffn_columns if has_all else 0)
+    def own(of: Holding) -> tuple[int, ...]:
+        return of.shard.experts[layer - of.layers.start]
 
-    for number in range(facts.num_experts):
-        known = [columns(each, number) for each in held]
-        total += uncovered(columns(wanted, number), known)
-    return total * facts.expert_column_bytes
+    whole = {number for each in held if each.shard.experts for number in own(each)}
+    cut = [each.shard.slice(kind).ffn_columns for each in held if not each.shard.experts]
+    columns = range(facts.ffn_columns)
+    numbers: Sequence[int] = range(facts.num_experts)
+    if wanted.shard.experts:
+        numbers = own(wanted)
+    else:
+        columns = wanted.shard.slice(kind).ffn_columns
+    lacking = uncovered(columns, cut) * sum(number not in whole for number in numbers)
+    return lacking * facts.expert_column_bytes
 
 
 def _slice_bytes(

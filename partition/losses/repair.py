@@ -478,13 +478,16 @@ def _on(plan: Plan, devices: Sequence[str]) -> Plan:
     return replace(plan, stages=stages)
 
 
-def _cuts(plan: Plan, model: ModelFacts) -> list[tuple[LayerSlice, ...]]:
-    """For each layer the slices of its ranks, in the order that is summed in."""
-    return [
-        tuple(shard.slice(model.layers[layer]) for shard in stage.slices)
-        for stage in plan.stages
-        for layer in stage.layers
-    ]
+def _cuts(plan: Plan, model: ModelFacts) -> list[tuple[tuple[LayerSlice, tuple[int, ...]], ...]]:
+    """For each layer the slices of its ranks, in the order that is summed in, and their whole
+    experts."""
+    found = []
+    for stage in plan.stages:
+        kinds = [[shard.slice(kind) for shard in stage.slices] for kind in range(len(model.kinds))]
+        for index, layer in enumerate(stage.layers):
+            whole = [shard.experts[index] if shard.experts else () for shard in stage.slices]
+            found.append(tuple(zip(kinds[model.layers[layer]], whole, strict=True)))
+    return found
 
 
 def _streamed(plan: Plan) -> int:

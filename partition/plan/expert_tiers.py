@@ -123,8 +123,8 @@ def read_bytes(
 ) -> tuple[float, float]:
     """What a step of so many rows reads on average of others, and of experts.
 
-    `hits`: the part of those it goes through that is in memory. Without it, that of those it likes
-    best by `chances`: of every expert of these layers, how many tokens go through it. Without both
+    `hits`: the part of those it goes through that is in memory. Without it those stay that tokens
+    like best by `chances`: for every expert of these layers, how many go through it. Without both
     as if every expert were as likely as any other, for each row anew: then those in memory are used
     as often as those on disk. Models have experts that they like better, which stay.
     """
@@ -135,9 +135,11 @@ def read_bytes(
     others = sum(layer.others for layer in layers) * part
     experts = sum(layer.placed_experts for layer in layers)
     missing = max(0.0, 1 - tiers.cache_bytes / experts) if experts else 0.0
-    if hits is None and chances and sum(chances):
+    if hits is None and chances:
+        each_bytes = sum(layer.experts for layer in layers) / len(chances)
         stay = tiers.cache_bytes // expert_bytes(layers)
-        hits = sum(sorted(chances, reverse=True)[:stay]) / sum(chances)
+        seldom = sorted(chances, reverse=True)[stay:]
+        return others, each_bytes * sum(1 - (1 - chance) ** rows for chance in seldom)
     if hits is not None and missing:
         missing = 1 - hits
     return others, missing * sum(layer.experts * part for layer, part in _used(layers, rows))

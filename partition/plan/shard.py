@@ -124,7 +124,13 @@ class Shard:
     @property
     def whole_experts(self) -> int:
         """In each layer that has experts; 0 where columns of every one are here."""
-        return max(map(len, self.experts)) if self.experts else 0
+        return next((len(each) for each in self.experts if each), 0)
+
+    def experts_in(self, layers: range, model: ModelFacts) -> int:
+        """How many experts it has something of."""
+        if self.experts:
+            return sum(map(len, self.experts))
+        return model.experts_of(layers)
 
     def slice(self, kind: int) -> LayerSlice:
         """What it has of a layer of this kind."""
@@ -236,9 +242,7 @@ class Shard:
                     f"{name} streams {shard.streamed_layers} layers, and the stage has"
                     f" {len(place.layers)}."
                 )
-            experts = model.experts_of(place.layers)
-            if shard.experts:
-                experts = sum(map(len, shard.experts))
+            experts = shard.experts_in(place.layers, model)
             if not 0 <= shard.kept_experts <= experts:
                 yield f"{name} keeps {shard.kept_experts} experts, and the stage has {experts}."
             slices = (shard.slice(0), *shard.further)
@@ -355,28 +359,35 @@ def _expert_problems(
                 f" {len(layers)}."
             )
             return
-    told: set[str] = set()
+    told: list[str] = []
+    counts = [shard.whole_experts for shard in shards]
+    has_columns = [
+        [bool(shard.slice(kind).ffn_columns) for kind in range(len(model.kinds))]
+        for shard in shards
+    ]
     for index, layer in enumerate(layers):
-        facts = model.kinds[model.layers[layer]]
-        own = [shard.experts[index] if shard.experts else () for shard in shards]
-        for name, shard, numbers in zip(names, shards, own, strict=True):
-            has_some = bool(facts.num_experts and shard.slice(model.layers[layer]).ffn_columns)
-            wanted = shard.whole_experts if has_some else 0
+        kind = model.layers[layer]
+        num_experts = model.kinds[kind].num_experts
+        every: list[int] = []
+        for name, shard, count, columns in zip(names, shards, counts, has_columns, strict=True):
+            numbers = shard.experts[index] if shard.experts else ()
+            has_some = bool(num_experts) and columns[kind]
+            wanted = count if has_some else 0
             if len(numbers) != wanted or has_some != bool(wanted):
-                told.add(
+                told.append(
                     f"{name} has {len(numbers)} whole experts of layer {layer}, and must have as"
                     " many of every layer that it has columns of, one at least."
                 )
             elif list(numbers) != sorted(set(numbers)):
-                told.add(f"{name} names experts of layer {layer} twice, or not in order.")
-        every = sorted(number for numbers in own for number in numbers)
-        if facts.num_experts and not told and every != list(range(facts.num_experts)):
-            told.add(
-                f"{owner}: the shards have not each of the {facts.num_experts} experts of layer"
+                told.append(f"{name} names experts of layer {layer} twice, or not in order.")
+            every += numbers
+        if num_experts and not told and sorted(every) != list(range(num_experts)):
+            told.append(
+                f"{owner}: the shards have not each of the {num_experts} experts of layer"
                 f" {layer} once."
             )
         if told:
-            yield from sorted(told)
+            yield from told
             return
 
 

@@ -4,11 +4,13 @@ Cut by columns a device has as large a part of the experts' memory as of their w
 the two: a fast device with little memory has the few that most tokens go through, and a slow one
 with much memory all others. Each is one integer program (as in MoETuner, Go and Mahajan, 2025),
 solved by HiGHS: the least time until the slowest is done, on average. First how many experts each
-device has, which is the same for all layers; then for each layer which.
+device has, which is the same for all layers; then for each layer which. Of many, those are given by
+rank, as in the first program, and exchanged as long as the slowest is done sooner.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +27,12 @@ from edge.partition.plan.shard import Experts
 
 _GAP = 0.005
 """A placement that is this near to the best will do."""
+
+_MOST_SOLVED = 256
+"""Experts times devices of a layer for which a program is solved: in 0.1 s or less."""
+
+_MOST_EXCHANGED = 64
+"""Pairs of experts of one layer."""
 
 _MOST_NODES = 500
 """Of the tree of one program: with so many the same facts always give the same placement, which a
@@ -49,7 +57,8 @@ def with_whole_experts(
                 problems += error.problems
     placed = replace(plan, stages=tuple(stages))
     if placed == plan:
-        raise PlanError(problems or ["No stage of the plan is shared by several devices."])
+        shared = "No stage of the plan is shared by several devices; a tensor plan has one."
+        raise PlanError(problems or [shared])
     check_fit(placed, model, cluster, workload)
     if any(cluster.device(device).rates is None for device in placed.devices):
         return placed, None
@@ -78,12 +87,19 @@ def _placed(
         for kind in (model.kinds[model.layers[layer]] for layer in sparse)
     }
     if not kinds:
-        raise PlanError([f"Stage {number} has no layer with experts."])
+        raise PlanError([f"Stage {number} has no layer with experts; leave it at columns."])
     if len(kinds) > 1:
-        raise PlanError([f"Stage {number} has layers with experts of several numbers."])
+        raise PlanError([f"Stage {number} has layers with unlike experts; cut their columns."])
     ((num_experts, _top_k, is_grouped),) = kinds
     if is_grouped:
-        raise PlanError(["The model chooses experts by groups, so their columns are cut."])
+        raise PlanError(["The model chooses experts by groups; cut their columns."])
+    if any(shard.streamed_layers for shard in stage.slices):
+        raise PlanError(
+            [
+                f"Stage {number} reads layers from disk, where those experts stay that are used"
+                " most; cut their columns."
+            ]
+        )
     facts = model.kinds[model.layers[sparse[0]]]
     ranks = [
         rank
@@ -91,23 +107,27 @@ def _placed(
         if all(shard.slice(model.layers[layer]).ffn_columns for layer in sparse)
     ]
     if len(ranks) < 2 or num_experts < len(ranks):
-        raise PlanError([f"Stage {number} has its experts on one device."])
+        raise PlanError([f"Stage {number} has its experts on one device; cut their columns."])
     devices = _devices(plan, number, ranks, sparse, model, cluster, workload)
     ranked = [sorted(chances(model, layer), reverse=True) for layer in sparse]
     mean = [sum(own) / len(sparse) for own in zip(*ranked, strict=True)]
     owners = _solve(devices, mean, facts)
     if owners is None:
-        raise PlanError([f"The devices of stage {number} have no room for its experts as wholes."])
+        raise PlanError(
+            [
+                f"The devices of stage {number} have no room for its experts as wholes; cut their"
+                " columns, or give more memory."
+            ]
+        )
     counts = [owners.count(index) for index in range(len(ranks))]
     own: list[dict[int, tuple[int, ...]]] = [{} for _ in stage.shards]
     for layer in sparse:
         uses = chances(model, layer)
-        found = _solve(devices, uses, facts, counts=counts)
-        if found is None:  # by rank, as all of them were
-            order = sorted(range(num_experts), key=lambda each: -uses[each])
-            found = [0] * num_experts
-            for expert, owner in zip(order, owners, strict=True):
-                found[expert] = owner
+        found = None
+        if len(devices) * num_experts <= _MOST_SOLVED:
+            found = _solve(devices, uses, facts, counts=counts)
+        if found is None:
+            found = _exchanged(devices, uses, _by_rank(uses, owners))
         for index, rank in enumerate(ranks):
             own[rank][layer] = tuple(e for e, owner in enumerate(found) if owner == index)
     shards = tuple(
@@ -144,7 +164,7 @@ def _devices(
         )
         room = device.memory_bytes - use[device.id].total + held
         most = facts.num_experts
-        if expert_bytes and not shard.streamed_layers:
+        if expert_bytes:
             most = min(most, room // (expert_bytes * len(sparse)))
         others_s, expert_s = 0.0, 1.0 / device.threads
         if device.rates is not None:
@@ -155,6 +175,56 @@ def _devices(
             each = pace.with_whole_experts(facts, len(own.ffn_columns), 1 / facts.top_k).total_s
             expert_s = each - others_s
         found.append(_Device(others_s=others_s, expert_s=expert_s, most=most))
+    return found
+
+
+def _by_rank(uses: Sequence[float], owners: Sequence[int]) -> list[int]:
+    """owners: of the most used expert, the next, and so on."""
+    order = sorted(range(len(uses)), key=lambda each: -uses[each])
+    found = [0] * len(uses)
+    for expert, owner in zip(order, owners, strict=True):
+        found[expert] = owner
+    return found
+
+
+def _exchanged(
+    devices: Sequence[_Device], uses: Sequence[float], owners: Sequence[int]
+) -> list[int]:
+    """The same numbers of experts, exchanged one for one until that helps the slowest no more."""
+    found = list(owners)
+    times = [each.others_s for each in devices]
+    for expert, owner in enumerate(found):
+        times[owner] += devices[owner].expert_s * uses[expert]
+    for _turn in range(_MOST_EXCHANGED):
+        slowest = max(range(len(devices)), key=lambda index: times[index])
+        own = [expert for expert, owner in enumerate(found) if owner == slowest]
+        best: tuple[float, int, int] | None = None
+        for other, device in enumerate(devices):
+            if other == slowest:
+                continue
+            theirs = sorted(
+                (uses[expert], expert) for expert, owner in enumerate(found) if owner == other
+            )
+            # What must go over for both to be done at the same time.
+            both_s = devices[slowest].expert_s + device.expert_s
+            wished = (times[slowest] - times[other]) / both_s if both_s else 0.0
+            for expert in own:
+                at = bisect.bisect(theirs, (uses[expert] - wished, -1))
+                for use, given in theirs[max(0, at - 1) : at + 1]:
+                    moved = uses[expert] - use
+                    seconds = max(
+                        times[slowest] - devices[slowest].expert_s * moved,
+                        times[other] + device.expert_s * moved,
+                    )
+                    if best is None or seconds < best[0]:
+                        best = seconds, expert, given
+        if best is None or best[0] >= times[slowest] * (1 - _GAP):
+            break
+        _seconds, expert, given = best
+        other, moved = found[given], uses[expert] - uses[given]
+        times[slowest] -= devices[slowest].expert_s * moved
+        times[other] += devices[other].expert_s * moved
+        found[expert], found[given] = other, slowest
     return found
 
 
