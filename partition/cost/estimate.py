@@ -31,6 +31,9 @@ from edge.partition.plan.share import Share
 
 TOKEN_BYTES = 8
 
+_MANY_ROWS = 32
+"""In a step of more, each device has experts of about as many tokens as on average."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -307,16 +310,18 @@ class _View:
         because each token has other experts. Of many tokens they have more alike."""
         segments = self._of_experts(stage, layer, paces)
         yield from self._computed(stage, segments, 1)
+        if phase.rows > _MANY_ROWS:
+            return
         kind = self._model.layers[layer]
         facts, held = self._model.kinds[kind], chances_held(stage, self._model, layer)
-        expert_s = [
+        expert_s = tuple(
             pace.weight_s * pace.slack * facts.num_experts * facts.expert_bytes / facts.top_k
             for pace in paces
-        ]
-        others_s = [
+        )
+        others_s = tuple(
             segment.total_s - each_s * sum(own)
             for segment, each_s, own in zip(segments, expert_s, held, strict=True)
-        ]
+        )
         until_s = expected_slowest(others_s, expert_s, held, facts.top_k)
         more_s = max(0.0, until_s - max(segment.total_s for segment in segments))
         if more_s:

@@ -21,13 +21,13 @@ def chances(model: ModelFacts, layer: int) -> tuple[float, ...]:
     return (facts.top_k / facts.num_experts,) * facts.num_experts if facts.num_experts else ()
 
 
-def chances_held(stage: Stage, model: ModelFacts, layer: int) -> list[list[float]]:
+def chances_held(stage: Stage, model: ModelFacts, layer: int) -> tuple[tuple[float, ...], ...]:
     """The same for those that each shard of the stage has."""
     every, index = chances(model, layer), layer - stage.layers.start
-    return [
-        [every[number] for number in shard.experts[index]] if shard.experts else []
+    return tuple(
+        tuple(every[number] for number in shard.experts[index]) if shard.experts else ()
         for shard in stage.slices
-    ]
+    )
 
 
 def load(chances: Sequence[float], facts: LayerFacts) -> float:
@@ -35,10 +35,11 @@ def load(chances: Sequence[float], facts: LayerFacts) -> float:
     return sum(chances) / facts.top_k
 
 
+@lru_cache(maxsize=1024)
 def expected_slowest(
-    others_s: Sequence[float],
-    expert_s: Sequence[float],
-    chances: Sequence[Sequence[float]],
+    others_s: tuple[float, ...],
+    expert_s: tuple[float, ...],
+    chances: tuple[tuple[float, ...], ...],
     top_k: int,
 ) -> float:
     """Seconds until every device has computed its part of what one token goes through, on average.
@@ -48,7 +49,7 @@ def expected_slowest(
     (conditional Poisson sampling, Hajek, 1964): the mean of a maximum, over the values that it may
     have.
     """
-    counts = [_counts(tuple(each), top_k) for each in chances]
+    counts = [_counts(each, top_k) for each in chances]
     every = _product(counts, [top_k] * len(counts), top_k)
     if not every:
         return max(others_s, default=0.0)

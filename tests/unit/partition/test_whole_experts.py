@@ -205,7 +205,8 @@ def test_the_slowest_is_the_mean_over_all_choices(
     count = len(held)
     if top_k > sum(map(len, held)):
         return
-    found = expected_slowest(others_s[:count], expert_s[:count], held, top_k)
+    times = tuple(others_s[:count]), tuple(expert_s[:count])
+    found = expected_slowest(*times, tuple(map(tuple, held)), top_k)
     expected = _slowest(others_s[:count], expert_s[:count], held, top_k)
     assert found == pytest.approx(expected, rel=1e-9)
 
