@@ -11,7 +11,6 @@ import numpy as np
 
 from edge.api.observing import Load, Observation, expert_observation_of, observed
 from edge.concurrency.blocking import run_blocking
-from edge.models.spec import ModelSpec
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress
 from edge.weights.checkpoint import Checkpoint
@@ -60,8 +59,7 @@ async def count_experts(
 
 
 def _kept(file: Path, task: Observation, cache_root: Path, fingerprint: str) -> CountedExperts:
-    spec: ModelSpec = task.spec
-    with InputStatistics(file, spec) as statistics:
+    with InputStatistics(file, task.spec) as statistics:
         counts = statistics.expert_uses()
     keep_expert_uses(cache_root, fingerprint, counts)
     parts = [

@@ -226,7 +226,8 @@ def _each(row: PlanRow, in_words: Callable[[HeldLayers], str]) -> str:
 
 def _columns(held: HeldLayers) -> str:
     """Of the feed-forward block; where experts are whole, how many."""
-    return f"{held.whole_experts} experts" if held.whole_experts else _span(held.ffn_columns)
+    whole = held.whole_experts
+    return f"{whole} of the experts" if whole else _span(held.ffn_columns)
 
 
 def _copied(held: HeldLayers) -> str:

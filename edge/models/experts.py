@@ -248,7 +248,7 @@ class Experts:
         shared, columns = self.shared, len(self._shared_units(units))
         if shared is not None:
             shared = dataclasses.replace(shared, columns=columns) if columns else None
-        return dataclasses.replace(self, columns=len(units), shared=shared)
+        return dataclasses.replace(self, columns=len(self._columns(units)), shared=shared)
 
     def with_columns(self, columns: int) -> Experts:
         shared = self.shared
@@ -354,14 +354,6 @@ class SomeExperts(Experts):
     @property
     def order(self) -> Sequence[int]:
         return self.numbers or range(self.num_experts)
-
-    def of_units(self, units: range) -> SomeExperts | None:
-        if not units:
-            return None
-        shared, columns = self.shared, len(self._shared_units(units))
-        if shared is not None:
-            shared = dataclasses.replace(shared, columns=columns) if columns else None
-        return dataclasses.replace(self, shared=shared, numbers=())
 
     def _columns(self, units: range) -> range:
         return range(self.columns)

@@ -257,8 +257,8 @@ class LoadOptions:
     hand is only gone back to."""
 
     observes: bool = False
-    """Sum up the inputs of all products, to round the weights by; see `edge.weights.observation`.
-    It takes memory and time."""
+    """Sum up the inputs of all products, to round the weights by, or of a model with experts count
+    who goes through which; see `edge.weights.observation`. The former takes memory and time."""
 
     kv_tokens: int | None = None
     """Tokens to keep KV memory for where peers limit it; None: all of every request at once. Set

@@ -67,6 +67,7 @@ _PARTS = {"half": 2, "narrow": 8}
 """Parts of a layer: two slices, whose difference says what goes with bytes and what is fixed."""
 
 _LITTLE_BYTES = 48 << 20
+"""With less, a layer of few experts or of a small model has no room at its whole width."""
 
 _LOADED = Fraction(5, 3)
 """All widths together, of the whole one: half, an eighth, and what does not divide."""

@@ -86,10 +86,5 @@ def known_expert_uses(root: Path, fingerprint: str, spec: ModelSpec) -> ExpertUs
     return ()
 
 
-def forget_expert_uses(root: Path, fingerprint: str) -> None:
-    with contextlib.suppress(OSError):
-        _path(root, fingerprint).unlink()
-
-
 def _path(root: Path, fingerprint: str) -> Path:
     return root / _FOLDER / f"{fingerprint}.json"

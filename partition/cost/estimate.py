@@ -11,12 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from edge.partition.cost.contention import shares_host
-from edge.partition.cost.expert_load import (
-    chances_held,
-    expected_slowest,
-    load,
-    whole_experts,
-)
+from edge.partition.cost.expert_load import chances_held, expected_slowest, load
 from edge.partition.cost.message_times import Network
 from edge.partition.cost.overlap import stage_sum_s
 from edge.partition.cost.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_phase, decode_phase
@@ -217,9 +212,9 @@ class _View:
         seconds: dict[str, float] = {}
         last = len(self._plan.stages) - 1
         for number, stage in enumerate(self._plan.stages):
-            pace_of_stage = [self._pace(shard, stage, phase) for shard in stage.shards]
-            for rank, shard in enumerate(stage.slices):
-                pace = pace_of_stage[rank]
+            paces = [self._pace(shard, stage, phase) for shard in stage.shards]
+            sparse = [self._of_experts(stage, layer, paces) for layer in self._sparse_layers(stage)]
+            for rank, (shard, pace) in enumerate(zip(stage.slices, paces, strict=True)):
                 rows = len(shard.vocab) if number == last else 0
                 if len(stage.shards) == 1:
                     layers = self._model.count(stage.layers)
@@ -232,9 +227,7 @@ class _View:
                         if not _has_whole_experts(part, facts):
                             layer_s += pace.feed_forward(facts, len(part.ffn_columns)).mean_s
                         own_s += count * layer_s
-                    own_s += sum(
-                        segments[rank].mean_s for segments in self._sparse(stage, pace_of_stage)
-                    )
+                    own_s += sum(segments[rank].mean_s for segments in sparse)
                 seconds[shard.device] = seconds.get(shard.device, 0.0) + own_s
         return tuple(seconds.items())
 
@@ -283,17 +276,13 @@ class _View:
 
     def _sparse_layers(self, stage: Stage) -> list[int]:
         """Layers of the stage whose experts are whole."""
-        if not whole_experts(stage.slices):
+        if not any(shard.experts for shard in stage.slices):
             return []
         kinds, layers = self._model.kinds, self._model.layers
         return [layer for layer in stage.layers if kinds[layers[layer]].num_experts]
 
-    def _sparse(self, stage: Stage, paces: Sequence[Pace]) -> Iterator[list[Segment]]:
-        """Of each of them what each shard computes on average."""
-        for layer in self._sparse_layers(stage):
-            yield self._of_experts(stage, layer, paces)
-
     def _of_experts(self, stage: Stage, layer: int, paces: Sequence[Pace]) -> list[Segment]:
+        """What each shard computes of the block of one of them, on average."""
         kind = self._model.layers[layer]
         facts, held = self._model.kinds[kind], chances_held(stage, self._model, layer)
         return [

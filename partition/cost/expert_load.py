@@ -10,7 +10,6 @@ from functools import lru_cache
 
 from edge.partition.plan.facts import LayerFacts, ModelFacts
 from edge.partition.plan.plan import Stage
-from edge.partition.plan.shard import Shard
 
 
 def chances(model: ModelFacts, layer: int) -> tuple[float, ...]:
@@ -72,19 +71,14 @@ def expected_slowest(
     return total
 
 
-def whole_experts(shards: Sequence[Shard]) -> bool:
-    """Whether a stage of these has whole experts."""
-    return any(shard.experts for shard in shards)
-
-
 @lru_cache(maxsize=4096)
-def _counts(chances: tuple[float, ...], most: int) -> list[float]:
+def _counts(chances: tuple[float, ...], most: int) -> tuple[float, ...]:
     """For 0 to `most` of them: how likely it is that so many are chosen."""
     found = [1.0]
     for chance in chances:
         pairs = zip([*found, 0.0], [0.0, *found], strict=True)
         found = [(1 - chance) * stay + chance * more for stay, more in pairs][: most + 1]
-    return found
+    return tuple(found)
 
 
 def _product(counts: Sequence[Sequence[float]], most: Sequence[int], total: int) -> float:

@@ -135,7 +135,7 @@ def read_bytes(
     others = sum(layer.others for layer in layers) * part
     experts = sum(layer.placed_experts for layer in layers)
     missing = max(0.0, 1 - tiers.cache_bytes / experts) if experts else 0.0
-    if hits is None and chances:
+    if hits is None and chances and missing:
         each_bytes = sum(layer.experts for layer in layers) / len(chances)
         stay = tiers.cache_bytes // expert_bytes(layers)
         seldom = sorted(chances, reverse=True)[stay:]

@@ -310,7 +310,7 @@ class Shard:
     def in_words(self) -> str:
         words = f"heads {self.heads.start}-{self.heads.stop}"
         if self.experts:
-            words += f", {self.whole_experts} experts"
+            words += f", {self.whole_experts} of the experts"
         return f"{words}, and {len(self.further)} further kinds" if self.further else words
 
 

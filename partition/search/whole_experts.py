@@ -45,7 +45,7 @@ def with_whole_experts(
     """The plan with experts as wholes in each stage that several devices share, and how fast it is;
     None where some device was not measured: then all are as fast as they have threads.
 
-    Raises PlanError where no stage can have it so.
+    Raises PlanError where no stage can have it so, CapacityError where it does not fit.
     """
     stages = list(plan.stages)
     problems: list[str] = []

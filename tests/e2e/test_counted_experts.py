@@ -13,10 +13,9 @@ from click.testing import CliRunner
 import edge
 from edge.api.observing import EXPERT_WINDOW_TOKENS
 from edge.cli.main import cli
-from edge.host.cache_paths import cache_root
+from edge.host.cache_paths import CACHE_VARIABLE
 from edge.models.experts import Experts
-from edge.weights.checkpoint import Checkpoint
-from edge.weights.expert_uses import expert_uses, forget_expert_uses
+from edge.weights.expert_uses import expert_uses
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.observed_inputs import uses_by_transformers
 
@@ -28,13 +27,12 @@ TEXT = "".join(chr(0x21 + 31 * place * place % 94) for place in range(600))
 
 
 @pytest.fixture
-def checkpoint(tiny_checkpoint: Checkpoints) -> TinyCheckpoint:
-    """Of which nothing is known before, nor afterwards."""
-    found = tiny_checkpoint("qwen2_moe")
-    with Checkpoint.open(found.path) as opened:
-        fingerprint = opened.store.fingerprint
-    forget_expert_uses(cache_root(), fingerprint)
-    return found
+def checkpoint(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> TinyCheckpoint:
+    """Of which this device knows nothing."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tiny_checkpoint("qwen2_moe")
 
 
 def test_plans_go_by_what_a_text_told(five_peers: edge.Cluster, checkpoint: TinyCheckpoint) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -56,8 +55,10 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
     size, count = build.spec.hidden_size, part.num_experts
     correction = build.vector(f"{prefix}router_correction")
     scales = build.vector(f"{prefix}expert_scales")
-    routing = partial(choose, build.graph, logits, count, part.routing, correction, scales)
-    build.count_experts(layer, lambda: routing()[1])
+    build.count_experts(
+        layer,
+        lambda: choose(build.graph, logits, count, part.routing, correction, scales)[1],
+    )
     stack = build.stacks.get(layer)
     if stack is not None:
         mixed = stacked_experts(

@@ -139,7 +139,7 @@ def test_memory_goes_by_how_many_there_are() -> None:
     devices = cluster(RATES, RATES)
     rows = describe(found, MODEL, devices, WORKLOAD)
     assert [row.held[0].whole_experts for row in rows] == [1, 5]
-    assert "1 experts" in rows[0].in_words
+    assert "1 of the experts" in rows[0].in_words
 
 
 def test_what_is_lacking_is_counted_expert_by_expert() -> None:
@@ -151,6 +151,17 @@ def test_what_is_lacking_is_counted_expert_by_expert() -> None:
     assert lacking_bytes(cut, [wanted], MODEL) == LAYERS * 3 * EXPERT_BYTES / 2
 
 
+def without_b(shards: tuple[Shard, ...]) -> Plan:
+    """The plan after the second of three like devices is lost."""
+    before = Plan(model="m", version=0, stages=(Stage(layers=range(LAYERS), shards=shards),))
+    found = repair(
+        before, MODEL, cluster(RATES, RATES, RATES), ["b"], WORKLOAD, parallel=None,
+        may_double=False,
+    )  # fmt: skip
+    found.plan.validate(MODEL, None)
+    return found.plan
+
+
 def test_what_a_lost_device_had_goes_to_those_that_are_left() -> None:
     shards = tuple(
         shard(device, heads, columns, rows).with_experts((own,) * LAYERS)
@@ -160,13 +171,8 @@ def test_what_a_lost_device_had_goes_to_those_that_are_left() -> None:
             ("c", range(3, 4), range(6, 8), range(8, 10), (1, 5)),
         )
     )
-    before = Plan(model="m", version=0, stages=(Stage(layers=range(LAYERS), shards=shards),))
-    found = repair(
-        before, MODEL, cluster(RATES, RATES, RATES), ["b"], WORKLOAD, parallel=None,
-        may_double=False,
-    )  # fmt: skip
-    found.plan.validate(MODEL, None)
-    one, other = found.plan.stages[0].slices
+    left = without_b(shards)
+    one, other = left.stages[0].slices
     assert sorted((*one.experts[0], *other.experts[0])) == list(range(NUM_EXPERTS))
     assert {0, 3} <= set(one.experts[0])
     assert {1, 5} <= set(other.experts[0])
@@ -422,11 +428,6 @@ def test_a_lost_neighbour_leaves_its_experts_to_one_without_any() -> None:
         shard("b", range(2, 3), range(4), range(5, 8)).with_experts(((0, 2, 4),) * LAYERS),
         shard("c", range(3, 4), range(4, 8), range(8, 10)).with_experts(((1, 3, 5),) * LAYERS),
     )
-    before = Plan(model="m", version=0, stages=(Stage(layers=range(LAYERS), shards=shards),))
-    found = repair(
-        before, MODEL, cluster(RATES, RATES, RATES), ["b"], WORKLOAD, parallel=None,
-        may_double=False,
-    )  # fmt: skip
-    found.plan.validate(MODEL, None)
-    every = [number for each in found.plan.stages[0].slices for number in each.experts[0]]
+    left = without_b(shards)
+    every = [number for each in left.stages[0].slices for number in each.experts[0]]
     assert sorted(every) == list(range(NUM_EXPERTS))

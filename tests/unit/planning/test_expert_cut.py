@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import edge
-from edge.host.cache_paths import cache_root
+from edge.host.cache_paths import CACHE_VARIABLE, cache_root
 from edge.models.experts import Experts
 from edge.partition import ClusterSpec, DeviceSpec, LinkSpec, memory_use
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.expert_uses import forget_expert_uses, keep_expert_uses
+from edge.weights.expert_uses import keep_expert_uses
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.known_rates import PROFILE
 
@@ -23,13 +24,13 @@ OPTIONS = LoadOptions(dtype="float32", plan="tensor", context_tokens=64, concurr
 
 
 @pytest.fixture
-def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> Iterator[Checkpoint]:
-    """Of which nothing is known before, nor afterwards."""
+def checkpoint(
+    tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Checkpoint]:
+    """Of which this device knows nothing."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     with Checkpoint.open(tiny_checkpoint("mixtral").path) as found:
-        fingerprint = found.store.fingerprint
-        forget_expert_uses(cache_root(), fingerprint)
         yield found
-        forget_expert_uses(cache_root(), fingerprint)
 
 
 def slow_device(name: str, *, bytes_per_s: float, memory_bytes: int) -> DeviceSpec:

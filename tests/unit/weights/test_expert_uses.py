@@ -13,7 +13,6 @@ from edge.models.experts import Experts
 from edge.models.spec import LayerSpec
 from edge.weights.expert_uses import (
     expert_uses,
-    forget_expert_uses,
     keep_expert_uses,
     known_expert_uses,
 )
@@ -35,9 +34,6 @@ def test_what_was_counted_is_known_for_the_same_files(tmp_path: Path) -> None:
     keep_expert_uses(tmp_path, "this", COUNTS)
     assert known_expert_uses(tmp_path, "this", SPEC) == expert_uses(SPEC, COUNTS)
     assert known_expert_uses(tmp_path, "other", SPEC) == ()
-    forget_expert_uses(tmp_path, "this")
-    assert known_expert_uses(tmp_path, "this", SPEC) == ()
-    forget_expert_uses(tmp_path, "this")
 
 
 def test_uses_are_as_many_as_a_token_has_and_none_is_sure() -> None:
