@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.pairs import every_pair, repeats_are_slow
+import pytest
+
+from tests.support.pairs import every_pair, repeats_are_slow, shown_in_parts
 
 TESTS = Path(__file__).parents[1]
 
@@ -33,3 +35,11 @@ def test_each_value_stays_and_no_case_goes() -> None:
 def test_parameters_that_are_tested_elsewhere_do_not_count() -> None:
     marked = repeats_are_slow([("a", 1), ("b", 1), ("c", 2)], of=[1])
     assert [hasattr(case, "marks") for case in marked] == [False, True, False]
+
+
+def test_who_tests_the_whole_says_where_its_parts_are_tested() -> None:
+    assert shown_in_parts("architecture/test_slow_cases.py").name == "slow"
+    with pytest.raises(AssertionError, match=r"no such tests: .*nowhere"):
+        shown_in_parts("architecture/test_slow_cases.py", "nowhere/test_nothing.py")
+    with pytest.raises(AssertionError, match="which tests"):
+        shown_in_parts()

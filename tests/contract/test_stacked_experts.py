@@ -12,12 +12,19 @@ from edge.offload import DerivedCache
 from edge.profiling.random_weights import written_weights
 from tests.support import stacked_experts
 from tests.support.formats import uniform_format
+from tests.support.pairs import shown_in_parts
 from tests.support.processes import run_module
 from tests.support.small_disk import small_disk
 
 
-def test_whole_and_in_uneven_parts_and_where_there_is_no_room_to_pack_them(tmp_path: Path) -> None:
-    run_module("tests.support.stacked_experts", tmp_path)
+@pytest.mark.parametrize(
+    "dtype",
+    ["int4", pytest.param("int8", marks=shown_in_parts("e2e/test_exactness_quantized.py"))],
+)
+def test_whole_and_in_uneven_parts_and_where_there_is_no_room_to_pack_them(
+    tmp_path: Path, dtype: str
+) -> None:
+    run_module("tests.support.stacked_experts", tmp_path, dtype)
 
 
 def test_a_disk_without_room_for_what_they_are_packed_from(tmp_path: Path) -> None:

@@ -7,11 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pairs import shown_in_parts
 from tests.support.processes import run_module
 
 
-def test_whole_in_stages_and_in_parts_with_room_for_many_and_for_few(tmp_path: Path) -> None:
-    run_module("tests.support.streamed_experts", tmp_path)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "solo",
+        "tensor",
+        pytest.param("pipeline", marks=shown_in_parts("e2e/test_streamed_layers.py")),
+    ],
+)
+def test_whole_in_stages_and_in_parts_with_room_for_many_and_for_few(
+    tmp_path: Path, plan: str
+) -> None:
+    run_module("tests.support.streamed_experts", tmp_path, plan)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at what Linux tells of memory")

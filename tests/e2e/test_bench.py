@@ -19,6 +19,7 @@ from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.host.state_paths import STATE_VARIABLE
 from edge.peer.news import FIRST_LOOK_S
 from edge.weights.checkpoint import Checkpoint
+from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
@@ -105,6 +106,7 @@ def test_a_run_reports_speed_loading_and_memory(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("shards-*"))
 
 
+@shown_in_parts("multiprocess/test_kept_beginnings.py")
 def test_turns_of_a_conversation_are_timed_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from edge.demos.bundled import MODEL, require
 from edge.demos.catalogue import DEMOS
+from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
@@ -40,7 +41,22 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize(("name", "shown"), SHOWN.items())
+PARTS = {
+    "uneven": ("e2e/test_exactness_quantized.py",),
+    "mixed": ("e2e/test_triton_peers.py",),
+    "bigger": ("multiprocess/test_streaming.py",),
+    "survive": ("multiprocess/test_lost_peers.py",),
+}
+"""Tests of what these show."""
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        pytest.param(name, shown, marks=shown_in_parts(*PARTS[name]) if name in PARTS else ())
+        for name, shown in SHOWN.items()
+    ],
+)
 def test_the_demo_shows_what_it_claims(name: str, shown: str, tmp_path: Path) -> None:
     result = edge("demo", name, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr

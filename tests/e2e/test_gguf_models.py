@@ -15,7 +15,7 @@ from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.offload import BLOCK_TYPES
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
-from tests.support.pairs import repeats_are_slow
+from tests.support.pairs import repeats_are_slow, shown_in_parts
 from tests.support.plans import make_plan, streaming
 from tests.support.processes import edge as run_edge
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level
@@ -149,7 +149,16 @@ def as_people_mix_them(name: str) -> int:
     return int(Type.F16 if name == "blk.2.ffn_down.weight" else Type.Q4_K)
 
 
-@pytest.mark.parametrize("layout", ["pipeline_2", "tensor_3", "mixed_2_then_3"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "mixed_2_then_3",
+        *(
+            pytest.param(each, marks=shown_in_parts("e2e/test_exactness_quantized.py"))
+            for each in ("pipeline_2", "tensor_3")
+        ),
+    ],
+)
 def test_a_file_of_several_types(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path, layout: str
 ) -> None:

@@ -15,6 +15,7 @@ from edge.demos.bench.limited.cases import CASES, QUICK
 from edge.demos.bench.limited.runs import PREFIX
 from edge.demos.bench.shapes import SHAPES
 from edge.demos.control_groups import PARENTS, ControlGroup
+from tests.support.pairs import shown_in_parts
 
 BENCH = [sys.executable, "-m", "edge.demos.bench.bigger_than_memory"]
 
@@ -35,6 +36,7 @@ def medians(printed: str) -> dict[str, float]:
     }
 
 
+@shown_in_parts("e2e/test_streamed_layers.py", "multiprocess/test_streaming.py")
 @pytest.mark.usefixtures("allowed")
 def test_a_limited_model_says_the_same_and_reads_what_is_streamed(tmp_path: Path) -> None:
     command = [*BENCH, "--only", "quick", "--rounds", "1", "--folder", str(tmp_path)]

@@ -11,8 +11,10 @@ import pytest
 from edge.demos.bench.moving_budget import after_budgets, budgets, keeps_its_promise, run
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint
+from tests.support.pairs import shown_in_parts
 
 
+@shown_in_parts("multiprocess/test_memory_promise.py")
 def test_a_peer_keeps_every_promise_and_its_tokens(tmp_path: Path) -> None:
     figures = run(
         checkpoint("small", tmp_path),

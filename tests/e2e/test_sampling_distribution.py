@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import edge
 from edge.kernels.sampling.parameters import SamplingParameters
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.pairs import shown_in_parts
 from tests.support.plans import make_plan
 from tests.unit.kernels.test_sampling import reference_probabilities
 
@@ -30,7 +31,11 @@ NEUTRAL = SamplingParameters(temperature=1.0)
 @pytest.mark.parametrize(
     ("settings", "draws"),
     [
-        ({"temperature": 0.6, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.3}, 800),
+        pytest.param(
+            {"temperature": 0.6, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.3},
+            800,
+            marks=shown_in_parts("unit/kernels/test_sampling.py"),
+        ),
         ({"temperature": 0.8, "min_p": 0.05, "top_k": 0}, 400),
         ({}, 200),
     ],

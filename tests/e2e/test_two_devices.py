@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge.demos.bench.fresh_devices import pair_and_ask, two_devices
+from tests.support.pairs import shown_in_parts
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("ip") is None,
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@shown_in_parts("multiprocess/test_pairing_devices.py", "e2e/test_pinned_peers.py")
 def test_three_commands_to_an_answer_over_both(tmp_path: Path) -> None:
     with two_devices(tmp_path) as devices:
         answered = pair_and_ask(*devices)

@@ -15,10 +15,14 @@ from edge.weights.formats import weight_format
 from edge.weights.observation import ObservedExperts
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.observed_inputs import uses_by_transformers
+from tests.support.pairs import shown_in_parts
 from tests.support.plans import make_plan, streaming, with_whole_experts
 from tests.support.reference_model import ReferenceModel
 
 Array = NDArray[np.float32]
+BY_COLUMNS = shown_in_parts("e2e/test_more_families.py", "contract/test_streamed_experts.py")
+"""The family by columns of each expert, and another family by experts as wholes."""
+
 Checkpoints = Callable[..., TinyCheckpoint]
 
 LARGEST_DIFFERENCE = 1e-4
@@ -44,10 +48,12 @@ def whole_plan(checkpoint: TinyCheckpoint, layout: str, dtype: edge.Dtype = "flo
     [
         ("mixtral", "tensor_3"),
         ("qwen2_moe", "tensor_2"),  # a shared expert with a gate
-        ("qwen3_5_moe", "mixed_2_then_3"),
+        pytest.param("qwen3_5_moe", "mixed_2_then_3", marks=BY_COLUMNS),
         ("gpt_oss", "tensor_5"),  # biases
-        ("lfm2_moe", "tensor_2"),  # layers without experts, and a correction
-        ("gemma4_moe", "tensor_3"),  # a shared expert apart, and a number of each
+        # layers without experts, and a correction
+        pytest.param("lfm2_moe", "tensor_2", marks=BY_COLUMNS),
+        # a shared expert apart, and a number of each
+        pytest.param("gemma4_moe", "tensor_3", marks=BY_COLUMNS),
     ],
 )
 def test_logits_and_greedy_tokens_equal_transformers(
@@ -83,7 +89,9 @@ def test_codes_are_computed_with_as_they_stand(
     assert error <= LARGEST_ERROR_OF_CODES
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "qwen2_moe"])
+@pytest.mark.parametrize(
+    "family", ["mixtral", "gpt_oss", pytest.param("qwen2_moe", marks=BY_COLUMNS)]
+)
 def test_from_disk_they_give_the_same_bits(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import edge
 from edge.demos.bundled import MODEL
 from tests.multiprocess.test_structured_answers import ASKED, loaded, peers, serving
+from tests.support.pairs import shown_in_parts
 
 if TYPE_CHECKING:
     import anthropic
@@ -175,6 +176,7 @@ async def anthropic_session(client: anthropic.AsyncAnthropic) -> list[tuple[Body
     return trace
 
 
+@shown_in_parts("multiprocess/test_server_clients.py", "multiprocess/test_structured_answers.py")
 def test_a_session_is_the_same_again(peers: list[edge.PeerInfo], agent: Path) -> None:
     """In shape from turn to turn, and word for word when requests with seeds are sent once more."""
     import anthropic

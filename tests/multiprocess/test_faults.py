@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 from tests.support import patience
+from tests.support.pairs import shown_in_parts
 from tests.support.processes import run_bench
 
 
+@shown_in_parts("multiprocess/test_lost_peers.py")
 def test_connections_that_break_cost_no_reply(tmp_path: Path) -> None:
     """Reset, or with bytes that nobody sent, between peers and to their coordinator; and links
     that take everything and bring nothing."""

@@ -33,6 +33,7 @@ from edge.protocol.peer_info import PeerInfo, describe_all
 from edge.protocol.topology import Place
 from edge.transport import Channel, Frame
 from edge.weights.formats import WeightFormat
+from tests.support import patience
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
 from tests.support.keys import own_credentials
@@ -277,10 +278,14 @@ def test_a_peer_with_too_little_memory_is_not_measured(
 
 @pytest.mark.parametrize("moment", ["alone", "links"])
 def test_a_peer_that_dies_meanwhile_is_named(
-    moment: str, tmp_path: Path, pair: list[Daemon], questions: Questions
+    moment: str, tmp_path: Path, questions: Questions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Daemon(tmp_path / "c", "--no-announce", "--name", "c") as victim:
-        peers = peers_of([pair[0], victim])
+    monkeypatch.setenv(patience.VARIABLE, patience.USUAL_DIAL)
+    with start_together(
+        lambda: Daemon(tmp_path / "a", "--no-announce", "--name", "a", *LITTLE),
+        lambda: Daemon(tmp_path / "c", "--no-announce", "--name", "c", *LITTLE),
+    ) as (other, victim):
+        peers = peers_of([other, victim])
 
         def kill(event: Progress) -> None:
             is_it = event.peer == ("c" if moment == "alone" else "")
@@ -289,10 +294,10 @@ def test_a_peer_that_dies_meanwhile_is_named(
 
         with pytest.raises(PeerLostError) as raised:
             questions.ask(peers, on_progress=kill)
-    assert raised.value.peer == "c"
-    assert str(raised.value).startswith("peer c: ")
-    (device,) = questions.ask(peers[:1]).devices
-    assert device.rates is not None, "the other is none the worse"
+        assert raised.value.peer == "c"
+        assert str(raised.value).startswith("peer c: ")
+        (device,) = questions.ask(peers[:1]).devices
+        assert device.rates is not None, "the other is none the worse"
 
 
 @contextlib.asynccontextmanager

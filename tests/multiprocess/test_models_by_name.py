@@ -17,6 +17,7 @@ from demos.bundled import MODEL
 from tests.support import known_rates
 from tests.support.hub_folders import COMMIT, add_to_cache, files_of
 from tests.support.hub_server import HubServer
+from tests.support.pairs import shown_in_parts
 from tests.support.processes import EDGE, PATIENCE_S, edge_process, poll_until
 
 BIG = random.Random(3).randbytes(48 << 20)
@@ -85,6 +86,7 @@ def test_a_model_is_fetched_once_and_only_what_is_read(tmp_path: Path) -> None:
         assert len(server.requests) == asked, "what is there is not asked for"
 
 
+@shown_in_parts("multiprocess/test_command_line.py")
 def test_every_command_takes_a_name(tmp_path: Path) -> None:
     add_to_cache(tmp_path / "hub", "org/tiny", files_of(MODEL))
     with HubServer(repository="org/none", files={}) as server:

@@ -11,6 +11,7 @@ from edge.backends.null.made_up import replies
 from edge.demos.bundled import MODEL
 from edge.protocol.peer_info import describe_peer
 from edge.weights.checkpoint import Checkpoint
+from tests.support import patience
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -27,9 +28,10 @@ def test_their_replies_are_known_beforehand(plan: edge.Parallel) -> None:
         assert list(model.generate(PROMPT, max_new_tokens=12).token_ids) == expected
 
 
-def test_runs_beside_each_other_refuse_each_other() -> None:
+def test_runs_beside_each_other_refuse_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has keys of its own, which this device's are not either: over channels, and over a link
     between a peer of one and a peer of the other."""
+    monkeypatch.setenv(patience.VARIABLE, patience.USUAL_DIAL)
     with (
         edge.Cluster.local(peers=1, threads=1, backend="null") as one,
         edge.Cluster.local(peers=1, threads=1, backend="null") as other,

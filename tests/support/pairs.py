@@ -1,8 +1,10 @@
-"""Fewer cases where two kinds of variants do not know of each other, or one shows it again."""
+"""Which cases are slow: those that show again what others show; and fewer cases where two kinds of
+variants do not know of each other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -10,6 +12,17 @@ import pytest
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
+
+TESTS = Path(__file__).parents[1]
+
+
+def shown_in_parts(*files: str) -> pytest.MarkDecorator:
+    """The mark `slow` for a test of the whole of something, such as a demo or a day of an agent:
+    each part of it is shown by the tests of these files, given as from the folder of tests."""
+    missing = [file for file in files if not (TESTS / file).is_file()]
+    assert not missing, f"no such tests: {missing}"
+    assert files, "which tests show its parts?"
+    return pytest.mark.slow
 
 
 def every_pair(first: Iterable[A], second: Iterable[B], third: Iterable[C]) -> list[tuple[A, B, C]]:

@@ -97,38 +97,37 @@ def layouts() -> Iterator[tuple[str, ShardLayout]]:
             yield f"{name}, {rank}", shard_layout(SPEC, plan, stage=0, rank=rank)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, name: str) -> None:
     opened = open_backend("ort", threads=2)
     assert isinstance(opened, OrtBackend)
-    for name in ("int4", "int8"):
-        form = uniform_format(name)
-        for what, layout in layouts():
-            packed = DerivedCache(folder / f"packed {name} {what}", 1 << 30)
-            most_bytes = load_bytes(layout, form)
-            with written_weights(layout, form, folder) as weights:
+    form = uniform_format(name)
+    for what, layout in layouts():
+        packed = DerivedCache(folder / f"packed {name} {what}", 1 << 30)
+        most_bytes = load_bytes(layout, form)
+        with written_weights(layout, form, folder) as weights:
 
-                def load(weights: ShardWeights, layout: ShardLayout, form: WeightFormat) -> Results:
-                    program = opened.load(SPEC, layout, weights, form, limits=LIMITS)
-                    try:
-                        graphs = [onnx.load_from_string(s.model) for s in program._graphs.segments]
-                        nodes = [node.op_type for graph in graphs for node in graph.graph.node]
-                        outputs = [
-                            program.forward(step, None, SoloCollective()).copy() for step in _STEPS
-                        ]
-                    finally:
-                        program.close()
-                    return nodes.count("QMoE"), outputs
+            def load(weights: ShardWeights, layout: ShardLayout, form: WeightFormat) -> Results:
+                program = opened.load(SPEC, layout, weights, form, limits=LIMITS)
+                try:
+                    graphs = [onnx.load_from_string(s.model) for s in program._graphs.segments]
+                    nodes = [node.op_type for graph in graphs for node in graph.graph.node]
+                    outputs = [
+                        program.forward(step, None, SoloCollective()).copy() for step in _STEPS
+                    ]
+                finally:
+                    program.close()
+                return nodes.count("QMoE"), outputs
 
-                none, expected = load(weights, layout, form)
-                stacked, found = load(replace(weights, packed=packed), layout, form)
-                tight = replace(weights, packed=packed, load_room_bytes=most_bytes - 1)
-                assert (none, stacked) == (0, STACKED_LAYERS), what
-                assert load(tight, layout, form)[0] == 0, "what it is packed from has no room"
-            for one, other in zip(found, expected, strict=True):
-                # Inputs of products are rounded: where they lie between two codes, to another one.
-                assert np.abs(one - other).max(initial=0) < 0.01 * np.abs(other).max(initial=1)
-            assert not list(folder.rglob("experts.*")), "what they are packed from is gone"
+            none, expected = load(weights, layout, form)
+            stacked, found = load(replace(weights, packed=packed), layout, form)
+            tight = replace(weights, packed=packed, load_room_bytes=most_bytes - 1)
+            assert (none, stacked) == (0, STACKED_LAYERS), what
+            assert load(tight, layout, form)[0] == 0, "what it is packed from has no room"
+        for one, other in zip(found, expected, strict=True):
+            # Inputs of products are rounded: where they lie between two codes, to another one.
+            assert np.abs(one - other).max(initial=0) < 0.01 * np.abs(other).max(initial=1)
+        assert not list(folder.rglob("experts.*")), "what they are packed from is gone"
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

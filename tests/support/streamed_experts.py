@@ -162,36 +162,36 @@ def logits(
     return found, told
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, name: str) -> None:
     source = FloatSource(MemoryStore(made_up_weights()), llama_tensor_name)
     facts = model_facts(SPEC, FORMAT, name="m", embedding_itemsize=4)
     held = []
-    for name, plan in plans(facts).items():
-        plan.validate(facts, None)
-        expected, _ = logits(plan, source, folder / name, None)
-        for streamed in (NUM_LAYERS, NUM_LAYERS - 2):
-            found, told = logits(plan, source, folder / f"{name}-{streamed}", streamed)
-            for one, other in zip(expected, found, strict=True):
-                assert np.array_equal(one, other), (name, streamed)
-            assert len(told) == len(plan.devices)
-            assert all(reads.experts > reads.experts_read for reads, _bytes in told)
-            held += [nbytes for _reads, nbytes in told]
-            if name == "tensor" and streamed == NUM_LAYERS:
-                assert all(reads.experts_read for reads, _bytes in told)
-                # As many more as are kept have room, and are not read again.
-                more, said = logits(plan, source, folder / f"{name}-{streamed}", streamed, kept=9)
-                assert all(map(np.array_equal, expected, more))
-                for (few_reads, few), (many_reads, many) in zip(told, said, strict=True):
-                    assert many > few
-                    assert many_reads.experts_read < few_reads.experts_read
-        if name == "solo":
-            found, told = logits(plan, source, folder / f"{name}-7", 0, first=0)
-            assert not told
-            assert all(map(np.array_equal, expected, found))
-            found, told = logits(plan, source, folder / f"{name}-7", NUM_LAYERS, first=0)
-            assert told
-            assert all(map(np.array_equal, expected, found))
-            _check_damage(plan, source, folder / f"{name}-7")
+    plan = plans(facts)[name]
+    plan.validate(facts, None)
+    expected, _ = logits(plan, source, folder / name, None)
+    for streamed in (NUM_LAYERS, NUM_LAYERS - 2):
+        found, told = logits(plan, source, folder / f"{name}-{streamed}", streamed)
+        for one, other in zip(expected, found, strict=True):
+            assert np.array_equal(one, other), (name, streamed)
+        assert len(told) == len(plan.devices)
+        assert all(reads.experts > reads.experts_read for reads, _bytes in told)
+        held += [nbytes for _reads, nbytes in told]
+        if name == "tensor" and streamed == NUM_LAYERS:
+            assert all(reads.experts_read for reads, _bytes in told)
+            # As many more as are kept have room, and are not read again.
+            more, said = logits(plan, source, folder / f"{name}-{streamed}", streamed, kept=9)
+            assert all(map(np.array_equal, expected, more))
+            for (few_reads, few), (many_reads, many) in zip(told, said, strict=True):
+                assert many > few
+                assert many_reads.experts_read < few_reads.experts_read
+    if name == "solo":
+        found, told = logits(plan, source, folder / f"{name}-7", 0, first=0)
+        assert not told
+        assert all(map(np.array_equal, expected, found))
+        found, told = logits(plan, source, folder / f"{name}-7", NUM_LAYERS, first=0)
+        assert told
+        assert all(map(np.array_equal, expected, found))
+        _check_damage(plan, source, folder / f"{name}-7")
     half_expert_bytes = 4 * 3 * SPEC.hidden_size * _ROUTED.columns // 2
     one_layer_bytes = _ROUTED.num_experts * (half_expert_bytes + PLACE_BYTES)
     assert min(held) < one_layer_bytes, "a step's experts of one layer take turns"
@@ -213,4 +213,4 @@ def _check_damage(plan: Plan, source: Any, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from edge.demos.bench import gpu
 from edge.demos.bench.gpu import NO_GPU
 from edge.demos.bench.results import RESULTS
+from tests.support.pairs import shown_in_parts
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -41,25 +40,27 @@ SMALLEST_SHARED_MEMORY = 99 << 10
 """Bytes that a program may have on the smallest GPUs of these architectures."""
 
 
-@pytest.fixture(scope="module")
-def printed(
-    tmp_path_factory: pytest.TempPathFactory, nothing_left_running_by_the_module: None
-) -> Iterator[dict[str, Future[str]]]:
-    """What the two programs print that take their time; they run side by side."""
-    caches = [str(tmp_path_factory.mktemp(name)) for name in ("triton", "edge")]
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            "compiler": pool.submit(
-                run, "tests.support.triton_compiler", TRITON_CACHE_DIR=caches[0]
-            ),
-            "bench": pool.submit(
-                run, "edge.demos.bench.gpu_decode", "--dry-run", "--append", EDGE_CACHE=caches[1]
-            ),
-        }
+OF_ROWS = {
+    "embedding",
+    "gated_mlp",
+    "latent_heads",
+    "layer_norm",
+    "rms_norm",
+    "rope",
+    "token_inputs",
+}
+"""Operators that treat each row by itself."""
 
 
-def test_every_kernel_compiles_for_gpus(printed: dict[str, Future[str]]) -> None:
-    compiled = json.loads(printed["compiler"].result())
+def test_kernels_that_treat_each_row_by_itself_compile_for_gpus(tmp_path: Path) -> None:
+    found = {each["operator"] for each in compiled_there(tmp_path, "rows")}
+    assert found >= OF_ROWS
+    assert found < KERNELS.keys()
+
+
+@shown_in_parts("contract/test_triton_program.py")
+def test_every_kernel_compiles_for_gpus(tmp_path: Path) -> None:
+    compiled = compiled_there(tmp_path)
     found: dict[str, set[str]] = {}
     for each in compiled:
         found.setdefault(each["operator"], set()).add(each["kernel"])
@@ -67,6 +68,12 @@ def test_every_kernel_compiles_for_gpus(printed: dict[str, Future[str]]) -> None
     assert found == KERNELS
     assert {each["architecture"] for each in compiled} == {80, 90}
     check_that_longer_contexts_compile_nothing(compiled)
+
+
+def compiled_there(cache: Path, *arguments: str) -> list[dict[str, Any]]:
+    printed = run("tests.support.triton_compiler", *arguments, TRITON_CACHE_DIR=str(cache))
+    found: list[dict[str, Any]] = json.loads(printed)
+    return found
 
 
 def check_that_longer_contexts_compile_nothing(compiled: list[dict[str, Any]]) -> None:
@@ -97,11 +104,10 @@ def test_the_benches_say_that_there_is_no_gpu(
     assert capsys.readouterr().out.strip() == NO_GPU
 
 
-def test_the_bench_of_decoding_runs_dry_where_there_is_no_gpu(
-    printed: dict[str, Future[str]],
-) -> None:
+def test_the_bench_of_decoding_runs_dry_where_there_is_no_gpu(tmp_path: Path) -> None:
     """Both sides of it, with tiny shapes; no figure of it is kept, also if asked to."""
-    shown = printed["bench"].result()
+    bench = "edge.demos.bench.gpu_decode"
+    shown = run(bench, "--dry-run", "--append", EDGE_CACHE=str(tmp_path))
     for metric in ("speed  ", "weights / copy", "transformers bfloat16", "speed / transformers"):
         assert metric in shown
     assert "of a dry run" in shown
