@@ -149,10 +149,10 @@ class OnnxGraph:
         branch._initializers = self._initializers
         return branch
 
-    def body(self, value: str) -> onnx.GraphProto:
-        """This branch as an attribute of a node, which has `value` as its one output."""
-        result = onnx.ValueInfoProto(name=value)
-        return helper.make_graph(self._nodes, self.name, [], [result])
+    def body(self, *values: str) -> onnx.GraphProto:
+        """This branch as an attribute of a node, which has these as its outputs."""
+        results = [onnx.ValueInfoProto(name=value) for value in values]
+        return helper.make_graph(self._nodes, self.name, [], results)
 
     def build(self) -> bytes:
         """The serialized model, without the external weights."""

@@ -7,7 +7,6 @@ coordinator goes away.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -19,6 +18,7 @@ from edge.backends.interface import ShardWeights, StageProgram
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.engine.kv_copies import CopyRoom
 from edge.engine.prefix_cache import PrefixPlaces
+from edge.engine.reports import Reports
 from edge.engine.shard_engine import NO_MASKS
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
 from edge.host.free_memory import process_memory
@@ -32,13 +32,12 @@ from edge.peer.outgoing_frames import OutgoingFrames
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.quota import Held
 from edge.peer.resources import PeerResources
-from edge.peer.unsent import Unsent
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import MAX_SESSIONS
 from edge.protocol.error_codec import Failed
 from edge.protocol.fields import token_ids
-from edge.protocol.frame_codec import Call, Event, Post
+from edge.protocol.frame_codec import Call, Post
 from edge.protocol.heartbeat import LINK_SILENT_AFTER_S, Hearing
 from edge.protocol.step_times import ShardTimes
 from edge.protocol.token_masks import read_masks
@@ -202,24 +201,18 @@ class CoordinatorSessions:
         parked = await self._reserve_for(call, use)
         host_free_bytes = self._peer.host_free_bytes
         host_bytes = self._host_share(assignment, manifest) or 0  # others may have come
-        loop, unsent = asyncio.get_running_loop(), Unsent()
-
-        def report(event: Event) -> None:
-            sent = unsent.take(event)
-            with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
-                loop.call_soon_threadsafe(self._outgoing.report, event, sent)
-
+        reports = Reports(self._outgoing.report)
         try:
             hosted = HostedShard(
                 assignment,
                 manifest,
-                report,
+                reports.report,
                 self._peer.kv_room,
                 host_bytes=host_bytes,
                 kv_host_bytes=None if host_free_bytes is None else host_free_bytes - host_bytes,
                 copy_room=self._copy_room,
                 expected=call.expected,
-                end_reports=unsent.end,
+                end_reports=reports.end,
             )
         except BaseException:
             self._peer.leases.give_back(assignment.key)

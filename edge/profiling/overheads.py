@@ -13,6 +13,7 @@ import numpy as np
 
 from edge.backends.interface import Backend
 from edge.concurrency.loop_thread import LoopThread
+from edge.engine.reports import Reports, Told
 from edge.engine.shard_engine import ShardEngine
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.shortlist import choose, make_shortlist
@@ -62,7 +63,7 @@ def step_seconds(
 ) -> float:
     """From token to token of a model that computes next to nothing, in a real session.
 
-    Each token is told as a daemon tells its coordinator, because that takes the compute thread's
+    Tokens are told as a daemon tells its coordinator, because that takes the compute thread's
     interpreter, and on a small device its core. Before each, the caches are filled with something
     else, as weights would: what a step runs once, it runs cold. One run of a graph is in it. Raises
     the session's error when it fails.
@@ -119,9 +120,10 @@ class _Listener:
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
         self._loop = LoopThread("edge-measure")
-        self._reports: asyncio.Queue[Event] = asyncio.Queue()
+        self._unsent: asyncio.Queue[Told] = asyncio.Queue()
         self._channel, self._other = MemoryChannel.pair("measured", "coordinator")
         self._moments: SimpleQueue[tuple[float, float] | Failed] = SimpleQueue()
+        self._reports = self._loop.run(self._reports_of_the_loop())
         self._loop.post(self._send_reports())
 
     def hear(self, report: Event) -> None:
@@ -132,7 +134,7 @@ class _Listener:
         told_s = time.perf_counter()
         self._caches.forget()
         self._moments.put((told_s, time.perf_counter()))
-        self._loop.submit(lambda: self._reports.put_nowait(report))
+        self._reports.report(report)
 
     def seconds(self) -> list[float]:
         """From each token to the next; waits for the last. Raises the session's error."""
@@ -147,7 +149,11 @@ class _Listener:
     def close(self) -> None:
         self._loop.close()
 
+    async def _reports_of_the_loop(self) -> Reports:
+        return Reports(lambda *told: self._unsent.put_nowait(told))
+
     async def _send_reports(self) -> None:
         while True:
-            report = await self._reports.get()
+            report, sent = await self._unsent.get()
             await self._channel.send(to_frame(report.kind, report))
+            sent()

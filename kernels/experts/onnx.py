@@ -137,45 +137,56 @@ def stacked_experts(
     def integers(name: str, *values: int) -> str:
         return _integers(graph, name, *values)
 
-    zero, one, last = integers("0", 0), integers("1", 1), integers("-1", -1)
+    zero, last = integers("0", 0), integers("-1", -1)
     held = held or range(num_experts)
     weights, chosen = choose(graph, logits, num_experts, routing, correction, scales)
     rows = graph.node("Reshape", x, integers(f"rows_{hidden_size}", -1, hidden_size))
-    num_rows = graph.node("Gather", graph.node("Shape", rows), zero)
     each = graph.node("Reshape", chosen, last)
+    sizes = _step_sizes(graph, rows, routing.top_k)
+    num_uses = sizes.num_uses
     ranks = own_rows = None
     count = integers(f"top_{routing.top_k}", routing.top_k)
     if len(held) < num_experts:
         each, is_own = _own(graph, each, held)
         own_uses = graph.node("Reshape", graph.node("NonZero", is_own), last)
         each = graph.node("Gather", each, own_uses)
+        num_uses = graph.node("Shape", each)
         own_rows = graph.node("Concat", graph.node("Div", own_uses, count), zero, axis=0)
         num_own = graph.node("CumSum", graph.node("Cast", is_own, to=_INT64), _axis(graph))
         ranks = graph.node("Where", is_own, num_own, zero)
+    off_on = graph.constant("experts.off_on", np.asarray([0, 1], np.float32))
+    depth = integers(f"count_{len(held)}", len(held))
+
     several, alone = graph.branch("several_rows"), graph.branch("one_row")
     numbers = integers(f"all_{len(held)}", *range(len(held)))
-    hits = several.node("Equal", several.node("Unsqueeze", each, one), numbers)
+    hits = several.node("Equal", several.node("Unsqueeze", each, integers("1", 1)), numbers)
     used = several.node("ReduceSum", several.node("Cast", hits, to=_INT64), zero, keepdims=0)
     odd = several.node("NonZero", several.node("Mod", used, integers("2", 2)))
-    even = several.node("Concat", each, several.node("Reshape", odd, last), axis=0)
-    given = graph.node(
-        "If",
-        graph.node("Greater", num_rows, one),
-        then_branch=several.body(even),
-        else_branch=alone.body(alone.node("Identity", each)),
-    )
+    given = several.node("Concat", each, several.node("Reshape", odd, last), axis=0)
     """[uses, and more]: the expert of each; what is more is for nothing, with a row of any."""
     step = graph.constant("experts.step", np.asarray(1, np.int64))
-    num_given = graph.node("Squeeze", graph.node("Shape", given))
-    places = graph.node("Range", _axis(graph), num_given, step)
+    num_given = several.node("Squeeze", several.node("Shape", given))
+    places = several.node("Range", _axis(graph), num_given, step)
     if own_rows is None:
-        sources = graph.node("Mod", graph.node("Div", places, count), num_rows)
+        sources = several.node("Mod", several.node("Div", places, count), sizes.num_rows)
     else:
-        nearest = graph.node("Min", places, graph.node("Shape", each))
-        sources = graph.node("Gather", own_rows, nearest)
-    own = graph.node("Gather", rows, sources)
-    off_on = graph.constant("experts.off_on", np.asarray([0, 1], np.float32))
-    hot = graph.node("OneHot", given, integers(f"count_{len(held)}", len(held)), off_on)
+        sources = several.node("Gather", own_rows, several.node("Min", places, num_uses))
+    the_row = integers(f"row_{routing.top_k}", *[0] * routing.top_k)
+    if own_rows is not None:
+        the_row = alone.node("Sub", each, each)
+    own, hot = graph.nodes(
+        "If",
+        sizes.are_several,
+        outputs=2,
+        then_branch=several.body(
+            several.node("Gather", rows, sources),
+            several.node("OneHot", given, depth, off_on),
+        ),
+        else_branch=alone.body(
+            alone.node("Gather", rows, the_row),
+            alone.node("OneHot", each, depth, off_on),
+        ),
+    )
     results = graph.node(
         "QMoE", own, hot,
         stacked.gate_up_codes, stacked.gate_up_scales, "",
@@ -186,7 +197,7 @@ def stacked_experts(
         expert_weight_bits=stacked.bits, block_size=stacked.block_size,
         accuracy_level=INTEGER_ACTIVATIONS,
     )  # fmt: skip
-    results = graph.node("Slice", results, zero, graph.node("Shape", each))
+    results = graph.node("Slice", results, zero, num_uses)
     if ranks is not None:
         results = graph.node("Concat", _nothing(graph, 1, hidden_size), results, axis=0)
         results = graph.node("Gather", results, ranks)
@@ -319,11 +330,47 @@ def _add_up(
     def integers(name: str, *values: int) -> str:
         return _integers(graph, name, *values)
 
+    # A product of [1, top_k] and [top_k, hidden] for each row, which rounds it as if it were alone.
     sizes = integers(f"mix_{top_k}_{hidden_size}", -1, top_k, hidden_size)
     found = graph.node("Reshape", results, sizes)
-    weights = graph.node("Unsqueeze", weights, integers("-1", -1))
-    mixed = graph.node("ReduceSum", graph.node("Mul", found, weights), integers("1", 1), keepdims=0)
-    return graph.node("Reshape", mixed, graph.node("Shape", x))
+    weights = graph.node("Reshape", weights, integers(f"weights_{top_k}", -1, 1, top_k))
+    return graph.node(
+        "Reshape", graph.node("MatMul", weights, found), _shape(graph, x, hidden_size)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepSizes:
+    """Of the step, as values that all layers share: they have the same rows."""
+
+    num_rows: str
+    """[1]."""
+    are_several: str
+    """[1]: there is more than one."""
+    num_uses: str
+    """[1]: of all experts."""
+
+
+def _step_sizes(graph: OnnxGraph, rows: str, top_k: int) -> _StepSizes:
+    """rows [rows, hidden]."""
+
+    def make() -> tuple[str, ...]:
+        shape = graph.node("Shape", rows)
+        num_rows = graph.node("Gather", shape, _integers(graph, "0", 0))
+        are_several = graph.node("Greater", num_rows, _integers(graph, "1", 1))
+        return num_rows, are_several
+
+    def of_uses() -> tuple[str, ...]:
+        return (graph.node("Mul", num_rows, _integers(graph, f"top_{top_k}", top_k)),)
+
+    num_rows, are_several = graph.once("experts.num_rows", make)
+    (num_uses,) = graph.once(f"experts.num_uses_{top_k}", of_uses)
+    return _StepSizes(num_rows=num_rows, are_several=are_several, num_uses=num_uses)
+
+
+def _shape(graph: OnnxGraph, x: str, hidden_size: int) -> str:
+    """Of the step's rows [batch, tokens, hidden], for all layers."""
+    return graph.once(f"experts.shape_{hidden_size}", lambda: (graph.node("Shape", x),))[0]
 
 
 def _own(graph: OnnxGraph, each: str, held: range) -> tuple[str, str]:
@@ -390,6 +437,14 @@ def _route(
         return graph.constant(f"experts.number_{value}", np.asarray(value, np.float32))
 
     last, count = integers(-1), integers(routing.top_k)
+    is_plain = correction is None and routing.groups == 1 and not routing.least_sum
+    if routing.scoring == "softmax" and routing.renormalized and is_plain:
+        # What a softmax of all, divided by the sum of the chosen, gives is a softmax of these.
+        best, chosen = graph.nodes("TopK", logits, count, outputs=2, axis=-1)
+        weights = graph.node("Softmax", best, axis=-1)
+        if routing.scale != 1.0:
+            weights = graph.node("Mul", weights, number(routing.scale))
+        return weights, chosen
     if routing.scoring == "softmax":
         scores = graph.node("Softmax", logits, axis=-1)
     else:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from edge.engine.unsent import Unsent, event_bytes
 from edge.peer.connection import Connection
 from edge.peer.outgoing_frames import MAX_UNSENT_REPORTS
-from edge.peer.unsent import Unsent, event_bytes
 from edge.protocol import messages
 from edge.protocol.frame_codec import to_frame
 from edge.protocol.heartbeat import ALIVE
