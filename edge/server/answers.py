@@ -278,7 +278,7 @@ class Answers:
         try:
             async for token in stream:
                 count += 1
-                observed.token()
+                observed.token(token.chosen_s)
                 if tells_tokens:
                     held.append(token)
                 is_last = token.finish_reason is not None

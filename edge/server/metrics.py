@@ -14,6 +14,9 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 LEAST_TOKENS_OF_A_RATE = 8
 
+_CLOCKS_APART_S = 1.0
+"""More than tokens wait for each other: after a loss another device chooses, by its own clock."""
+
 
 class Metrics:
     """One server's figures, in a registry of its own."""
@@ -115,17 +118,23 @@ class ObservedReply:
         self.prompt_tokens = prompt_tokens
         self.new_tokens = 0
         self.begun_s = self._first_s = self._last_s = time.perf_counter()
+        self._chosen_s = 0.0
         self._metrics = metrics
         self._is_over = False
         metrics._under_way.inc()
 
-    def token(self) -> None:
+    def token(self, chosen_s: float) -> None:
+        """chosen_s: when it was chosen, by a clock of who chose it, as fast ones come in groups."""
         now_s = time.perf_counter()
-        metrics = self._metrics
-        kind = metrics._token_s if self.new_tokens else metrics._first_token_s
-        kind.observe(now_s - self._last_s)
+        metrics, waited_s = self._metrics, now_s - self._last_s
         if not self.new_tokens:
+            metrics._first_token_s.observe(waited_s)
             self._first_s = now_s
+        else:
+            span_s = chosen_s - self._chosen_s
+            has_one_clock = abs(span_s - waited_s) < _CLOCKS_APART_S and span_s >= 0
+            metrics._token_s.observe(span_s if has_one_clock else waited_s)
+        self._chosen_s = chosen_s
         metrics._new_tokens.inc()
         metrics.new_tokens += 1
         self.new_tokens += 1

@@ -41,7 +41,8 @@ that, and every device more is one that may be lost."""
 
 LEAST_GAIN_ON_ONE_HOST = 0.15
 """The same where devices share cores and memory: what that costs moves from minute to minute. Two
-peers on two cores were said to be 14 % faster than they were (`local_cluster.csv`)."""
+peers on two cores were said to be 3 to 14 % faster than they were, and 10 to 32 % where a third was
+there (`local_cluster.csv`)."""
 
 Planned = tuple[Plan, Estimate]
 

@@ -19,7 +19,7 @@ from tests.support.small_disk import small_disk
 
 @pytest.mark.parametrize(
     "dtype",
-    ["int4", pytest.param("int8", marks=shown_in_parts("e2e/test_exactness_quantized.py"))],
+    ["int4", pytest.param("int8", marks=shown_in_parts("contract/test_operators.py"))],
 )
 def test_whole_and_in_uneven_parts_and_where_there_is_no_room_to_pack_them(
     tmp_path: Path, dtype: str

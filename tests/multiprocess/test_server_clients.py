@@ -34,7 +34,8 @@ ANSWER = "In the barn."
 ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
 MOST_FOR_NOBODY = 200
 """Tokens of an answer of 450 that somebody gives up: one that is being computed when the peers hear
-of it (`test_common_beginnings.py` counts exactly), and those before on a busy machine."""
+of it (`test_common_beginnings.py` counts exactly), those that waited 40 ms to be told, and those
+before on a busy machine."""
 MOST_TRIES = 20
 """On a busy machine the answer can be over before its client has gone."""
 USUAL_URL = "http://127.0.0.1:11435"

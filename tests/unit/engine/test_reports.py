@@ -70,6 +70,25 @@ def test_the_first_token_is_told_at_once_and_those_behind_it_wait() -> None:
     run(check)
 
 
+@pytest.mark.parametrize(
+    "before", [reserved(), token(0, last=True), Tokens(tokens=(), ends=(), last=True, chosen_s=0.0)]
+)
+def test_the_first_token_of_the_next_run_is_told_at_once(before: Event) -> None:
+    """Whatever was told shortly before it: what a prompt needs, or the end of another run."""
+    first, second = token(1), token(2)
+
+    async def check(told: Told) -> None:
+        assert await told.after(before) == [before]
+        assert await told.after(first) == [before, first]
+        assert await told.after(second) == [before, first]
+        assert await told.after(token(3, last=True)) == [before, first, second, token(3, last=True)]
+        told.events.clear()
+        assert await told.after(first) == [first]
+        assert await told.after(second) == [first]
+
+    run(check)
+
+
 @pytest.mark.parametrize("event", [token(9, last=True), reserved(), token(9, count=100)])
 def test_what_is_waited_for_takes_along_what_waits(event: Event) -> None:
     """The last token of a run, anything else, and what would take the room of others."""
