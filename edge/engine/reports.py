@@ -14,7 +14,7 @@ from edge.protocol.messages import Tokens
 TOGETHER_S = 0.04
 """How long a token that is not the first of its run waits for others: nobody sees that. To tell one
 alone takes 0.8 ms from the two cores that compute the next (AMD EPYC, weights of 195 MB): they run
-code that is not in their caches any more. A model of 90 tokens a second has 100 so."""
+code that is not in their caches any more."""
 
 _MOST_BYTES = 4096
 """Of one that waits: larger ones would soon take the room of all that is unsent."""

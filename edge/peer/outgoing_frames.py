@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from edge import transport
 from edge.engine.kv_copies import CopyRoom
+from edge.engine.reports import Sent, Told
 from edge.protocol.frame_codec import Event, to_frame
 from edge.protocol.heartbeat import patience_s
 from edge.protocol.messages import KvRows
@@ -24,8 +24,7 @@ class OutgoingFrames:
         self._channel = channel
         self._copy_room = copy_room
         self._silent_after_s = silent_after_s
-        self._reports: asyncio.Queue[tuple[Event, Callable[[], None]]] = asyncio.Queue()
-        """And what to call once each is sent."""
+        self._reports: asyncio.Queue[Told] = asyncio.Queue()
         self._report_sent = asyncio.Event()
 
     @property
@@ -42,7 +41,7 @@ class OutgoingFrames:
         except TimeoutError:
             raise transport.TransportError("the coordinator reads nothing it is told") from None
 
-    def report(self, event: Event, sent: Callable[[], None] = lambda: None) -> None:
+    def report(self, event: Event, sent: Sent = lambda: None) -> None:
         """Behind all reports before; `sent` is called once it is sent."""
         self._reports.put_nowait((event, sent))
 

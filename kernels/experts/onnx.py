@@ -400,6 +400,10 @@ def _integers(graph: OnnxGraph, name: str, *values: int) -> str:
     return graph.constant(f"experts.{name}", np.asarray(values, np.int64))
 
 
+def _number(graph: OnnxGraph, value: float) -> str:
+    return graph.constant(f"experts.number_{value}", np.asarray(value, np.float32))
+
+
 def count_uses(graph: OnnxGraph, chosen: str, *, num_experts: int) -> str:
     """chosen [rows, top_k] → float32 [experts]: how many rows go through each."""
     each = graph.node("Reshape", chosen, _integers(graph, "-1_1", -1, 1))
@@ -419,6 +423,8 @@ def choose(
     """logits [batch, tokens, experts] → weights and chosen experts, both [rows, top_k]."""
     table = graph.node("Reshape", logits, _integers(graph, f"rows_{num_experts}", -1, num_experts))
     weights, chosen = _route(graph, table, num_experts, routing, correction)
+    if routing.scale != 1.0:
+        weights = graph.node("Mul", weights, _number(graph, routing.scale))
     if scales is not None:
         weights = graph.node("Mul", weights, graph.node("Gather", scales, chosen))
     return weights, chosen
@@ -427,24 +433,18 @@ def choose(
 def _route(
     graph: OnnxGraph, logits: str, num_experts: int, routing: Routing, correction: str | None
 ) -> tuple[str, str]:
-    """logits [rows, experts] → weights and chosen experts, both [rows, top_k]."""
+    """logits [rows, experts] → weights, not scaled, and chosen experts, both [rows, top_k]."""
 
     def integers(*values: int) -> str:
         name = "_".join(map(str, values))
         return graph.constant(f"experts.route_{name}", np.asarray(values, np.int64))
-
-    def number(value: float) -> str:
-        return graph.constant(f"experts.number_{value}", np.asarray(value, np.float32))
 
     last, count = integers(-1), integers(routing.top_k)
     is_plain = correction is None and routing.groups == 1 and not routing.least_sum
     if routing.scoring == "softmax" and routing.renormalized and is_plain:
         # What a softmax of all, divided by the sum of the chosen, gives is a softmax of these.
         best, chosen = graph.nodes("TopK", logits, count, outputs=2, axis=-1)
-        weights = graph.node("Softmax", best, axis=-1)
-        if routing.scale != 1.0:
-            weights = graph.node("Mul", weights, number(routing.scale))
-        return weights, chosen
+        return graph.node("Softmax", best, axis=-1), chosen
     if routing.scoring == "softmax":
         scores = graph.node("Softmax", logits, axis=-1)
     else:
@@ -461,7 +461,7 @@ def _route(
         )
         hits = graph.node("ReduceSum", graph.node("Cast", hits, to=_INT64), integers(1), keepdims=0)
         is_chosen = graph.node("Unsqueeze", graph.node("Cast", hits, to=_BOOL), last)
-        grouped = graph.node("Where", is_chosen, grouped, number(-np.inf))
+        grouped = graph.node("Where", is_chosen, grouped, _number(graph, -np.inf))
         ranked = graph.node("Reshape", grouped, integers(-1, num_experts))
     weights, chosen = graph.nodes("TopK", ranked, count, outputs=2, axis=-1)
     if ranked != scores:
@@ -469,10 +469,8 @@ def _route(
     if routing.renormalized:
         total = graph.node("ReduceSum", weights, last, keepdims=1)
         if routing.least_sum:
-            total = graph.node("Add", total, number(routing.least_sum))
+            total = graph.node("Add", total, _number(graph, routing.least_sum))
         weights = graph.node("Div", weights, total)
-    if routing.scale != 1.0:
-        weights = graph.node("Mul", weights, number(routing.scale))
     return weights, chosen
 
 

@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def shown_in_parts(*files: str) -> pytest.MarkDecorator:
-    """The mark `slow` for a test of the whole of something, such as a demo or a day of an agent:
+    """The mark `slow` for a test of the whole of something, such as a demo or an agent's session:
     each part of it is shown by the tests of these files, given as from the folder of tests."""
     missing = [file for file in files if not (TESTS / file).is_file()]
     assert not missing, f"no such tests: {missing}"
