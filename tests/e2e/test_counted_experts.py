@@ -36,6 +36,7 @@ def checkpoint(
 
 
 def test_plans_go_by_what_a_text_told(five_peers: edge.Cluster, checkpoint: TinyCheckpoint) -> None:
+    """And whole experts that were placed by it give the same tokens."""
     options = edge.LoadOptions(dtype="float32", plan="tensor")
     assert five_peers.propose(checkpoint.path, options).model.expert_uses == ()
     counted = five_peers.count_experts(checkpoint.path, options, text=TEXT)
@@ -61,18 +62,14 @@ def test_plans_go_by_what_a_text_told(five_peers: edge.Cluster, checkpoint: Tiny
     for own, wanted in zip(found.model.expert_uses, expected, strict=True):
         assert own == pytest.approx(wanted)
 
-
-def test_whole_experts_that_were_placed_by_it_give_the_same_tokens(
-    five_peers: edge.Cluster, checkpoint: TinyCheckpoint
-) -> None:
-    five_peers.count_experts(checkpoint.path, edge.LoadOptions(dtype="float32"), text=TEXT)
     prompt = checkpoint.prompt(24)
     with five_peers.load(checkpoint.path, dtype="float32", plan="tensor", experts="whole") as model:
         (stage,) = model.plan.stages
-        own = [shard.experts for shard in stage.slices if shard.experts]
+        placed = [shard.experts for shard in stage.slices if shard.experts]
         reply = model.generate(prompt, max_new_tokens=16)
-    assert len(own) == 5
-    assert sorted(number for each in own for number in each[0]) == list(range(len(own[0][0]) * 5))
+    assert len(placed) == 5
+    experts = sorted(number for each in placed for number in each[0])
+    assert experts == list(range(len(placed[0][0]) * 5))
     checkpoint.check_greedy(prompt, reply.token_ids, 16)
 
 

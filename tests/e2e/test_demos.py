@@ -42,6 +42,7 @@ SHOWN = {
 
 
 PARTS = {
+    "split": ("e2e/test_bundled_model.py",),
     "uneven": ("e2e/test_exactness_quantized.py",),
     "mixed": ("e2e/test_triton_peers.py",),
     "bigger": ("multiprocess/test_streaming.py",),

@@ -17,7 +17,7 @@ from tests.support.plans import LAYOUTS, make_plan
 from tests.support.specs import shape
 
 LARGEST_DIFFERENCE = 1e-4
-NEW_TOKENS = 32
+NEW_TOKENS = 20
 PROMPT_TOKENS = 24
 """More than the sliding windows of the families that have one."""
 

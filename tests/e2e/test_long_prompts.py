@@ -17,4 +17,4 @@ from tests.support.long_prompts import FAMILIES, check_long_prompt
 def test_answers_to_long_prompts_are_the_same_everywhere(
     five_peers: edge.Cluster, tmp_path: Path, family: str
 ) -> None:
-    check_long_prompt(five_peers, tmp_path, family, 1_500)
+    check_long_prompt(five_peers, tmp_path, family, 1_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 import edge
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.partition import Plan
-from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
+from tests.support.checkpoints import TinyCheckpoint
 from tests.support.packed_folders import (
     Layout,
     awq,
@@ -29,6 +30,8 @@ from tests.support.plans import make_plan, streaming
 LARGEST_ERROR_OF_CODES = 1e-3
 LARGEST_ERROR_OF_FLOATS = 1e-4
 PROMPT_TOKENS = 24
+
+Checkpoints = Callable[..., TinyCheckpoint]
 
 
 def in_8_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -115,10 +118,10 @@ def cut(meant: TinyCheckpoint, name: str, column_multiple: int) -> Plan:
 
 @pytest.mark.parametrize(("case", "plan"), repeats_are_slow(product(IN_ORDER, PLANS)))
 def test_codes_are_computed_with_as_the_folder_has_them(
-    five_peers: edge.Cluster, tmp_path: Path, case: str, plan: str
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path, case: str, plan: str
 ) -> None:
     name, layout, words = IN_ORDER[case]
-    made = make_checkpoint(tmp_path / "made", name)
+    made = tiny_checkpoint(name)
     path = tmp_path / "model"
     if layout is None:
         meant = write_mxfp4(path, made.path, in_8_bits)
@@ -129,12 +132,12 @@ def test_codes_are_computed_with_as_the_folder_has_them(
 
 @pytest.mark.parametrize(("case", "plan"), repeats_are_slow(product(IN_ACT_ORDER, PLANS)))
 def test_codes_in_act_order_are_computed_with_in_their_order(
-    five_peers: edge.Cluster, tmp_path: Path, case: str, plan: str
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path, case: str, plan: str
 ) -> None:
     """What devices share by columns is in 8 bits."""
     name, layout, words = IN_ACT_ORDER[case]
     assert layout is not None
-    made = make_checkpoint(tmp_path / "made", name)
+    made = tiny_checkpoint(name)
     path = tmp_path / "model"
     size = 32 if name == "phi3_in_blocks" else 64
 
@@ -156,9 +159,13 @@ def test_codes_in_act_order_are_computed_with_in_their_order(
     ids=["gptq in act-order", "fp8", "awq", "fused fp8"],
 )
 def test_floats_are_those_that_the_folder_stands_for(
-    five_peers: edge.Cluster, tmp_path: Path, name: str, layout: Layout
+    five_peers: edge.Cluster,
+    tiny_checkpoint: Checkpoints,
+    tmp_path: Path,
+    name: str,
+    layout: Layout,
 ) -> None:
-    made = make_checkpoint(tmp_path / "made", name)
+    made = tiny_checkpoint(name)
     path = tmp_path / "model"
     meant = write_packed(path, made.path, layout)
     prompt = meant.prompt(PROMPT_TOKENS)

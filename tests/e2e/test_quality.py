@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from tests.support.gguf_files import Type, write_gguf
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
 from tests.support.processes import edge as run_edge
 
+SIZES: dict[str, Any] = {"windows": 3, "window_tokens": 256}
 FORMATS: tuple[Dtype, ...] = ("float32", "int8", "int4", "int4-pure")
 
 
@@ -48,14 +50,14 @@ def known_text() -> str:
 @pytest.fixture(scope="module")
 def by_format(cluster: edge.Cluster, known_text: str) -> dict[str, edge.Quality]:
     return {
-        name: cluster.quality(MODEL, dtype=name, text=known_text, progress=False)
+        name: cluster.quality(MODEL, dtype=name, text=known_text, progress=False, **SIZES)
         for name in FORMATS
     }
 
 
 def test_float32_against_itself(by_format: dict[str, edge.Quality]) -> None:
     found = by_format["float32"]
-    assert found.positions == 6 * 383
+    assert found.positions == 3 * 255
     assert found.measured.p99_kl < 1e-5
     assert found.measured.same_top == 1.0
     assert found.measured.perplexity == pytest.approx(found.reference.perplexity, rel=1e-6)
@@ -80,7 +82,7 @@ def test_perplexity_is_that_of_transformers(
     by_format: dict[str, edge.Quality], known_text: str
 ) -> None:
     independent, tokenizer = TinyCheckpoint(MODEL), Tokenizer.open(MODEL)
-    windows = windows_of(tokenizer.encode, known_text, windows=6, window_tokens=384)
+    windows = windows_of(tokenizer.encode, known_text, **SIZES)
     assert all(window[0] == tokenizer.token_id("<|begin|>") for window in windows)
     losses = [
         torch.nn.functional.cross_entropy(
@@ -205,8 +207,8 @@ def test_a_text_of_no_use_is_refused(tmp_path: Path, content: bytes, message: st
 
 def test_ctrl_c_leaves_no_logits_behind(tmp_path: Path, known_text: str) -> None:
     cache, text = tmp_path / "cache", tmp_path / "text"
-    text.write_text(20 * known_text)
-    many = ("--windows", "200", "--local", "1", "--threads", "1", "--text", text)
+    text.write_text(5 * known_text)
+    many = ("--windows", "50", "--local", "1", "--threads", "1", "--text", text)
     with edge_process("quality", MODEL, *many, environment={"EDGE_CACHE": str(cache)}) as process:
         opened = Path(f"/proc/{process.pid}/fd")
 

@@ -22,11 +22,14 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import AS_STORED
 from edge.weights.partial_folder import PartialFolder
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.plans import make_plan
+from tests.support.plans import bundled_plan, make_plan
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
 from tests.support.processes import edge as run_edge
 
 WINDOWS, WINDOW_TOKENS = 5, 64
+READ: dict[str, Any] = {"windows": 3, "window_tokens": 192}
+"""Of a text, to tell how good the result is."""
+
 FEW: dict[str, Any] = {"windows": 4, "window_tokens": 16}
 """Where the weights are random, and how good the result is, is not asked."""
 
@@ -64,7 +67,7 @@ def made(cluster: edge.Cluster, tmp_path_factory: pytest.TempPathFactory) -> edg
     return cluster.quantize(
         MODEL,
         out,
-        edge.LoadOptions(plan="tensor"),
+        edge.LoadOptions(plan=bundled_plan("tensor_2")),
         progress=False,
         windows=WINDOWS,
         window_tokens=WINDOW_TOKENS,
@@ -74,8 +77,8 @@ def made(cluster: edge.Cluster, tmp_path_factory: pytest.TempPathFactory) -> edg
 def test_less_is_lost_than_by_rounding_alone(
     one: edge.Cluster, made: edge.Quantized, known_text: str
 ) -> None:
-    plain = one.quality(MODEL, dtype="int4", text=known_text, progress=False)
-    found = one.quality(made.path, against=MODEL, text=known_text, progress=False)
+    plain = one.quality(MODEL, dtype="int4", text=known_text, progress=False, **READ)
+    found = one.quality(made.path, against=MODEL, text=known_text, progress=False, **READ)
     assert found.measured.format == f"{AS_STORED}, fast"
     assert found.measured.bytes_per_weight == plain.measured.bytes_per_weight
     assert found.measured.bytes_per_weight == made.bytes_per_weight
@@ -114,7 +117,7 @@ def test_bits_go_where_they_pay(one: edge.Cluster, known_text: str, tmp_path: Pa
             window_tokens=WINDOW_TOKENS,
         )
         assert 0.9 * bits < 8 * made.bytes_per_weight <= bits
-        found = one.quality(out, against=MODEL, text=known_text, progress=False)
+        found = one.quality(out, against=MODEL, text=known_text, progress=False, **READ)
         losses.append(found.measured.mean_kl)
     assert losses[1] < losses[0]
     # What the text told is known the second time.

@@ -1,9 +1,11 @@
-"""A seed gives the same tokens on every plan: those drawn from the logits of `transformers`."""
+"""A seed gives the same tokens on every plan: those drawn from the logits of `transformers`,
+by one request alone and by several with other settings at once."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan
 
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 PROMPT_TOKENS = 10
 SETTINGS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.3},
@@ -78,15 +80,19 @@ def test_a_seed_gives_the_same_tokens_on_every_plan(
     checkpoint = tiny_checkpoint(family)
     prompt = checkpoint.prompt(PROMPT_TOKENS)
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
-    drawn: dict[str, list[int]] = {}
-    with five_peers.load(checkpoint.path, dtype="float32", plan=plan) as model:
-        for name, settings in SETTINGS.items():
-            reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, seed=7, **settings)
-            drawn[name] = list(reply.token_ids)
-    assert drawn == {
+    expected = {
         name: expected_tokens(checkpoint, prompt, settings, 7)
         for name, settings in SETTINGS.items()
     }
+    with five_peers.load(
+        checkpoint.path, dtype="float32", plan=plan, concurrency=len(SETTINGS)
+    ) as model:
+        draw = partial(model.stream, prompt, max_new_tokens=NEW_TOKENS, seed=7)
+        streams = {name: draw(**settings) for name, settings in SETTINGS.items()}
+        drawn = {name: [token.token_id for token in stream] for name, stream in streams.items()}
+        alone = [token.token_id for token in draw(**SETTINGS["all"])]
+    assert drawn == expected
+    assert alone == expected["all"]
 
 
 def test_another_seed_draws_other_tokens(
