@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.demos.bench import daemon_start, results
+from edge.demos.bench import daemon_start, results, sealed_messages
 from edge.demos.bench.results import Metric, Row
 from edge.demos.bench.sealed_messages import WAYS
-from edge.demos.bench.sealed_messages import measure as measure_sealing
 from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.host.state_paths import STATE_VARIABLE
 from edge.peer.news import FIRST_LOOK_S
@@ -119,8 +118,10 @@ def test_turns_of_a_conversation_are_timed_and_compared(
     assert not list((tmp_path / "state").rglob("*.reply")), "each was gone on with"
 
 
-def test_what_sealing_costs_is_measured_of_every_way() -> None:
-    found = measure_sealing((1 << 10, 300 << 10), 3).metrics()
+def test_what_sealing_costs_is_measured_of_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_messages, "ROUNDS", 2)
+    monkeypatch.setattr(sealed_messages, "WEIGHTS_BYTES", 1 << 20)
+    found = sealed_messages.measure((1 << 10, 300 << 10), 3).metrics()
     names = {metric.name for metric in found}
     assert {f"{size} KiB, {way}" for size in (1, 300) for way in WAYS} < names
     assert "1 KiB, seal and open, cold" in names

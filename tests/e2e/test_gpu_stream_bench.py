@@ -12,8 +12,8 @@ from tests.support.specs import changed, shape
 from tests.support.triton_face import device
 
 SMALL = changed(
-    SPEC, num_layers=4, hidden_size=512, num_heads=2, num_kv_heads=1, head_size=64,
-    ffn_columns=1024, vocab_size=60,
+    SPEC, num_layers=4, hidden_size=128, num_heads=2, num_kv_heads=1, head_size=64,
+    ffn_columns=256, vocab_size=60,
     inverse_frequencies=shape(SPEC).rotary.inverse_frequencies[:32],
 )  # fmt: skip
 

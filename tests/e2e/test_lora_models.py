@@ -1,7 +1,8 @@
-"""A model with a LoRA adapter over real daemons gives what peft gives."""
+"""A model with a LoRA adapter over real daemons gives what `transformers` gives with both."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +12,18 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 import edge
 from edge.demos.bundled import MODEL
 from tests.support.checkpoints import TinyCheckpoint, hub
-from tests.support.lora_adapters import Adapter, Weights, write_adapters
+from tests.support.lora_adapters import EVERY_MATRIX, RANK, Weights
 from tests.support.plans import make_plan, streaming
 from tests.support.processes import edge as run_edge
 
 LARGEST_DIFFERENCE = 1e-4
 PROMPT_TOKENS = 24
+ALPHA = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,26 +35,45 @@ class Case:
     weights: Weights
 
 
+def write_adapter(folder: Path, model: TinyCheckpoint) -> Weights:
+    """One of every matrix, as peft writes them, whose own `tests/unit/weights/test_lora.py` reads.
+
+    Of random numbers. Returns the weights that it makes of the model's.
+    """
+    random, weights = np.random.default_rng(0), dict(model.weights)
+    parts: Weights = {}
+    for name, weight in model.weights.items():
+        *_, part, kind = name.split(".")
+        if part not in EVERY_MATRIX or kind != "weight":
+            continue
+        rows, columns = weight.shape
+        down = random.uniform(-1, 1, (RANK, columns)).astype(np.float32) * columns**-0.5
+        up = random.uniform(-1, 1, (rows, RANK)).astype(np.float32) * RANK**-0.5
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        parts |= {f"{stem}.lora_A.weight": down, f"{stem}.lora_B.weight": up}
+        weights[name] = weight + ALPHA / RANK * (up @ down)
+    folder.mkdir()
+    save_file(parts, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}
+    (folder / "adapter_config.json").write_text(
+        json.dumps({**config, "target_modules": list(EVERY_MATRIX)})
+    )
+    return weights
+
+
 @pytest.fixture(scope="module")
 def cases(
     tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Case]:
-    """All made at once: peft takes seconds to begin."""
     models = {
         "float32": tiny_checkpoint("llama"),
         "bfloat16": tiny_checkpoint("qwen2", stored_type="bfloat16"),
         "bundled": TinyCheckpoint(MODEL),
     }
     folder = tmp_path_factory.mktemp("adapters")
-    made = write_adapters(
-        [
-            Adapter(folder=str(folder / name), model=str(model.path))
-            for name, model in models.items()
-        ]
-    )
     return {
-        name: Case(model=model, adapter=folder / name, weights=weights)
-        for (name, model), weights in zip(models.items(), made, strict=True)
+        name: Case(model=model, adapter=folder / name, weights=write_adapter(folder / name, model))
+        for name, model in models.items()
     }
 
 

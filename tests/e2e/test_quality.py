@@ -167,6 +167,7 @@ def test_the_command_line(tmp_path: Path, known_text: str) -> None:
     shown = run_edge("quality", MODEL, *SMALL, "--dtype", "int8")
     assert shown.code == 0, shown.err
     assert "perplexity" in shown.out
+    assert "same top" in shown.out
     assert "100.0%" in shown.out
 
 

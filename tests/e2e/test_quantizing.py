@@ -283,7 +283,7 @@ def test_random_weights_of_another_family(
 SMALL = ("--windows", "2", "--window-tokens", "32", "--local", "1", "--threads", "1")
 
 
-def test_the_command_line(tmp_path: Path, known_text: str) -> None:
+def test_the_command_line(tmp_path: Path, known_text: str, small: Path) -> None:
     text, out = tmp_path / "text", tmp_path / "out"
     text.write_text(known_text)
     done = run_edge("quantize", MODEL, "--out", out, "--calibrate", text, *SMALL, "--json")
@@ -292,6 +292,9 @@ def test_the_command_line(tmp_path: Path, known_text: str) -> None:
     assert found.keys() == {"path", "num_bytes", "bytes_per_weight", "words"}
     assert found["path"] == str(out)
     assert found["num_bytes"] == sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    shown = run_edge("quantize", small, "--out", tmp_path / "another", *SMALL)
+    assert shown.code == 0, shown.err
+    assert "bits a weight with their scales" in shown.out
     again = run_edge("quantize", MODEL, "--out", out, *SMALL)
     assert again.code == 1
     assert "is there already" in again.err

@@ -7,6 +7,8 @@ A comment above a block says how it is run:
     <!-- tested by … -->    by .ci/run or the test named, which is checked here too
     <!-- needs a GPU -->    not run here; only on the page about GPUs
 
+Blocks that take longest, and whose parts other tests show, are slow.
+
 Blocks of a page run in its order and in one empty folder, in which only `demos` is found. Daemons
 are those of the page, or of the README where a page starts none. So that a test neither finds
 strangers' peers nor is found by them, the `edge` on its PATH adds a cluster name of its own and the
@@ -31,6 +33,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import known_rates
+from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S
 from tests.support.relayed import Relay
 
@@ -72,6 +75,21 @@ BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 RUN = [block for block in BLOCKS if block.how == "run"]
 DAEMONS = [block for block in BLOCKS if block.how == "daemons"]
 ELSEWHERE = [block for block in BLOCKS if block.how.startswith("tested by .ci/run")]
+PARTS = {
+    "edge bench ": ("multiprocess/test_predicted_replies.py",),
+    "edge quality ": ("e2e/test_quality.py",),
+    "edge quantize ": ("e2e/test_quantizing.py",),
+}
+"""Tests of what blocks show that begin so, and take longest."""
+
+RUN_HERE = [
+    pytest.param(
+        block,
+        marks=[shown_in_parts(*of) for start, of in PARTS.items() if block.code.startswith(start)],
+    )
+    for block in RUN
+]
+
 IN_A_TEST = [block for block in BLOCKS if block.how.startswith("tested by tests/")]
 NEED_A_GPU = [block for block in BLOCKS if block.how == "needs a GPU"]
 
@@ -212,7 +230,7 @@ def test_the_daemons_say_where_they_listen(pages: dict[Path, Page]) -> None:
             assert " listens on 127.0.0.1:" in line
 
 
-@pytest.mark.parametrize("block", RUN, ids=str)
+@pytest.mark.parametrize("block", RUN_HERE, ids=str)
 def test_the_block_does_what_it_says(block: Block, pages: dict[Path, Page]) -> None:
     result = pages.get(block.page, pages[README]).run(block)
     assert result.returncode == 0, result.stderr
