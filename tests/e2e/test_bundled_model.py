@@ -17,8 +17,8 @@ LEAST_RIGHT = 0.9
 MOST_TOKENS = 40
 """The longest expected answer has 30."""
 
-AT_ONCE = 32
-"""A step of as many answers takes hardly longer than one of a few."""
+AT_ONCE = 8
+"""A step of eight answers takes hardly longer than one of one."""
 
 
 def wrong_answers(

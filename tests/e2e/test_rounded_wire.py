@@ -38,8 +38,7 @@ def answers(cluster: edge.Cluster, layout: str, dtype: Dtype, wire: Wire) -> Ans
             for question in SOME_QUESTIONS
         ]
         logits = np.concatenate([model.logits(prompt) for prompt in prompts])
-        replies = model.generate(prompts, max_new_tokens=30)
-        return logits, [reply.token_ids for reply in replies]
+        return logits, [model.generate(prompt, max_new_tokens=30).token_ids for prompt in prompts]
 
 
 def loss(logits: np.ndarray, exact: np.ndarray) -> float:
