@@ -104,6 +104,7 @@ def test_the_benches_say_that_there_is_no_gpu(
     assert capsys.readouterr().out.strip() == NO_GPU
 
 
+@shown_in_parts("contract/test_triton_program.py", "e2e/test_bench.py")
 def test_the_bench_of_decoding_runs_dry_where_there_is_no_gpu(tmp_path: Path) -> None:
     """Both sides of it, with tiny shapes; no figure of it is kept, also if asked to."""
     bench = "edge.demos.bench.gpu_decode"
