@@ -28,7 +28,7 @@ from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.transport import SoloCollective
 from edge.weights.formats import KvDtype, WeightFormat, weight_format
 from edge.weights.layout import shard_layout
-from tests.support.formats import uniform_format
+from tests.support.formats import few_random_bytes, uniform_format
 from tests.support.plans import make_plan
 from tests.support.specs import plain_spec
 from tests.support.triton_shards import without_self_check
@@ -83,6 +83,7 @@ class Kind:
         """A shard of random weights, the same ones for the same shard."""
         shard = shard_layout(SPEC, make_plan(SPEC, layout, model="m"), stage=stage, rank=0)
         with (
+            few_random_bytes(),
             written_weights(shard, form, self.folder) as weights,
             ExitStack() as stack,
         ):

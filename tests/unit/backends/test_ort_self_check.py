@@ -20,7 +20,7 @@ from edge.kernels.onnx_graph import OnnxGraph
 from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.weights.layout import shard_layout
-from tests.support.formats import uniform_format
+from tests.support.formats import few_random_bytes, uniform_format
 from tests.support.halves import SIZES, SPEC
 from tests.support.plans import make_plan
 from tests.support.specs import changed
@@ -53,7 +53,7 @@ def shard(
     multiple = chosen.recipe.column_multiple({"down.weight"})
     plan = make_plan(spec, layout, model="m", column_multiple=multiple)
     cut = shard_layout(spec, plan, stage=0, rank=rank)
-    with written_weights(cut, chosen, folder) as weights:
+    with few_random_bytes(), written_weights(cut, chosen, folder) as weights:
         yield ShardArrays(cut, weights, chosen)
 
 

@@ -25,7 +25,7 @@ from edge.weights.block_matrices import Blocks, OffsetBlocks, SortedZeroBlocks
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import shard_layout
 from edge.weights.recipe import Recipe, Rule
-from tests.support.formats import uniform_format
+from tests.support.formats import few_random_bytes, uniform_format
 from tests.support.halves import SPEC
 from tests.support.plans import make_plan
 from tests.support.specs import changed, plain_layer, shared_keys_spec, spec_of
@@ -92,7 +92,7 @@ def load(
     assert device() == "cpu"
     chosen = form or uniform_format(dtype)
     layout = shard_layout(spec, make_plan(spec, "solo", model="m"), stage=0, rank=0)
-    with written_weights(layout, chosen, folder) as weights:
+    with few_random_bytes(), written_weights(layout, chosen, folder) as weights:
         backend = open_backend("triton", threads=1)
         backend.load(spec, layout, weights, chosen, limits=LIMITS, kv_dtype=kv_dtype).close()
 
