@@ -8,6 +8,7 @@ import json
 import re
 import signal
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from queue import Queue
 from threading import Event, Thread
@@ -20,6 +21,7 @@ from edge.demos.bundled import MODEL
 from edge.membership.own import OwnMembership
 from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
 from tests.support.null_peers import null_peers
+from tests.support.pairs import repeats_are_slow
 from tests.support.processes import PATIENCE_S, Daemon
 from tests.support.terminal import (
     ALT_ENTER,
@@ -303,10 +305,12 @@ def test_ctrl_c_in_an_answer(daemon: Daemon, endless_talker: Path, tmp_path: Pat
     assert daemon.messages == ""
 
 
-@pytest.mark.parametrize("kind", ["xterm-256color", "dumb"])
-@pytest.mark.parametrize("answers", [False, True], ids=["at the prompt", "in an answer"])
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    repeats_are_slow(product(["xterm-256color", "dumb"], ["at the prompt", "in an answer"])),
+)
 def test_a_terminal_that_goes_away(
-    daemon: Daemon, endless_talker: Path, tmp_path: Path, kind: str, answers: bool
+    daemon: Daemon, endless_talker: Path, tmp_path: Path, kind: str, moment: str
 ) -> None:
     """It ends as by a hangup, also where it was to outlive its terminal, and nobody answers on."""
     command = ("chat", endless_talker, "--peer", daemon.address, "--context", LONG_CONTEXT)
@@ -316,7 +320,7 @@ def test_a_terminal_that_goes_away(
             terminal.wait(terminal.reads_keys)
         else:
             terminal.wait_for_prompt()
-        if answers:
+        if moment == "in an answer":
             terminal.send(f"Hello{ENTER}")
             begun = len(terminal.output)
             terminal.wait(lambda: len(terminal.output) > begun + 500)

@@ -180,8 +180,8 @@ def test_what_is_known_is_not_measured(
 ) -> None:
     """Links are looked at; for a device alone its daemon need not even be there."""
     with start_together(
-        lambda: Daemon(tmp_path / "a", "--no-announce", "--name", "a"),
-        lambda: Daemon(tmp_path / "b", "--no-announce", "--name", "b"),
+        lambda: Daemon(tmp_path / "a", "--no-announce", "--name", "a", *LITTLE),
+        lambda: Daemon(tmp_path / "b", "--no-announce", "--name", "b", *LITTLE),
     ) as daemons:
         peers = peers_of(daemons)
         assert questions.ask(peers, only_known=True).devices == tuple(
@@ -244,8 +244,8 @@ def test_another_format_and_another_neighbour_are_measured(
     assert questions.measured == ["a"]
     assert len(questions.ask(peers).crowds) == 1
     assert sorted(questions.measured) == ["", "b"]
-    questions.ask(peers, format_=uniform_format("float32"))
-    assert [each for each in questions.measured if each] == ["a", "b"]
+    questions.ask(peers[:1], format_=uniform_format("float32"))
+    assert questions.measured == ["a"]
 
 
 def test_a_busy_peer_says_so_and_is_not_remembered(

@@ -231,9 +231,10 @@ def test_what_is_kept_on_disk_is_drawn(page: Page) -> None:
     )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_it_is_for_everybody(page: Page, scheme: str) -> None:
-    """On a phone and at a desk, in either scheme, with all of it open."""
+    """On a phone and at a desk, in either scheme, with all of it open. What is dark is shown by the
+    question for the key, too."""
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     expect(page.locator("html")).to_have_attribute("data-theme", scheme)
     say(page, QUESTION)
