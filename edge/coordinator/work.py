@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,5 +18,8 @@ class Work:
     """That were sent, and those that runs went on with."""
 
     def __add__(self, other: Work) -> Work:
-        prompt, answer, steps = map(sum, zip(astuple(self), astuple(other), strict=True))
-        return Work(prompt_tokens=prompt, answer_tokens=answer, steps=steps)
+        return Work(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            answer_tokens=self.answer_tokens + other.answer_tokens,
+            steps=self.steps + other.steps,
+        )

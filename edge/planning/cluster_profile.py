@@ -186,14 +186,20 @@ class _Hosts:
         return crowds
 
     def _crowds(self, trials: Sequence[Trial], cluster: ClusterSpec) -> list[CrowdSpec]:
-        """What the trials add to rates, at the pace that rates and trials have in the median."""
+        """What the trials add to rates, at the pace that rates and trials have in the median.
+
+        Each trial at its own pace: it was made in turn with one of the devices alone.
+        """
         paces = [(1.0, 1.0), *(trial.alone for trial in trials if trial.alone is not None)]
         token, first = (median(each) for each in zip(*paces, strict=True))
         if not trials:
             return []
         host = cluster.device(trials[0].plan.devices[0]).host
-        at_pace = _at_pace(cluster, host, trials[0].rows, (token, first))
-        return [trial.crowd(at_pace, (token, first)) for trial in trials]
+        pace = token, first
+        return [
+            trial.crowd(_at_pace(cluster, host, trial.rows, trial.alone or pace), pace)
+            for trial in trials
+        ]
 
 
 def _crowded(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:

@@ -116,19 +116,23 @@ class Trial:
         return 1, self.workload.prompt_tokens
 
     def crowd(self, cluster: ClusterSpec, pace: tuple[float, float]) -> CrowdSpec:
-        """What of that the rates of these devices do not explain."""
+        """What of that the rates of these devices, as they were then, do not explain.
+
+        At this pace, in which predictions are made: as it would have been then.
+        """
         chunk_tokens = self.workload.prompt_tokens
         known = dataclasses.replace(cluster, crowds=())
         found = estimate(self.plan, self.model, known, self.workload, chunk_tokens=chunk_tokens)
         predicted = Times.predicted(found)
         sums = 2 * self.model.num_layers + 1
+        token, first = (now / then for now, then in zip(pace, self.alone or pace, strict=True))
         return CrowdSpec(
             host=cluster.device(self.plan.devices[0]).host,
             count=len(self.plan.devices),
             rows=self.rows,
             sum_s=(
-                (self.together.token_s - predicted.token_s) / sums,
-                (self.together.first_token_s - predicted.first_token_s) / sums,
+                token * (self.together.token_s - predicted.token_s) / sums,
+                first * (self.together.first_token_s - predicted.first_token_s) / sums,
             ),
             slower=self.together.over(predicted),
             pace=pace,
@@ -284,6 +288,8 @@ class _Rehearsal:
                 cached_tokens=context_tokens,
             ),
             kv_dtype="float32",
+            # As on one machine by default; where it is otherwise, a prediction is a little low.
+            copies_kv="none" if self._spec.has_states else "answers",
             wire_rules=choose_wire_rules(
                 "float32", self._plan, links=(), weight_format=self._inquiry.weight_format
             ),

@@ -27,6 +27,8 @@ def write_logprobs(tokens: Sequence[Logprobs | None]) -> bytes:
 
 def read_logprobs(payload: Buffer) -> tuple[Logprobs | None, ...]:
     """Raises ProtocolError for anything `write_logprobs` could not have written."""
+    if not payload:  # as those of nearly all tokens
+        return ()
     if len(payload) % _ROW.itemsize:
         raise ProtocolError("logprobs are whole rows")
     rows = np.frombuffer(payload, _ROW)

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from demos.bundled import MODEL
 from edge.backends.host_cache import HostCache
-from edge.engine.kv_copies import COPIED_AFTER_S, COPIED_TOKENS, CopyRooms, KvCopies, put_copy
+from edge.engine.kv_copies import (
+    COPIED_AFTER_S,
+    COPIED_TOKENS,
+    LEAST_COPIED_TOKENS,
+    CopyRooms,
+    KvCopies,
+    put_copy,
+)
 from edge.errors import RequestError
 from edge.protocol.assignment import Copies
 from edge.protocol.frame_codec import Event
@@ -26,7 +33,7 @@ def empty() -> HostCache:
     with Checkpoint.open(MODEL) as checkpoint:
         spec = checkpoint.spec
     layout = shard_layout(spec, bundled_plan("pipeline_2"), stage=0, rank=0)
-    limits = StepLimits(context_tokens=64, chunk_tokens=8, requests=2, cached_tokens=64)
+    limits = StepLimits(context_tokens=128, chunk_tokens=8, requests=2, cached_tokens=128)
     return HostCache(layout, limits, bits=None)
 
 
@@ -59,19 +66,42 @@ def taken(copies: KvCopies, own: HostCache, last: int) -> None:
         copies.take(computed(position), own, now_s=0.0)
 
 
-def test_an_answer_is_copied_piece_by_piece_and_put_elsewhere() -> None:
-    own, told = storage(30), list[Event]()
-    copies = KvCopies(told.append, CopyRooms().of("a"))
+@pytest.mark.parametrize("of", ["answers", "all"])
+def test_an_answer_is_copied_piece_by_piece_and_put_elsewhere(of: Copies) -> None:
+    piece = COPIED_TOKENS[of]
+    size = 6 + 3 * piece
+    own, told = storage(size), list[Event]()
+    copies = KvCopies(told.append, CopyRooms().of("a"), of)
     copies.begin("a", 5)
-    taken(copies, own, 30)
+    taken(copies, own, size)
     pieces = pieces_of(told)
-    assert [each.first for each, _ in pieces] == [5, 5 + COPIED_TOKENS, 5 + 2 * COPIED_TOKENS]
+    assert [(each.first, each.tokens) for each, _ in pieces] == [
+        (5 + number * piece, piece) for number in range(3)
+    ]
     other = empty()
     other.put_rows("a", 0, _rows(own, 0, 5))
     for each, rows in pieces:
         put_copy(other, "a", each.first, each.tokens, rows)
-    for one, same in zip(_rows(own, 0, 29), _rows(other, 0, 29), strict=True):
+    for one, same in zip(_rows(own, 0, size - 1), _rows(other, 0, size - 1), strict=True):
         assert np.array_equal(one, same)
+
+
+def test_answers_of_a_model_with_many_keys_are_copied_in_smaller_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many as a frame takes, each time as soon as there are so many."""
+    own, told = storage(80), list[Event]()
+    token_bytes = sum(each.nbytes for each in _rows(own, 0, 1))
+    monkeypatch.setattr("edge.engine.kv_copies.CHUNK_COPY_BYTES", 12 * token_bytes)
+    copies = KvCopies(told.append, CopyRooms().of("a"), "answers")
+    copies.begin("a", 0)
+    seen = []
+    for position in range(80):
+        copies.take(computed(position), own, now_s=0.0)
+        last = sum(each.tokens for each, _ in pieces_of(told))
+        seen.append(position + 1 - last)
+    assert {each.tokens for each, _ in pieces_of(told)} == {12}
+    assert max(seen[32:]) < 12
 
 
 def test_a_chunk_is_copied_in_large_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,10 +126,10 @@ def test_a_chunk_is_copied_in_large_pieces(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert pieces(1 << 20) == [40]
     assert pieces(15 * token_bytes) == [15, 15, 10]
-    assert pieces(1) == [COPIED_TOKENS] * 5
+    assert pieces(1) == [LEAST_COPIED_TOKENS] * 5
 
 
-@pytest.mark.parametrize(("most_tokens", "told_of"), [(3, [3, 3, 3]), (0, [])])
+@pytest.mark.parametrize(("most_tokens", "told_of"), [(3, [3] * 5), (0, [])])
 def test_of_a_large_model_fewer_tokens_are_in_one_copy(
     monkeypatch: pytest.MonkeyPatch, most_tokens: int, told_of: list[int]
 ) -> None:
@@ -130,7 +160,8 @@ def test_of_slow_answers_fewer_tokens_are_copied_at_once(of: Copies) -> None:
 
 def test_what_waits_is_bounded_and_comes_later() -> None:
     own, told = storage(30), list[Event]()
-    piece = sum(each.nbytes for each in _rows(own, 0, COPIED_TOKENS))
+    tokens = COPIED_TOKENS["all"]
+    piece = sum(each.nbytes for each in _rows(own, 0, tokens))
     room = CopyRooms(piece).of("a")
     copies = KvCopies(told.append, room)
     copies.begin("a", 2)
@@ -138,7 +169,7 @@ def test_what_waits_is_bounded_and_comes_later() -> None:
     assert len(told) == 1
     room.give_back(piece)
     copies.take(computed(29), own, now_s=0.0)
-    assert [each.first for each, _ in pieces_of(told)] == [2, 2 + COPIED_TOKENS]
+    assert [each.first for each, _ in pieces_of(told)] == [2, 2 + tokens]
 
 
 def test_what_waits_of_a_device_and_of_all_has_a_limit() -> None:
