@@ -36,8 +36,8 @@ NEUTRAL = SamplingParameters(temperature=1.0)
             800,
             marks=shown_in_parts("unit/kernels/test_sampling.py"),
         ),
-        ({"temperature": 0.8, "min_p": 0.05, "top_k": 0}, 200),
-        ({}, 120),
+        ({"temperature": 0.8, "min_p": 0.05, "top_k": 0}, 400),
+        ({}, 200),
     ],
     ids=["top_p", "min_p", "defaults"],
 )
