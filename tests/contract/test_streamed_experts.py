@@ -14,8 +14,8 @@ from tests.support.processes import run_module
 @pytest.mark.parametrize(
     "plan",
     [
-        "solo",
         "tensor",
+        pytest.param("solo", marks=shown_in_parts("e2e/test_streamed_layers.py")),
         pytest.param("pipeline", marks=shown_in_parts("e2e/test_streamed_layers.py")),
     ],
 )

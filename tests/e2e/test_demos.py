@@ -47,6 +47,7 @@ PARTS = {
     "mixed": ("e2e/test_triton_peers.py",),
     "bigger": ("multiprocess/test_streaming.py",),
     "survive": ("multiprocess/test_lost_peers.py",),
+    "zeroconf": ("multiprocess/test_finding_daemons.py",),
 }
 """Tests of what these show."""
 

@@ -27,8 +27,12 @@ from edge.partition import Plan
 from edge.profiling.own_links import own_links
 from edge.protocol.measurements import LinkTimes
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S, Daemon, edge_process
 from tests.support.processes import edge as run_edge
+
+of_another_shell = shown_in_parts("multiprocess/test_command_line.py")
+"""What is completed is shown with bash."""
 
 
 @pytest.fixture(scope="module")
@@ -368,6 +372,7 @@ def with_edge(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "HOME": str(tmp_path), "TERM": "xterm"}
 
 
+@of_another_shell
 @pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
 def test_fish_completes_commands_options_and_values(with_edge: dict[str, str]) -> None:
     script = "edge completion fish | source\n"
@@ -387,6 +392,7 @@ def test_fish_completes_commands_options_and_values(with_edge: dict[str, str]) -
     assert "run\tAnswer one prompt." in done.stdout
 
 
+@of_another_shell
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
 def test_zsh_completes_commands_options_and_values(with_edge: dict[str, str]) -> None:
     """As somebody types it: only its line editor completes."""

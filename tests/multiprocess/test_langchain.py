@@ -13,9 +13,15 @@ from typing import Any
 import pytest
 
 from tests.support.calling_model import calling_model
+from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S, edge_process
 
-pytestmark = [  # it leaves the connections of its clients to the end of the process
+pytestmark = [
+    # Each road of the server that it takes.
+    shown_in_parts(
+        "multiprocess/test_server_clients.py", "multiprocess/test_structured_answers.py"
+    ),
+    # It leaves the connections of its clients to the end of the process.
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

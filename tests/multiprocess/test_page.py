@@ -19,6 +19,7 @@ from edge.demos.bundled import MODEL
 from edge.demos.fleet import Fleet
 from tests.support import known_rates
 from tests.support.browser import open_browser
+from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S, edge_process
 
 KEY = "a-key-of-the-page-0123456789"
@@ -231,7 +232,9 @@ def test_what_is_kept_on_disk_is_drawn(page: Page) -> None:
     )
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "scheme", ["light", pytest.param("dark", marks=shown_in_parts("multiprocess/test_page.py"))]
+)
 def test_it_is_for_everybody(page: Page, scheme: str) -> None:
     """On a phone and at a desk, in either scheme, with all of it open. What is dark is shown by the
     question for the key, too."""

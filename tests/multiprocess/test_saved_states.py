@@ -27,7 +27,7 @@ OPTIONS = edge.GenerationOptions(
             ("qwen3_5", "tensor_3", "float32"),
             ("lfm2", "pipeline_2", "float32"),
             ("llama", "solo", "int4"),
-            ("qwen3_next", "mixed_2x2", "float32"),
+            ("qwen3_next", "pipeline_2", "float32"),
             ("qwen3_5_moe", "solo", "float32"),
         ]
     ),

@@ -27,8 +27,8 @@ from tests.support.hostile_talks import (
 from tests.support.kept_inputs import kept
 from tests.support.mutated_frames import READ_AS, outcome, try_decoder
 
-TALKS = 60
-BOTHERED = 400
+TALKS = 30
+BOTHERED = 200
 
 
 READ = "frame", "record", "accepted"
