@@ -167,6 +167,7 @@ def _crowd(value: Mapping[str, Any], host: str) -> CrowdSpec:
         sum_s=tuple(map(float, value["sum_s"])),
         slower=tuple(map(float, value["slower"])),
         pace=tuple(map(float, value["pace"])),
+        link=(float(value["link"][0]), float(value["link"][1])),
     )
 
 

@@ -115,10 +115,13 @@ class Trial:
         """Rows of a token's step, and of the prompt's."""
         return 1, self.workload.prompt_tokens
 
-    def crowd(self, cluster: ClusterSpec, pace: tuple[float, float]) -> CrowdSpec:
+    def crowd(
+        self, cluster: ClusterSpec, pace: tuple[float, float], link: tuple[float, float]
+    ) -> CrowdSpec:
         """What of that the rates of these devices, as they were then, do not explain.
 
-        At this pace, in which predictions are made: as it would have been then.
+        At this pace, in which predictions are made: as it would have been then. `link` is that of
+        all links of the host in this cluster.
         """
         chunk_tokens = self.workload.prompt_tokens
         known = dataclasses.replace(cluster, crowds=())
@@ -136,6 +139,7 @@ class Trial:
             ),
             slower=self.together.over(predicted),
             pace=pace,
+            link=link,
         )
 
 

@@ -98,6 +98,8 @@ class CrowdSpec:
     """Time of a whole step over what its parts say."""
     pace: tuple[float, ...]
     """Time of a device alone over what its rates said; the parts above are at this pace."""
+    link: tuple[float, float]
+    """(latency in s, bytes per s) of the host's links, as the parts above were counted with."""
 
     def __post_init__(self) -> None:
         times = (self.sum_s, self.slower, self.pace)
@@ -107,6 +109,9 @@ class CrowdSpec:
             raise ValueError(f"What a crowd costs must be finite, not {times!r:.80}.")
         if min(self.pace) <= 0:
             raise ValueError(f"A pace must be more than 0, not {self.pace!r:.80}.")
+        latency_s, bytes_per_s = self.link
+        if not (math.isfinite(latency_s) and latency_s >= 0 and bytes_per_s > 0):
+            raise ValueError(f"A link takes 0 s or more, at some rate, not {self.link!r:.80}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,6 +235,21 @@ def test_a_link_that_has_changed_is_measured_again(
         assert now.glance != glance
 
 
+def test_what_neighbours_take_from_each_other_goes_with_the_links_it_was_measured_with(
+    pair: list[Daemon], known: Questions
+) -> None:
+    peers = peers_of(pair)
+    before = known.ask(peers, only_known=True)
+    (crowd,) = before.crowds
+    cache = FactsCache(known.cache / "measured")
+    times = cache.link(peers[0], peers[1])
+    assert times is not None
+    cache.keep_link(peers[0], peers[1], replace(times, latency_s=9 * times.latency_s))
+    after = known.ask(peers, only_remembered=True)
+    assert (after.crowds, after.links) == (before.crowds, before.links)
+    assert {(link.latency_s, link.bytes_per_s) for link in after.links} == {crowd.link}
+
+
 def test_another_format_and_another_neighbour_are_measured(
     pair: list[Daemon], questions: Questions
 ) -> None:

@@ -147,7 +147,9 @@ def test_two_devices_of_one_host_gain_nothing_from_each_other() -> None:
     sum_s = estimate(
         choose(SMALL, devices, Workload(), parallel="tensor").plan, SMALL, devices, Workload()
     ).token_s / (2 * SMALL.num_layers)
-    crowd = CrowdSpec(host="h", count=2, rows=(1,), sum_s=(sum_s,), slower=(2.0,), pace=(1.0,))
+    crowd = CrowdSpec(
+        host="h", count=2, rows=(1,), sum_s=(sum_s,), slower=(2.0,), pace=(1.0,), link=(0.0, 1e9)
+    )
     assert len(choose(SMALL, devices, Workload()).plan.devices) == 2
     crowded = replace(devices, crowds=(crowd,))
     assert choose(SMALL, crowded, Workload()).plan.devices == ("00",)
@@ -157,7 +159,15 @@ def test_no_device_more_for_a_gain_that_no_prediction_can_promise() -> None:
     devices = cluster((4, 30e9), (4, 30e9), link=CABLE, host="h")
 
     def costing(sum_s: float) -> ClusterSpec:
-        crowd = CrowdSpec(host="h", count=2, rows=(1,), sum_s=(sum_s,), slower=(1.0,), pace=(1.0,))
+        crowd = CrowdSpec(
+            host="h",
+            count=2,
+            rows=(1,),
+            sum_s=(sum_s,),
+            slower=(1.0,),
+            pace=(1.0,),
+            link=(0.0, 1e9),
+        )
         return replace(devices, crowds=(crowd,))
 
     def gain(sum_s: float) -> float:

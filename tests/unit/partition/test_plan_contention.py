@@ -14,10 +14,22 @@ NEAR = [
 ]
 FAR = [replace(each, id=f"{each.id}2", host="other") for each in NEAR]
 TWO = CrowdSpec(
-    host="h", count=2, rows=(1, 101), sum_s=(1.0, 2.0), slower=(1.0, 1.0), pace=(1.0, 1.0)
+    host="h",
+    count=2,
+    rows=(1, 101),
+    sum_s=(1.0, 2.0),
+    slower=(1.0, 1.0),
+    pace=(1.0, 1.0),
+    link=(1e-5, 1e9),
 )
 FOUR = CrowdSpec(
-    host="h", count=4, rows=(1, 101), sum_s=(9.0, 18.0), slower=(3.0, 3.0), pace=(1.0, 1.0)
+    host="h",
+    count=4,
+    rows=(1, 101),
+    sum_s=(9.0, 18.0),
+    slower=(3.0, 3.0),
+    pace=(1.0, 1.0),
+    link=(1e-5, 1e9),
 )
 
 
@@ -64,9 +76,10 @@ def test_devices_without_a_host_are_near_nobody() -> None:
 @pytest.mark.parametrize(
     "change",
     [{"count": 1}, {"rows": ()}, {"sum_s": (1.0,)}, {"sum_s": (1.0, float("nan"))},
-     {"slower": (1.0, -1.0)}, {"pace": (1.0, 0.0)}, {"pace": ()}],
+     {"slower": (1.0, -1.0)}, {"pace": (1.0, 0.0)}, {"pace": ()},
+     {"link": (-1.0, 1e9)}, {"link": (0.0, 0.0)}, {"link": (float("inf"), 1e9)}],
     ids=str,
 )  # fmt: skip
 def test_a_crowd_that_cannot_be(change: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"crowd|pace"):
+    with pytest.raises(ValueError, match=r"crowd|pace|link"):
         replace(TWO, **change)  # type: ignore[arg-type]

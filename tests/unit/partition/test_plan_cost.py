@@ -219,7 +219,13 @@ def test_expected_maxima() -> None:
 def test_neighbours_cost_each_other_what_was_measured_of_them_together() -> None:
     together = cluster(RATES, RATES, host="h")
     crowd = CrowdSpec(
-        host="h", count=2, rows=(1, 2), sum_s=(5.0, 7.0), slower=(1.0, 1.0), pace=(1.0, 1.0)
+        host="h",
+        count=2,
+        rows=(1, 2),
+        sum_s=(5.0, 7.0),
+        slower=(1.0, 1.0),
+        pace=(1.0, 1.0),
+        link=(1e-5, 1e9),
     )
     assert of(SPLIT, together).token_s == pytest.approx(3 * (35 + 60) + 18)
     crowded = replace(together, crowds=(crowd,))

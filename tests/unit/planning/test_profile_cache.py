@@ -23,7 +23,13 @@ from tests.unit.protocol.test_places import peer
 
 INT4 = uniform_format("int4")
 CROWD = CrowdSpec(
-    host="", count=2, rows=(1, 128), sum_s=(1e-5, 2e-4), slower=(1.1, 1.2), pace=(0.9, 1.1)
+    host="",
+    count=2,
+    rows=(1, 128),
+    sum_s=(1e-5, 2e-4),
+    slower=(1.1, 1.2),
+    pace=(0.9, 1.1),
+    link=(2e-5, 2e9),
 )
 A, B = peer("a", "10.0.0.1:5"), peer("b", "10.0.0.2:5")
 
