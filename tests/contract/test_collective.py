@@ -1,6 +1,6 @@
 """What every group of ranks promises, checked on each implementation and many sizes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 
 import ml_dtypes
@@ -20,6 +20,7 @@ from edge.transport import (
 from edge.transport.collective import SLICED_ABOVE_BYTES
 from edge.transport.testing import Fault, FaultyLink
 from tests.support import device_groups  # noqa: F401  before torch
+from tests.support.pairs import repeats_are_slow
 from tests.support.transport_pairs import (
     DEVICE_KIND,
     LINK_KINDS,
@@ -33,10 +34,16 @@ SIZES = (1, 2, 3, 5, 8)
 MANY = SLICED_ABOVE_BYTES // 4 * 2 + 3
 """Numbers of four bytes that are summed in slices and cannot be divided evenly."""
 
-each_group = pytest.mark.parametrize(
-    ("kind", "size"),
-    [(kind, size) for kind in LINK_KINDS for size in SIZES] + [(DEVICE_KIND, n) for n in (2, 3, 4)],
-)
+GROUPS = [(kind, size) for kind in LINK_KINDS for size in SIZES]
+GROUPS += [(DEVICE_KIND, size) for size in (2, 3, 4)]
+
+each_group = pytest.mark.parametrize(("kind", "size"), GROUPS)
+
+
+def each_group_with(name: str, values: Sequence[int]) -> pytest.MarkDecorator:
+    """The groups of all kinds and sizes with each of these values."""
+    cases = [(kind, size, value) for kind, size in GROUPS for value in values]
+    return pytest.mark.parametrize(("kind", "size", name), repeats_are_slow(cases))
 
 
 def terms_of(size: int, count: int, dtype: type = np.float32) -> list[np.ndarray]:
@@ -53,8 +60,7 @@ def all_reduced(members: list[Collective], terms: list[np.ndarray]) -> list[np.n
     return arrays
 
 
-@each_group
-@pytest.mark.parametrize("count", [0, 1, 7, 2048, EAGER_BYTES // 4, EAGER_BYTES // 4 + 1, MANY])
+@each_group_with("count", [0, 1, 7, 2048, EAGER_BYTES // 4, EAGER_BYTES // 4 + 1, MANY])
 def test_all_reduce_gives_every_rank_the_same_bits(kind: str, size: int, count: int) -> None:
     terms = terms_of(size, count)
     expected = reduce(np.add, terms)
@@ -92,8 +98,7 @@ def test_all_reduce_sums_in_the_order_of_ranks(kind: str) -> None:
     assert [set(term.tolist()) for term in terms] == [{0.0}] * 3
 
 
-@each_group
-@pytest.mark.parametrize("largest", [5, EAGER_BYTES])
+@each_group_with("largest", [5, EAGER_BYTES])
 def test_all_gather_with_uneven_sizes(kind: str, size: int, largest: int) -> None:
     owns = [np.full(largest * rank, rank + 0.5, np.float32) for rank in range(size)]
 
@@ -107,8 +112,7 @@ def test_all_gather_with_uneven_sizes(kind: str, size: int, largest: int) -> Non
             assert [one.tobytes() for one in into] == [own.tobytes() for own in owns]
 
 
-@each_group
-@pytest.mark.parametrize("largest", [5, EAGER_BYTES])
+@each_group_with("largest", [5, EAGER_BYTES])
 def test_gather_to_each_root(kind: str, size: int, largest: int) -> None:
     owns = [np.full(largest + rank, rank, np.int32) for rank in range(size)]
 
@@ -127,8 +131,7 @@ def test_gather_to_each_root(kind: str, size: int, largest: int) -> None:
                     assert (one == (own if root == rank else -1)).all()
 
 
-@each_group
-@pytest.mark.parametrize("count", [0, 3, MANY])
+@each_group_with("count", [0, 3, MANY])
 def test_broadcast_from_each_root(kind: str, size: int, count: int) -> None:
     def received(member: Collective) -> list[np.ndarray]:
         arrays = [np.full(count, member.rank, np.int32) for _ in range(size)]
@@ -286,8 +289,7 @@ def test_a_mesh_needs_a_link_to_every_other_rank() -> None:
         end.close()
 
 
-@each_group
-@pytest.mark.parametrize("count", [1, 2048, MANY])
+@each_group_with("count", [1, 2048, MANY])
 def test_sums_begun_one_after_the_other_have_the_same_bits(
     kind: str, size: int, count: int
 ) -> None:

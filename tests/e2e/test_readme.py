@@ -82,11 +82,26 @@ PARTS = {
 }
 """Tests of what blocks show that begin so, and take longest."""
 
+PAGES_OF_PARTS = {
+    "chat.md": ("multiprocess/test_chat_terminal.py", "multiprocess/test_command_line.py"),
+    "devices.md": ("multiprocess/test_predicted_replies.py",),
+    "kv-cache.md": ("multiprocess/test_kept_beginnings.py", "multiprocess/test_kv_disk.py"),
+    "operations.md": ("multiprocess/test_peer_as_a_service.py",),
+    "quality.md": ("e2e/test_quality.py",),
+    "streaming.md": ("e2e/test_streamed_layers.py",),
+    "wire.md": ("e2e/test_rounded_wire.py",),
+}
+"""Pages about one thing each, and tests of it."""
+
+
+def parts_of(block: Block) -> tuple[str, ...]:
+    """Tests of what it shows, where those are enough; else none."""
+    by_command = [of for start, of in PARTS.items() if block.code.startswith(start)]
+    return by_command[0] if by_command else PAGES_OF_PARTS.get(block.page.name, ())
+
+
 RUN_HERE = [
-    pytest.param(
-        block,
-        marks=[shown_in_parts(*of) for start, of in PARTS.items() if block.code.startswith(start)],
-    )
+    pytest.param(block, marks=shown_in_parts(*parts) if (parts := parts_of(block)) else ())
     for block in RUN
 ]
 
