@@ -53,8 +53,7 @@ _PROMPT_TOKENS = 16
     "several_bits",
     type=float,
     multiple=True,
-    help="Of edge quantize: folders of so many bits, which are made if they are not there; "
-    f"and of llama.cpp {YARDSTICK} alone.",
+    help="Of edge quantize as well: folders of so many bits, which are made if they are not there.",
 )
 @folder_option
 @append_option
@@ -89,9 +88,8 @@ def main(
             return lambda: (new_tokens - 1) / llama.run(_PROMPT_TOKENS, new_tokens)["decode_s"]
 
         opened = held.enter_context(Checkpoint.open(path))
-        some = bool(dtypes or several_bits)
         formats = tuple(LoadOptions(dtype=dtype) for dtype in dtypes)
-        for options in formats if some else EDGE_FORMATS + FEW_BIT_FORMATS:
+        for options in formats or EDGE_FORMATS + FEW_BIT_FORMATS:
             if options.dtype == "float32":
                 continue  # nobody decodes with it, and it takes as much memory as all others
             cluster = held.enter_context(edge.Cluster.local(1, threads=threads))
@@ -105,7 +103,7 @@ def main(
                 cluster.quantize(path, rounded, bits=bits)
             model = held.enter_context(cluster.load(rounded, context_tokens=context))
             decode[calibrated_name(bits)] = ours(model)
-        for form in [YARDSTICK] if some else llama_logits.FORMATS:
+        for form in [YARDSTICK] if dtypes else llama_logits.FORMATS:
             gguf = gguf_of(shape, folder, python=llama_python, form=form)
             llama = Llama(gguf, python=llama_python, threads=threads, context_tokens=context)
             held.enter_context(llama)
