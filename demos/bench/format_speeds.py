@@ -1,4 +1,4 @@
-"""How fast each weight format decodes, Edge's and llama.cpp's, all in turn in one call.
+"""How fast each weight format reads a prompt and decodes, Edge's and llama.cpp's, all in turn in one call.
 
 python -m edge.demos.bench.format_speeds --llama-python OTHER_ENVIRONMENT/bin/python --append
 
@@ -32,7 +32,8 @@ from edge.weights.formats import DTYPES, Dtype
 
 QUESTION = "how fast a weight format decodes"
 YARDSTICK = "Q4_K_M"
-_PROMPT_TOKENS = 16
+PARTS = ("decode", "prefill")
+_PROMPT_TOKENS = 128
 
 
 @click.command()
@@ -71,21 +72,30 @@ def main(
     """Tokens per second of each format, and the ratio to llama.cpp's Q4_K_M."""
     path = checkpoint(shape, folder)
     context = _PROMPT_TOKENS + new_tokens
-    decode: dict[str, Callable[[], float]] = {}
+    speeds_of: dict[str, Callable[[], dict[str, float]]] = {}
     with contextlib.ExitStack() as held:
 
-        def ours(model: edge.Model) -> Callable[[], float]:
+        def ours(model: edge.Model) -> Callable[[], dict[str, float]]:
             random = np.random.default_rng(1)
-            prompt: list[int] = random.integers(model.vocab_size, size=_PROMPT_TOKENS).tolist()
 
-            def run() -> float:
+            def run() -> dict[str, float]:
+                # Another one each time, of which nothing is found.
+                prompt: list[int] = random.integers(model.vocab_size, size=_PROMPT_TOKENS).tolist()
                 reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
-                return reply.tokens_per_s
+                first_s = reply.statistics["first_token_s"]
+                return {"decode": reply.tokens_per_s, "prefill": _PROMPT_TOKENS / first_s}
 
             return run
 
-        def theirs(llama: Llama) -> Callable[[], float]:
-            return lambda: (new_tokens - 1) / llama.run(_PROMPT_TOKENS, new_tokens)["decode_s"]
+        def theirs(llama: Llama) -> Callable[[], dict[str, float]]:
+            def run() -> dict[str, float]:
+                took = llama.run(_PROMPT_TOKENS, new_tokens)
+                return {
+                    "decode": (new_tokens - 1) / took["decode_s"],
+                    "prefill": _PROMPT_TOKENS / took["prefill_s"],
+                }
+
+            return run
 
         opened = held.enter_context(Checkpoint.open(path))
         formats = tuple(LoadOptions(dtype=dtype) for dtype in dtypes)
@@ -95,29 +105,30 @@ def main(
             cluster = held.enter_context(edge.Cluster.local(1, threads=threads))
             model = held.enter_context(cluster.load(path, options, context_tokens=context))
             name = format_name(options.weight_format(opened), options)
-            decode[f"Edge {name}"] = ours(model)
+            speeds_of[f"Edge {name}"] = ours(model)
         for bits in several_bits:
             rounded = folder / f"{shape}-{bits:g}-bits"
             cluster = held.enter_context(edge.Cluster.local(1, threads=threads))
             if not rounded.exists():
                 cluster.quantize(path, rounded, bits=bits)
             model = held.enter_context(cluster.load(rounded, context_tokens=context))
-            decode[calibrated_name(bits)] = ours(model)
+            speeds_of[calibrated_name(bits)] = ours(model)
         for form in [YARDSTICK] if dtypes else llama_logits.FORMATS:
             gguf = gguf_of(shape, folder, python=llama_python, form=form)
             llama = Llama(gguf, python=llama_python, threads=threads, context_tokens=context)
             held.enter_context(llama)
-            decode[f"llama.cpp {form} (llama-cpp-python {llama.version})"] = theirs(llama)
-        (yardstick,) = (name for name in decode if f"llama.cpp {YARDSTICK} " in name)
-        figures = {name: Figures() for name in decode}
+            speeds_of[f"llama.cpp {form} (llama-cpp-python {llama.version})"] = theirs(llama)
+        (yardstick,) = (name for name in speeds_of if f"llama.cpp {YARDSTICK} " in name)
+        figures = {name: Figures() for name in speeds_of}
         for number in range(rounds + 1):
-            speeds = {name: run() for name, run in decode.items()}
+            speeds = {name: run() for name, run in speeds_of.items()}
             if number == 0:
                 continue  # it warms all of them up
             for name, speed in speeds.items():
-                figures[name].add("decode", "tok/s", speed)
-                ratio = speed / speeds[yardstick]
-                figures[name].add(f"decode / llama.cpp {YARDSTICK}", "ratio", ratio)
+                for part in PARTS:
+                    figures[name].add(part, "tok/s", speed[part])
+                    ratio = speed[part] / speeds[yardstick][part]
+                    figures[name].add(f"{part} / llama.cpp {YARDSTICK}", "ratio", ratio)
     for name, found in figures.items():
         print(name)
         results.publish(
