@@ -1,4 +1,4 @@
-"""How fast each weight format reads a prompt and decodes, Edge's and llama.cpp's, all in turn in one call.
+"""How fast each weight format reads a prompt and decodes, Edge's and llama.cpp's, all in turn.
 
 python -m edge.demos.bench.format_speeds --llama-python OTHER_ENVIRONMENT/bin/python --append
 
