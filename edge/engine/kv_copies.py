@@ -16,15 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import RequestError
-from edge.protocol.assignment import Copies
+from edge.protocol.assignment import COPIED_TOKENS, Copies
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import MOST_COPY_BYTES, CopiedTokens, KvRows
 from edge.protocol.step import Step, StepEntry
 from edge.transport.frame import Buffer
-
-COPIED_TOKENS: Mapping[Copies, int] = {"answers": 32, "all": 8}
-"""Of an answer, in one copy, by what is copied: a frame costs the same for one token and for
-several. Two peers on two cores, 190 tokens a second: with 8 in one, copies took 5 % of them."""
 
 LEAST_COPIED_TOKENS = 8
 """Of a model with so many keys and values that a frame takes no more."""
@@ -192,7 +188,7 @@ class KvCopies:
         if num_bytes > CHUNK_COPY_BYTES:
             wanted = max(LEAST_COPIED_TOKENS, tokens * CHUNK_COPY_BYTES // num_bytes)
             tokens = min(tokens, most, wanted)
-            self._enough = min(self._enough, tokens)
+            self._enough = min(self._enough, most, wanted)
             rows = [each[:, :tokens] for each in rows]
             num_bytes = sum(each.nbytes for each in rows)
         if not self._room.take(num_bytes):

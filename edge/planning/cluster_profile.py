@@ -16,7 +16,7 @@ from statistics import median
 
 from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.models.spec import ModelSpec
-from edge.partition import ClusterSpec, ComputeRates, CrowdSpec, DeviceSpec, LinkSpec
+from edge.partition import ClusterSpec, ComputeRates, CrowdSpec, DeviceSpec
 from edge.partition.cost.message_times import NO_LINK_S, UNKNOWN_LOCAL_LINK
 from edge.partition.plan.rates import between
 from edge.planning.link_profile import LinkFacts
@@ -197,23 +197,16 @@ class _Hosts:
             return []
         host = cluster.device(trials[0].plan.devices[0]).host
         pace, link = (token, first), _mean_link(cluster, host)
-        alike = _linked_alike(cluster, host, link)
         return [
-            trial.crowd(_at_pace(alike, host, trial.rows, trial.alone or pace), pace, link)
+            trial.crowd(_at_pace(cluster, host, trial.rows, trial.alone or pace), pace, link)
             for trial in trials
         ]
 
 
 def _crowded(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
-    """With what devices of one host take from each other, and at the pace they had then.
-
-    And with the links they had then. What a message takes on one host changes little, but a
-    measurement of it may be four times another, by whether who waits has gone to sleep: what
-    devices take from each other is what remains of a step without it.
-    """
+    """With what devices of one host take from each other, and at the pace they had then."""
     largest = {each.host: each for each in sorted(crowds, key=lambda each: each.count)}
     for host, crowd in largest.items():
-        cluster = _linked_alike(cluster, host, crowd.link)
         cluster = _at_pace(cluster, host, crowd.rows, crowd.pace)
 
     def device(known: DeviceSpec) -> DeviceSpec:
@@ -230,36 +223,17 @@ def _crowded(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
     return replace(cluster, crowds=tuple(crowds), devices=tuple(map(device, cluster.devices)))
 
 
-def _links_of(cluster: ClusterSpec, host: str) -> list[LinkSpec]:
-    """Between devices of this host that reach each other."""
+def _mean_link(cluster: ClusterSpec, host: str) -> tuple[float, float]:
+    """(latency in s, bytes per s) of the host's, in the median of those that there are."""
     own = {device.id for device in cluster.devices if device.host == host}
-    return [
+    links = [
         link
         for link in cluster.links
         if {link.source, link.target} <= own and link.latency_s < NO_LINK_S
     ]
-
-
-def _mean_link(cluster: ClusterSpec, host: str) -> tuple[float, float]:
-    """(latency in s, bytes per s) in the median."""
-    if not (links := _links_of(cluster, host)):
+    if not links:
         return UNKNOWN_LOCAL_LINK
     return median(link.latency_s for link in links), median(link.bytes_per_s for link in links)
-
-
-def _linked_alike(cluster: ClusterSpec, host: str, link: tuple[float, float]) -> ClusterSpec:
-    """With this link between all of the host that reach each other."""
-    latency_s, bytes_per_s = link
-    ends = {(each.source, each.target) for each in _links_of(cluster, host)}
-    return replace(
-        cluster,
-        links=tuple(
-            replace(each, latency_s=latency_s, bytes_per_s=bytes_per_s)
-            if (each.source, each.target) in ends
-            else each
-            for each in cluster.links
-        ),
-    )
 
 
 def _at_pace(

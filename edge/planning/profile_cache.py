@@ -160,6 +160,7 @@ def _same_size(rotary: Rotary) -> Rotary:
 
 def _crowd(value: Mapping[str, Any], host: str) -> CrowdSpec:
     """Raises ValueError, KeyError, TypeError or OverflowError for anything that is none."""
+    latency_s, bytes_per_s = map(float, value["link"])
     return CrowdSpec(
         host=host,
         count=int(value["count"]),
@@ -167,7 +168,7 @@ def _crowd(value: Mapping[str, Any], host: str) -> CrowdSpec:
         sum_s=tuple(map(float, value["sum_s"])),
         slower=tuple(map(float, value["slower"])),
         pace=tuple(map(float, value["pace"])),
-        link=(float(value["link"][0]), float(value["link"][1])),
+        link=(latency_s, bytes_per_s),
     )
 
 

@@ -35,7 +35,7 @@ from edge.partition import (
 )
 from edge.planning.survey import Inquiry
 from edge.planning.wire_format_choice import choose_wire_rules
-from edge.protocol.assignment import Assignment
+from edge.protocol.assignment import COPIED_TOKENS, Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Event, Post
@@ -62,7 +62,9 @@ _WEIGHT_BYTES = 192 << 20
 _EMBEDDING_BYTES = 64 << 20
 
 _PROMPT_TOKENS = 64
-_NEW_TOKENS = 32
+_NEW_TOKENS = 2 + COPIED_TOKENS["answers"]
+"""The first comes with the prompt, and the last is not computed with: one copy is sent."""
+
 _ANSWERS = 7
 """The first warms up."""
 
@@ -120,26 +122,36 @@ class Trial:
     ) -> CrowdSpec:
         """What of that the rates of these devices, as they were then, do not explain.
 
-        At this pace, in which predictions are made: as it would have been then. `link` is that of
-        all links of the host in this cluster.
+        At this pace, in which predictions are made: as it would have been then. The parts are
+        counted with this link between all of the host.
         """
-        chunk_tokens = self.workload.prompt_tokens
-        known = dataclasses.replace(cluster, crowds=())
-        found = estimate(self.plan, self.model, known, self.workload, chunk_tokens=chunk_tokens)
+        rows = self.rows
+        nothing = CrowdSpec(
+            host=cluster.device(self.plan.devices[0]).host,
+            count=len(self.plan.devices),
+            rows=rows,
+            sum_s=(0.0,) * len(rows),
+            slower=(1.0,) * len(rows),
+            pace=pace,
+            link=link,
+        )
+        found = estimate(
+            self.plan,
+            self.model,
+            dataclasses.replace(cluster, crowds=(nothing,)),
+            self.workload,
+            chunk_tokens=self.workload.prompt_tokens,
+        )
         predicted = Times.predicted(found)
         sums = 2 * self.model.num_layers + 1
         token, first = (now / then for now, then in zip(pace, self.alone or pace, strict=True))
-        return CrowdSpec(
-            host=cluster.device(self.plan.devices[0]).host,
-            count=len(self.plan.devices),
-            rows=self.rows,
+        return dataclasses.replace(
+            nothing,
             sum_s=(
                 token * (self.together.token_s - predicted.token_s) / sums,
                 first * (self.together.first_token_s - predicted.first_token_s) / sums,
             ),
             slower=self.together.over(predicted),
-            pace=pace,
-            link=link,
         )
 
 
@@ -302,7 +314,10 @@ class _Rehearsal:
     async def answer(self, number: int) -> Times:
         request = str(number)
         terms = SamplingTerms(
-            sampling=SamplingParameters(), end_ids=frozenset(), max_new_tokens=self._new_tokens
+            sampling=SamplingParameters(),
+            end_ids=frozenset(),
+            max_new_tokens=self._new_tokens,
+            prompt_tokens=self._prompt_tokens,
         )
         entry = StepEntry(
             request=request, position=0, tokens=(0,) * self._prompt_tokens, logit_rows=1

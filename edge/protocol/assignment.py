@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,10 @@ from edge.weights.layout import ShardLayout, shard_layout
 
 Copies = Literal["none", "answers", "all"]
 """all: of prompts and answers."""
+
+COPIED_TOKENS: Mapping[Copies, int] = {"answers": 32, "all": 8}
+"""Of an answer, in one copy, by what is copied: a frame costs the same for one token and for
+several. Two peers on two cores, 190 tokens a second: with 8 in one, copies took 5 % of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,13 +30,20 @@ SLICED_ABOVE_BYTES = 64 << 10
 
 
 class Network:
-    """The links of a cluster, each way of its own, with defaults where none is known."""
+    """The links of a cluster, each way of its own, with defaults where none is known.
+
+    Devices of one host whose crowd was measured have the link that it was counted with. What a
+    message takes there changes little, but a measurement of it may be four times another, by
+    whether who waits has gone to sleep; and a crowd is what remains of a step without messages.
+    """
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self._known = {
             (link.source, link.target): (link.latency_s, link.bytes_per_s) for link in cluster.links
         }
         self._hosts = {device.id: device.host for device in cluster.devices}
+        crowds = sorted(cluster.crowds, key=lambda each: each.count)
+        self._crowded = {crowd.host: crowd.link for crowd in crowds}
         self.crowds = Crowds(cluster)
 
     def link(self, source: str, target: str) -> tuple[float, float]:
@@ -44,10 +51,10 @@ class Network:
         if source == target:
             return UNKNOWN_LOCAL_LINK
         found = self._known.get((source, target)) or self._known.get((target, source))
-        if found is None:
-            is_local = self._hosts[source] and self._hosts[source] == self._hosts[target]
-            found = UNKNOWN_LOCAL_LINK if is_local else UNKNOWN_LINK
-        return found
+        host = self._hosts[source] if self._hosts[source] == self._hosts[target] else ""
+        if host in self._crowded and (found is None or found[0] < NO_LINK_S):
+            return self._crowded[host]
+        return found or (UNKNOWN_LOCAL_LINK if host else UNKNOWN_LINK)
 
     def is_linked(self, one: str, other: str) -> bool:
         """Whether messages go between these two."""

@@ -40,8 +40,9 @@ LEAST_GAIN = 0.05
 that, and every device more is one that may be lost."""
 
 LEAST_GAIN_ON_ONE_HOST = 0.15
-"""The same where devices share cores and memory: what that costs moves from minute to minute. Of
-30 plans of peers on two cores, predictions were off by up to 10 % (`local_cluster.csv`)."""
+"""The same where devices share cores and memory: what that costs moves from minute to minute. The
+last 30 plans of peers on two cores were up to 10 % slower than said, and those of other days up to
+57 % (`local_cluster.csv`)."""
 
 Planned = tuple[Plan, Estimate]
 

@@ -15,7 +15,6 @@ import pytest
 from setuptools import find_packages
 
 import edge
-from tests.support.pairs import shown_in_parts
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -91,7 +90,6 @@ def test_the_wheel_takes_no_name_but_edge(site: Path) -> None:
     assert result.stdout.strip() == f"another kernels {site / 'edge' / 'kernels' / '__init__.py'}"
 
 
-@shown_in_parts("architecture/test_names.py")
 def test_the_wheel_runs_there(site: Path, tmp_path: Path) -> None:
     place = {"EDGE_CACHE": str(tmp_path), "PYTHONPATH": str(site)}
     model = str(site / "edge" / "demos" / "model")

@@ -41,8 +41,13 @@ each_group = pytest.mark.parametrize(("kind", "size"), GROUPS)
 
 
 def each_group_with(name: str, values: Sequence[int]) -> pytest.MarkDecorator:
-    """The groups of all kinds and sizes with each of these values."""
-    cases = [(kind, size, value) for kind, size in GROUPS for value in values]
+    """The groups of all kinds and sizes with each of these values.
+
+    The largest values come first, and one rank alone last: so those without the mark `slow` are
+    those in which much goes to and fro.
+    """
+    groups = sorted(GROUPS, key=lambda group: group[1] == 1)
+    cases = [(kind, size, value) for value in sorted(values, reverse=True) for kind, size in groups]
     return pytest.mark.parametrize(("kind", "size", name), repeats_are_slow(cases))
 
 

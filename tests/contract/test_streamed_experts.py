@@ -15,7 +15,7 @@ from tests.support.processes import run_module
     "plan",
     [
         "tensor",
-        pytest.param("solo", marks=shown_in_parts("e2e/test_streamed_layers.py")),
+        "solo",
         pytest.param("pipeline", marks=shown_in_parts("e2e/test_streamed_layers.py")),
     ],
 )

@@ -25,7 +25,7 @@ PROMPT_TOKENS = 24
 LONG_PROMPT_TOKENS = 333
 """More than one chunk of a prompt."""
 
-PLANS = ("tensor_2", "tensor_3", "pipeline_2")
+PLANS = ("tensor_3", "pipeline_2")
 
 Checkpoints = Callable[..., TinyCheckpoint]
 
@@ -35,7 +35,7 @@ Checkpoints = Callable[..., TinyCheckpoint]
     repeats_are_slow(
         [
             *((family, layout) for family in MORE_FAMILIES for layout in PLANS),
-            *((name, "tensor_2") for name in WITH_PICTURES),
+            *((name, "tensor_3") for name in WITH_PICTURES),
         ]
     ),
 )

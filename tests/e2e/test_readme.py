@@ -84,12 +84,9 @@ PARTS = {
 
 PAGES_OF_PARTS = {
     "chat.md": ("multiprocess/test_chat_terminal.py", "multiprocess/test_command_line.py"),
-    "devices.md": ("multiprocess/test_predicted_replies.py",),
     "kv-cache.md": ("multiprocess/test_kept_beginnings.py", "multiprocess/test_kv_disk.py"),
-    "operations.md": ("multiprocess/test_peer_as_a_service.py",),
+    "operations.md": ("unit/cli/test_config_file.py", "unit/cli/test_service_unit.py"),
     "quality.md": ("e2e/test_quality.py",),
-    "streaming.md": ("e2e/test_streamed_layers.py",),
-    "wire.md": ("e2e/test_rounded_wire.py",),
 }
 """Pages about one thing each, and tests of it."""
 

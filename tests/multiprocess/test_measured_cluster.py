@@ -19,16 +19,17 @@ import edge
 from edge import transport
 from edge.errors import PeerLostError, ProtocolError
 from edge.partition import ClusterSpec
-from edge.partition.cost.message_times import NO_LINK_S
+from edge.partition.cost.message_times import NO_LINK_S, Network
+from edge.planning import rehearsal
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.planning.profile_cache import FactsCache
 from edge.progress import Progress
 from edge.protocol.client import PeerClient
 from edge.protocol.fields import to_json
-from edge.protocol.frame_codec import to_frame
+from edge.protocol.frame_codec import Event, to_frame
 from edge.protocol.heartbeat import show_life
 from edge.protocol.measurements import Glance, Probe, Profile, Span
-from edge.protocol.messages import Describe
+from edge.protocol.messages import Describe, KvRows
 from edge.protocol.peer_info import PeerInfo, describe_all
 from edge.protocol.topology import Place
 from edge.transport import Channel, Frame
@@ -246,19 +247,36 @@ def test_what_neighbours_take_from_each_other_goes_with_the_links_it_was_measure
     assert times is not None
     cache.keep_link(peers[0], peers[1], replace(times, latency_s=9 * times.latency_s))
     after = known.ask(peers, only_remembered=True)
-    assert (after.crowds, after.links) == (before.crowds, before.links)
-    assert {(link.latency_s, link.bytes_per_s) for link in after.links} == {crowd.link}
+    assert after.crowds == before.crowds
+    assert {link.latency_s for link in after.links} != {link.latency_s for link in before.links}
+    one, other = (peer.id for peer in peers)
+    for cluster in (before, after, replace(after, links=())):
+        assert Network(cluster).link(one, other) == crowd.link
+    assert Network(replace(after, crowds=())).link(one, other) != crowd.link
 
 
 def test_another_format_and_another_neighbour_are_measured(
-    pair: list[Daemon], questions: Questions
+    pair: list[Daemon], questions: Questions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a peer is alone is known; what it shares is not."""
+    """What a peer is alone is known; what it shares is not. It is measured with copies of answers,
+    as peers of one host send them."""
+    heard: list[Event] = []
+
+    class Hearing(rehearsal._Rehearsal):
+        def _hear(self, client: PeerClient, event: Event) -> None:
+            heard.append(event)
+            super()._hear(client, event)
+
+    monkeypatch.setattr(rehearsal, "_Rehearsal", Hearing)
     peers = peers_of(pair)
     assert questions.ask(peers[:1]).crowds == ()
     assert questions.measured == ["a"]
+    assert heard == []
     assert len(questions.ask(peers).crowds) == 1
     assert sorted(questions.measured) == ["", "b"]
+    copied = [part for each in heard if isinstance(each, KvRows) for part in each.parts]
+    assert len(copied) >= rehearsal._ANSWERS, "of each of its answers"
+    assert {part.first for part in copied} == {rehearsal._PROMPT_TOKENS}, "and not of prompts"
     questions.ask(peers[:1], format_=uniform_format("float32"))
     assert questions.measured == ["a"]
 

@@ -25,7 +25,6 @@ from edge.server.connections import web_config
 from edge.server.guard import Rules
 from edge.server.shelf import Shelf
 from tests.support.calling_model import calling_model
-from tests.support.pairs import shown_in_parts
 from tests.support.plans import bundled_plan
 from tests.support.random_schemas import random_schema
 
@@ -174,12 +173,6 @@ def test_what_must_be_called_in_a_conversation_is_called(
     asyncio.run(main())
 
 
-@shown_in_parts(
-    "multiprocess/test_server_clients.py",
-    "unit/server/test_responses_requests.py",
-    "unit/server/test_anthropic_requests.py",
-    "unit/server/test_ollama_requests.py",
-)
 def test_clients_ask_for_forms_and_calls(peers: list[edge.PeerInfo], caller: Path) -> None:
     import anthropic
     import openai

@@ -12,14 +12,13 @@ from demos.bundled import MODEL
 from edge.backends.host_cache import HostCache
 from edge.engine.kv_copies import (
     COPIED_AFTER_S,
-    COPIED_TOKENS,
     LEAST_COPIED_TOKENS,
     CopyRooms,
     KvCopies,
     put_copy,
 )
 from edge.errors import RequestError
-from edge.protocol.assignment import Copies
+from edge.protocol.assignment import COPIED_TOKENS, Copies
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import CopiedTokens, KvRows
 from edge.protocol.step import Step, StepEntry, StepLimits

@@ -19,7 +19,7 @@ from edge.partition import (
     Workload,
     estimate,
 )
-from edge.partition.cost.message_times import UNKNOWN_LINK, UNKNOWN_LOCAL_LINK, Network
+from edge.partition.cost.message_times import NO_LINK_S, UNKNOWN_LINK, UNKNOWN_LOCAL_LINK, Network
 from edge.partition.cost.pace import expected_maximum
 from tests.support.facts import changed_facts, facts_of, plain_facts
 
@@ -225,7 +225,7 @@ def test_neighbours_cost_each_other_what_was_measured_of_them_together() -> None
         sum_s=(5.0, 7.0),
         slower=(1.0, 1.0),
         pace=(1.0, 1.0),
-        link=(1e-5, 1e9),
+        link=(0.0, ENDLESS),
     )
     assert of(SPLIT, together).token_s == pytest.approx(3 * (35 + 60) + 18)
     crowded = replace(together, crowds=(crowd,))
@@ -238,6 +238,21 @@ def test_neighbours_cost_each_other_what_was_measured_of_them_together() -> None
         assert chain.first_token_s == pytest.approx(150 * 3 * 1.1 + 30)
         chunks = of(CHAIN, each, replace(WORKLOAD, prompt_tokens=2), chunk_tokens=1)
         assert chunks.first_token_s == pytest.approx(2 * (480 + 300))
+
+
+def test_messages_of_neighbours_take_what_was_measured_with_what_they_cost_each_other() -> None:
+    """Whatever the link between them was found to be since, if there is one at all."""
+    crowd = CrowdSpec(
+        host="h", count=2, rows=(1,), sum_s=(0.0,), slower=(1.0,), pace=(1.0,), link=(0.5, 1000)
+    )
+    for latency_s, expected_s in ((0.1, 0.5 + 4), (0.9, 0.5 + 4), (NO_LINK_S, NO_LINK_S)):
+        near = cluster(RATES, RATES, host="h", latency_s=latency_s)
+        found = of(SPLIT, replace(near, crowds=(crowd,)))
+        assert seconds(found, "reduce") == pytest.approx(7 * expected_s)
+    unknown = replace(near, links=(), crowds=(crowd,))
+    assert seconds(of(SPLIT, unknown), "reduce") == pytest.approx(7 * (0.5 + 4))
+    far = cluster(RATES, RATES, latency_s=0.1)
+    assert seconds(of(SPLIT, replace(far, crowds=(crowd,))), "reduce") == pytest.approx(0.7)
 
 
 def test_sums_of_two() -> None:
