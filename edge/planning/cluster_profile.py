@@ -196,7 +196,7 @@ class _Hosts:
         if not trials:
             return []
         host = cluster.device(trials[0].plan.devices[0]).host
-        pace, link = (token, first), _mean_link(cluster, host)
+        pace, link = (token, first), _median_link(cluster, host)
         return [
             trial.crowd(_at_pace(cluster, host, trial.rows, trial.alone or pace), pace, link)
             for trial in trials
@@ -223,8 +223,8 @@ def _crowded(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
     return replace(cluster, crowds=tuple(crowds), devices=tuple(map(device, cluster.devices)))
 
 
-def _mean_link(cluster: ClusterSpec, host: str) -> tuple[float, float]:
-    """(latency in s, bytes per s) of the host's, in the median of those that there are."""
+def _median_link(cluster: ClusterSpec, host: str) -> tuple[float, float]:
+    """(latency in s, bytes per s) of the host's devices that reach each other."""
     own = {device.id for device in cluster.devices if device.host == host}
     links = [
         link

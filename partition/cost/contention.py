@@ -19,6 +19,8 @@ class Crowds:
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self._known: dict[str, dict[int, tuple[tuple[int, ...], tuple[float, ...]]]] = {}
+        self.links = {each.host: each.link for each in cluster.crowds}
+        """By host, (latency in s, bytes per s); those of a host were all counted with the same."""
         for each in cluster.crowds:
             self._known.setdefault(each.host, {})[each.count] = (each.rows, each.sum_s)
 

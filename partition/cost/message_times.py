@@ -42,8 +42,6 @@ class Network:
             (link.source, link.target): (link.latency_s, link.bytes_per_s) for link in cluster.links
         }
         self._hosts = {device.id: device.host for device in cluster.devices}
-        crowds = sorted(cluster.crowds, key=lambda each: each.count)
-        self._crowded = {crowd.host: crowd.link for crowd in crowds}
         self.crowds = Crowds(cluster)
 
     def link(self, source: str, target: str) -> tuple[float, float]:
@@ -52,8 +50,8 @@ class Network:
             return UNKNOWN_LOCAL_LINK
         found = self._known.get((source, target)) or self._known.get((target, source))
         host = self._hosts[source] if self._hosts[source] == self._hosts[target] else ""
-        if host in self._crowded and (found is None or found[0] < NO_LINK_S):
-            return self._crowded[host]
+        if host in self.crowds.links and (found is None or found[0] < NO_LINK_S):
+            return self.crowds.links[host]
         return found or (UNKNOWN_LOCAL_LINK if host else UNKNOWN_LINK)
 
     def is_linked(self, one: str, other: str) -> bool:

@@ -76,25 +76,17 @@ RUN = [block for block in BLOCKS if block.how == "run"]
 DAEMONS = [block for block in BLOCKS if block.how == "daemons"]
 ELSEWHERE = [block for block in BLOCKS if block.how.startswith("tested by .ci/run")]
 PARTS = {
-    "edge bench ": ("multiprocess/test_predicted_replies.py",),
-    "edge quality ": ("e2e/test_quality.py",),
-    "edge quantize ": ("e2e/test_quantizing.py",),
+    "chat: ": ("multiprocess/test_chat_terminal.py", "multiprocess/test_command_line.py"),
+    "kv-cache: ": ("multiprocess/test_kept_beginnings.py", "multiprocess/test_kv_disk.py"),
+    "operations: ": ("unit/cli/test_config_file.py", "unit/cli/test_service_unit.py"),
+    "prediction: edge bench ": ("multiprocess/test_predicted_replies.py",),
+    "quality: ": ("e2e/test_quality.py", "e2e/test_quantizing.py"),
 }
-"""Tests of what blocks show that begin so, and take longest."""
-
-PAGES_OF_PARTS = {
-    "chat.md": ("multiprocess/test_chat_terminal.py", "multiprocess/test_command_line.py"),
-    "kv-cache.md": ("multiprocess/test_kept_beginnings.py", "multiprocess/test_kv_disk.py"),
-    "operations.md": ("unit/cli/test_config_file.py", "unit/cli/test_service_unit.py"),
-    "quality.md": ("e2e/test_quality.py",),
-}
-"""Pages about one thing each, and tests of it."""
+"""Tests of what blocks show whose names begin so."""
 
 
 def parts_of(block: Block) -> tuple[str, ...]:
-    """Tests of what it shows, where those are enough; else none."""
-    by_command = [of for start, of in PARTS.items() if block.code.startswith(start)]
-    return by_command[0] if by_command else PAGES_OF_PARTS.get(block.page.name, ())
+    return next((of for start, of in PARTS.items() if str(block).startswith(start)), ())
 
 
 RUN_HERE = [

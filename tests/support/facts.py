@@ -1,11 +1,12 @@
-"""Facts of models whose layers are all alike."""
+"""Facts of models whose layers are all alike, and of crowds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from edge.partition import LayerFacts, ModelFacts
+from edge.partition import CrowdSpec, LayerFacts, ModelFacts
 
 _OF_LAYER = tuple(LayerFacts.__dataclass_fields__)
 _OF_MODEL = tuple(set(ModelFacts.__dataclass_fields__) - {"kinds", "layers"})
@@ -29,3 +30,10 @@ def facts_of(model: ModelFacts) -> SimpleNamespace:
 
 def changed_facts(model: ModelFacts, **facts: Any) -> ModelFacts:
     return plain_facts(**{**vars(facts_of(model)), **facts})
+
+
+def crowd_of(count: int, sum_s: Sequence[float], **others: Any) -> CrowdSpec:
+    """On the host "h", by 1, 2, 3 … rows unless others say so; slower by nothing but its sums."""
+    ones = (1.0,) * len(sum_s)
+    usual = {"host": "h", "rows": tuple(range(1, len(sum_s) + 1)), "slower": ones, "pace": ones}
+    return CrowdSpec(count=count, sum_s=tuple(sum_s), **{**usual, "link": (0.0, 1e9), **others})

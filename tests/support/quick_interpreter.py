@@ -140,6 +140,7 @@ def _launched(
         interpreter._patch_lang(executor.fn)  # and never puts it back
         known = self.known = executor.fn, frozenset(executor.constexprs)
     function, constants = known
+    assert len(arguments) <= len(self.arg_names), f"{self.fn.__name__} takes {self.arg_names}"
     given = dict(zip(self.arg_names, arguments, strict=False))
     given |= {name: value for name, value in named.items() if name in self.arg_names}
     assert given.keys() == set(self.arg_names), f"{self.fn.__name__} takes {self.arg_names}"

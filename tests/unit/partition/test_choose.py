@@ -11,7 +11,6 @@ from edge.partition import (
     CapacityError,
     ClusterSpec,
     ComputeRates,
-    CrowdSpec,
     DeviceSpec,
     LinkSpec,
     ModelFacts,
@@ -26,7 +25,7 @@ from edge.partition import (
 )
 from edge.partition.cost.message_times import NO_LINK_S
 from edge.partition.search.choose import LEAST_GAIN, LEAST_GAIN_ON_ONE_HOST
-from tests.support.facts import plain_facts
+from tests.support.facts import crowd_of, plain_facts
 
 GIB = 2**30
 GIGABIT = (0.2e-3, 117e6)
@@ -147,9 +146,7 @@ def test_two_devices_of_one_host_gain_nothing_from_each_other() -> None:
     sum_s = estimate(
         choose(SMALL, devices, Workload(), parallel="tensor").plan, SMALL, devices, Workload()
     ).token_s / (2 * SMALL.num_layers)
-    crowd = CrowdSpec(
-        host="h", count=2, rows=(1,), sum_s=(sum_s,), slower=(2.0,), pace=(1.0,), link=(0.0, 1e9)
-    )
+    crowd = crowd_of(2, (sum_s,), slower=(2.0,))
     assert len(choose(SMALL, devices, Workload()).plan.devices) == 2
     crowded = replace(devices, crowds=(crowd,))
     assert choose(SMALL, crowded, Workload()).plan.devices == ("00",)
@@ -159,16 +156,7 @@ def test_no_device_more_for_a_gain_that_no_prediction_can_promise() -> None:
     devices = cluster((4, 30e9), (4, 30e9), link=CABLE, host="h")
 
     def costing(sum_s: float) -> ClusterSpec:
-        crowd = CrowdSpec(
-            host="h",
-            count=2,
-            rows=(1,),
-            sum_s=(sum_s,),
-            slower=(1.0,),
-            pace=(1.0,),
-            link=(0.0, 1e9),
-        )
-        return replace(devices, crowds=(crowd,))
+        return replace(devices, crowds=(crowd_of(2, (sum_s,)),))
 
     def gain(sum_s: float) -> float:
         both = choose(SMALL, costing(sum_s), Workload(), parallel="tensor").predicted

@@ -8,29 +8,14 @@ import pytest
 
 from edge.partition import ClusterSpec, CrowdSpec, DeviceSpec
 from edge.partition.cost.contention import Crowds, shares_host
+from tests.support.facts import crowd_of
 
 NEAR = [
     DeviceSpec(id=id, name=id, memory_bytes=1, threads=1, host="h", rates=None) for id in "abcdef"
 ]
 FAR = [replace(each, id=f"{each.id}2", host="other") for each in NEAR]
-TWO = CrowdSpec(
-    host="h",
-    count=2,
-    rows=(1, 101),
-    sum_s=(1.0, 2.0),
-    slower=(1.0, 1.0),
-    pace=(1.0, 1.0),
-    link=(1e-5, 1e9),
-)
-FOUR = CrowdSpec(
-    host="h",
-    count=4,
-    rows=(1, 101),
-    sum_s=(9.0, 18.0),
-    slower=(3.0, 3.0),
-    pace=(1.0, 1.0),
-    link=(1e-5, 1e9),
-)
+TWO = crowd_of(2, (1.0, 2.0), rows=(1, 101))
+FOUR = crowd_of(4, (9.0, 18.0), rows=(1, 101), slower=(3.0, 3.0))
 
 
 def crowds(*known: CrowdSpec) -> Crowds:

@@ -8,7 +8,6 @@ import pytest
 from edge.partition import (
     ClusterSpec,
     ComputeRates,
-    CrowdSpec,
     DeviceSpec,
     Estimate,
     LinkSpec,
@@ -21,7 +20,7 @@ from edge.partition import (
 )
 from edge.partition.cost.message_times import NO_LINK_S, UNKNOWN_LINK, UNKNOWN_LOCAL_LINK, Network
 from edge.partition.cost.pace import expected_maximum
-from tests.support.facts import changed_facts, facts_of, plain_facts
+from tests.support.facts import changed_facts, crowd_of, facts_of, plain_facts
 
 # Bytes of a layer: 4 heads x 10, 2 KV heads x 5, 8 columns x 10, 20 the rest: 150.
 MODEL = plain_facts(
@@ -218,15 +217,7 @@ def test_expected_maxima() -> None:
 
 def test_neighbours_cost_each_other_what_was_measured_of_them_together() -> None:
     together = cluster(RATES, RATES, host="h")
-    crowd = CrowdSpec(
-        host="h",
-        count=2,
-        rows=(1, 2),
-        sum_s=(5.0, 7.0),
-        slower=(1.0, 1.0),
-        pace=(1.0, 1.0),
-        link=(0.0, ENDLESS),
-    )
+    crowd = crowd_of(2, (5.0, 7.0), link=(0.0, ENDLESS))
     assert of(SPLIT, together).token_s == pytest.approx(3 * (35 + 60) + 18)
     crowded = replace(together, crowds=(crowd,))
     found = of(SPLIT, crowded)
@@ -242,9 +233,7 @@ def test_neighbours_cost_each_other_what_was_measured_of_them_together() -> None
 
 def test_messages_of_neighbours_take_what_was_measured_with_what_they_cost_each_other() -> None:
     """Whatever the link between them was found to be since, if there is one at all."""
-    crowd = CrowdSpec(
-        host="h", count=2, rows=(1,), sum_s=(0.0,), slower=(1.0,), pace=(1.0,), link=(0.5, 1000)
-    )
+    crowd = crowd_of(2, (0.0,), link=(0.5, 1000))
     for latency_s, expected_s in ((0.1, 0.5 + 4), (0.9, 0.5 + 4), (NO_LINK_S, NO_LINK_S)):
         near = cluster(RATES, RATES, host="h", latency_s=latency_s)
         found = of(SPLIT, replace(near, crowds=(crowd,)))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from edge.partition import CrowdSpec
 from edge.planning.profile_cache import (
     MEASURED_AGAIN_AFTER_S,
     UNSTEADY_AGAIN_AFTER_S,
@@ -15,6 +14,7 @@ from edge.planning.profile_cache import (
     device_key,
 )
 from edge.protocol.peer_info import PeerInfo
+from tests.support.facts import crowd_of
 from tests.support.formats import uniform_format
 from tests.support.specs import changed
 from tests.unit.protocol.test_assignment import SPEC
@@ -22,14 +22,8 @@ from tests.unit.protocol.test_measurements import PROFILE, TIMES
 from tests.unit.protocol.test_places import peer
 
 INT4 = uniform_format("int4")
-CROWD = CrowdSpec(
-    host="",
-    count=2,
-    rows=(1, 128),
-    sum_s=(1e-5, 2e-4),
-    slower=(1.1, 1.2),
-    pace=(0.9, 1.1),
-    link=(2e-5, 2e9),
+CROWD = crowd_of(
+    2, (1e-5, 2e-4), rows=(1, 128), slower=(1.1, 1.2), pace=(0.9, 1.1), link=(2e-5, 2e9)
 )
 A, B = peer("a", "10.0.0.1:5"), peer("b", "10.0.0.2:5")
 
