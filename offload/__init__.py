@@ -51,8 +51,9 @@ from edge.offload.kv.two_tiers import KVTiers
 from edge.offload.streaming.checked_extents import Extent, Memory, Span, padded
 from edge.offload.streaming.device_window import Copier, DeviceWindow, Mark, MemoryCopier
 from edge.offload.streaming.host_slots import HostSlots, Unpin, unpinned
+from edge.offload.streaming.resident_layers import is_streamed
 from edge.offload.streaming.unit_cache import UnitCache
-from edge.offload.streaming.weight_streamer import WeightStreamer, is_streamed
+from edge.offload.streaming.weight_streamer import WeightStreamer
 
 __all__ = [
     "BLOCK_TYPES",

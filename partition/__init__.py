@@ -13,7 +13,7 @@ from edge.partition.fit.check import check_fit
 from edge.partition.fit.memory import memory_use
 from edge.partition.fit.placement import Parallel
 from edge.partition.fit.plan_table import HeldLayers, PlanRow, describe
-from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
+from edge.partition.fit.weight_tiers import WeightTiers, weight_tiers
 from edge.partition.losses.holdings import Seat
 from edge.partition.losses.joining import Move, UnderWay, join
 from edge.partition.losses.repair import Repair, can_repair, repair

@@ -30,7 +30,7 @@ from edge.partition import Parallel
 from edge.server.app import Server
 from edge.server.connections import web_config
 from edge.server.guard import Rules
-from edge.server.shelf import Shelf
+from edge.server.model_pool import ModelPool
 
 _FIRST_TOKENS = 8
 """Of an answer, that are not looked at."""
@@ -93,8 +93,8 @@ async def _compared(model: edge.AsyncModel, new_tokens: int, rounds: int) -> Fig
     async def load(name: str, whole: bool) -> edge.AsyncModel:
         raise AssertionError("it is loaded")
 
-    shelf = Shelf({model.name: ""}, load, loaded={model.name: model})
-    server = Server(shelf, rules=Rules())
+    pool = ModelPool({model.name: ""}, load, loaded={model.name: model})
+    server = Server(pool, rules=Rules())
     listening = socket.create_server(("127.0.0.1", 0))
     running = uvicorn.Server(web_config(server.app, most_connections=64))
     serving = asyncio.create_task(running.serve(sockets=[listening]))

@@ -52,8 +52,8 @@ from edge.option_fields import names_near_keywords, with_overrides
 from edge.planning.cluster_profile import set_up_like
 from edge.planning.forecast import Forecast
 from edge.planning.load_options import LoadOptions, LoadOverrides
+from edge.planning.measured_proposal import Measure, forget_measured, measured_proposal
 from edge.planning.proposal import Proposal
-from edge.planning.propose import Measure, forget_measured, measured_proposal
 from edge.progress import OnProgress
 from edge.protocol.discovery import Look, find_peers, watch_peers
 from edge.protocol.kept_files import KeptFiles

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Seq
 from edge.errors import EdgeError
 from edge.membership.presence import Broke, Missed, Presences
 from edge.protocol.discovery import Look
-from edge.protocol.last_heard import silent_addresses
 from edge.protocol.peer_info import PeerInfo, describe_all, each_once, with_unique_names
+from edge.protocol.silent_peers import silent_addresses
 
 LOOK_EVERY_S = 10.0
 """Between two looks for peers that no model uses; those that are announced are asked at once."""

@@ -18,8 +18,8 @@ from edge.concurrency.loop_thread import LoopThread
 from edge.errors import EdgeError, RequestError
 from edge.option_fields import names_near_keywords
 from edge.planning.load_options import LoadOptions, LoadOverrides
+from edge.planning.measured_proposal import Measure
 from edge.planning.proposal import Proposal
-from edge.planning.propose import Measure
 from edge.progress import OnProgress
 from edge.protocol.kept_files import KeptFiles
 from edge.protocol.peer_info import PeerInfo

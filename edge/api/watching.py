@@ -12,8 +12,8 @@ from typing import Literal
 from edge.api.own_credentials import own_credentials
 from edge.protocol.discovery import Look, watch_peers
 from edge.protocol.heartbeat import PEER_SILENT_AFTER_S
-from edge.protocol.last_heard import LastHeard, silent_addresses
 from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
+from edge.protocol.silent_peers import SilentPeers, silent_addresses
 from edge.transport import Credentials
 
 
@@ -47,7 +47,7 @@ async def watched_peers(
     if addresses:
         looks = _asked(dict.fromkeys(addresses, shown), every_s)
     known: dict[str, PeerInfo] = {}
-    heard = LastHeard()
+    heard = SilentPeers()
     async with contextlib.aclosing(looks):
         async for look in looks:
             silent = heard.note(look.peers, look.silent, now_s=time.monotonic())

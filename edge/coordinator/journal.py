@@ -18,8 +18,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from edge.coordinator.beginnings import Span, Spans
 from edge.coordinator.generation import GenerationRequest
+from edge.coordinator.kept_prefixes import Span, Spans
 from edge.errors import ProtocolError, RequestError
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.kernels.sampling.logprobs import Logprobs

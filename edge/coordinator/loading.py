@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge.coordinator.beginnings import Beginnings
 from edge.coordinator.bringing import Bringing, Brought
 from edge.coordinator.kept_kv import held_layers
+from edge.coordinator.kept_prefixes import KeptPrefixes
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import OnEnd
@@ -106,10 +106,10 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
         ),
         stages=len(plan.stages),
         # What is found again is not computed, so nothing of it would be observed.
-        beginnings=(
+        prefixes=(
             None
             if limits.observes or (is_whole and saved is None) or chunk < SHORTEST_STEP
-            else Beginnings(
+            else KeptPrefixes(
                 chunk_tokens=chunk,
                 is_strict=limits.batch_invariant,
                 last_saved=None if saved is None else saved.last,

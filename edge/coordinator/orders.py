@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edge.coordinator.beginnings import Spans
+from edge.coordinator.kept_prefixes import Spans
 from edge.coordinator.saved_states import Save
 from edge.protocol.step import Step
 

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.coordinator.beginnings import Spans
 from edge.coordinator.kept_kv import KeptKv
+from edge.coordinator.kept_prefixes import Spans
 from edge.coordinator.shares import ANYBODY, Who
 from edge.errors import EdgeError
 from edge.kernels.sampling.logprobs import Logprobs

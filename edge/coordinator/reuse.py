@@ -2,7 +2,7 @@
 
 Pure. A prompt may go on from a cache that was kept, from a request that is under way, or from what
 the peers have of earlier plans; or it waits for one under way that will soon have more of it. Which
-keys and values are of use is `beginnings.py`'s to say; where layers have states, too, only those
+keys and values are of use is `kept_prefixes.py`'s to say; where layers have states, too, only those
 behind which one was saved (`saved_states.py`).
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge.coordinator.beginnings import Beginnings, common_tokens, cut, joined
+from edge.coordinator.kept_prefixes import KeptPrefixes, common_tokens, cut, joined
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.orders import Kept, Match
 from edge.coordinator.saved_states import Save, SavedStates
@@ -40,7 +40,7 @@ class Reuse:
         self,
         active: Mapping[str, ScheduledRequest],
         residency: Residency,
-        beginnings: Beginnings,
+        prefixes: KeptPrefixes,
         saved: SavedStates | None,
         *,
         chunk_tokens: int,
@@ -50,7 +50,7 @@ class Reuse:
         have more than is kept here."""
         self._active = active
         self._residency = residency
-        self._beginnings = beginnings
+        self._prefixes = prefixes
         self._saved = saved
         self._chunk_tokens = chunk_tokens
         self._asks_peers = asks_peers
@@ -64,16 +64,16 @@ class Reuse:
 
     def __contains__(self, request: str) -> bool:
         """Whether something is kept of it."""
-        return request in self._beginnings
+        return request in self._prefixes
 
     def rows_agree(self) -> None:
         """See `Scheduler.rows_agree`."""
-        self._beginnings.unit_tokens = SHORTEST_STEP
+        self._prefixes.unit_tokens = SHORTEST_STEP
 
     def match(self, entry: ScheduledRequest) -> Match | None:
         """What it goes on from, which is taken from whoever had it; None: it begins by itself."""
         prompt = tuple(entry.tokens[: entry.prompt_tokens])
-        found = self._beginnings.find(prompt, entry.salt)
+        found = self._prefixes.find(prompt, entry.salt)
         if found is not None and not entry.may_have(found.singly, found.tokens):
             found = None
         tokens = 0 if found is None else found.tokens
@@ -94,7 +94,7 @@ class Reuse:
                 self._saved.used(found.request, tokens)
             if moves:
                 self._residency.drop(found.request)
-                self._beginnings.drop(found.request)
+                self._prefixes.drop(found.request)
                 if self._saved is not None:
                     self._saved.move(found.request, entry.request, tokens)
             else:
@@ -107,14 +107,14 @@ class Reuse:
                 moves=moves,
                 singly=found.singly,
             )
-        if self._asks_peers and self._beginnings.useful(len(prompt), len(prompt)):
+        if self._asks_peers and self._prefixes.useful(len(prompt), len(prompt)):
             return Match(prompt=prompt, salt=entry.salt)
         return None
 
     def matched(self, entry: ScheduledRequest, tokens: int) -> int:
         """How many of its tokens are not computed, of so many that every shard has."""
         if self._saved is None:
-            return self._beginnings.useful(tokens, entry.prompt_tokens, entry.singly)
+            return self._prefixes.useful(tokens, entry.prompt_tokens, entry.singly)
         computed = tokens if tokens == entry.asked else 0  # less of it is of no use
         if not computed:
             self._saved.drop(entry.request)
@@ -133,7 +133,7 @@ class Reuse:
                 most = min(common, len(entry.prompt) - SHORTEST_STEP)
                 useful = common = self._parting(self._saved, most, other)
             else:
-                useful = self._beginnings.useful(common, len(entry.prompt), other.singly)
+                useful = self._prefixes.useful(common, len(entry.prompt), other.singly)
             if useful < self._chunk_tokens:
                 continue
             if other.computed < common:
@@ -150,13 +150,13 @@ class Reuse:
             each for each in self._active.values() if each is not entry and each.salt == entry.salt
         ]
         alike = [common_tokens(entry.prompt, other.prompt) for other in others]
-        alike += self._beginnings.common(entry.prompt, entry.salt)
+        alike += self._prefixes.common(entry.prompt, entry.salt)
         points = self._saved.worth_saving(prompt_tokens, entry.computed, alike, self._chunk_tokens)
         entry.saves.update(
-            self._beginnings.whole_units(min(each, prompt_tokens - SHORTEST_STEP), entry.singly)
+            self._prefixes.whole_units(min(each, prompt_tokens - SHORTEST_STEP), entry.singly)
             for each in points
         )
-        least = entry.computed + self._beginnings.fewest_tokens
+        least = entry.computed + self._prefixes.fewest_tokens
         begun = [first for first, _ in entry.singly]
         entry.saves = {
             each
@@ -190,9 +190,9 @@ class Reuse:
     def crowded_out(self, matches: Mapping[str, Match]) -> tuple[str, ...]:
         """What is kept no longer, because there is no room; never what somebody goes on from."""
         spared = [each.source for each in matches.values()]
-        dropped = self._residency.crowded_out(self._beginnings.cost, spared)
+        dropped = self._residency.crowded_out(self._prefixes.cost, spared)
         for name in dropped:
-            self._beginnings.drop(name)
+            self._prefixes.drop(name)
             if self._saved is not None:
                 self._saved.drop(name)
         return dropped
@@ -202,7 +202,7 @@ class Reuse:
         entry = self._active[request]
         if entry.rows is not None:
             return 0
-        kept = self._beginnings.find(entry.tokens[: entry.prompt_tokens], entry.salt)
+        kept = self._prefixes.find(entry.tokens[: entry.prompt_tokens], entry.salt)
         return max([0 if kept is None else kept.tokens, *(each for each, _ in self._alike(entry))])
 
     def _alike(self, entry: ScheduledRequest) -> Iterator[tuple[int, ScheduledRequest]]:
@@ -212,7 +212,7 @@ class Reuse:
                 continue
             if other.state == "going" and other.salt == entry.salt:
                 common = min(common_tokens(entry.prompt, other.prompt), other.computed)
-                tokens = self._beginnings.useful(
+                tokens = self._prefixes.useful(
                     common, len(entry.prompt), other.singly, of=other.request
                 )
                 if tokens and entry.may_have(other.singly, tokens):
@@ -221,7 +221,7 @@ class Reuse:
     def _parting(self, saved: SavedStates, common: int, other: ScheduledRequest) -> int:
         """Where a state of another request is to be saved that has so many tokens in common with
         one to come, and is not that far yet; 0 if nowhere."""
-        point = self._beginnings.whole_units(common, other.singly)
+        point = self._prefixes.whole_units(common, other.singly)
         if point <= other.computed:
             return 0
         parting = saved.parting(point, other.saves)
@@ -234,8 +234,8 @@ class Reuse:
         tokens = np.asarray(entry.tokens[: entry.computed], np.int64)
         save, gone = saved.save(entry.request, tokens)
         self._saves.append(save)
-        if gone is not None and gone in self._beginnings:
-            self._beginnings.drop(gone)
+        if gone is not None and gone in self._prefixes:
+            self._prefixes.drop(gone)
             self._residency.drop(gone)
             was_told = self._kept.pop(gone, None) is None
             (self._stateless if was_told else self._never_kept).append(gone)
@@ -247,7 +247,7 @@ class Reuse:
         singly = entry.singly
         if entry.computed > entry.prompt_tokens:
             singly = joined(singly, (entry.prompt_tokens, entry.computed))
-        tokens = self._beginnings.worth_keeping(entry.computed, singly)
+        tokens = self._prefixes.worth_keeping(entry.computed, singly)
         saves_end = False
         if self._saved is not None:
             saves_end = self._saved.saves_ends and has_ended and tokens == entry.computed
@@ -257,7 +257,7 @@ class Reuse:
         if self._saved is not None and saves_end:
             self._save(self._saved, entry)
         kept = entry.tokens[:tokens]
-        self._beginnings.keep(entry.request, kept, cut(singly, tokens), entry.salt)
+        self._prefixes.keep(entry.request, kept, cut(singly, tokens), entry.salt)
         self._kept[entry.request] = Kept(tokens=tokens, answer=tuple(kept[entry.prompt_tokens :]))
         return True
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.coordinator.beginnings import common_tokens
+from edge.coordinator.kept_prefixes import common_tokens
 from edge.memory.recomputing import effort
 
 SPARE_TOKENS = 4

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.coordinator.beginnings import Spans, cut
+from edge.coordinator.kept_prefixes import Spans, cut
 from edge.coordinator.kv_residency import Member
 from edge.coordinator.shares import Who
 from edge.protocol.step import Rows

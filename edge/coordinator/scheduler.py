@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edge.coordinator.beginnings import Beginnings, Spans, cut, joined, next_chunk
+from edge.coordinator.kept_prefixes import KeptPrefixes, Spans, cut, joined, next_chunk
 from edge.coordinator.kv_residency import Member, Residency
 from edge.coordinator.orders import Match, Orders
 from edge.coordinator.pacing import Pacing, time_of_prompts
@@ -49,13 +49,13 @@ class Scheduler:
         residency: Residency,
         stages: int,
         asks_peers: bool = False,
-        beginnings: Beginnings | None = None,
+        prefixes: KeptPrefixes | None = None,
         saved: SavedStates | None = None,
     ) -> None:
         """`stages` steps decode at once, of the requests that are in memory. logit_chunk_tokens
         and state_chunk_tokens: the most of a step whose logits, or hidden states, all travel.
 
-        beginnings: what requests leave in memory; None: nothing. asks_peers: they may have more,
+        prefixes: what requests leave in memory; None: nothing. asks_peers: they may have more,
         of earlier plans or on disk. saved: where layers have states, those that are saved.
         """
         self._rows_agree = self._batches_agree = False
@@ -89,11 +89,11 @@ class Scheduler:
         self.work = Work()
         self._reuse: Reuse | None = None
         """None: nothing is kept, and nobody goes on from another."""
-        if beginnings is not None:
+        if prefixes is not None:
             self._reuse = Reuse(
                 self._active,
                 residency,
-                beginnings,
+                prefixes,
                 saved,
                 chunk_tokens=chunk_tokens,
                 asks_peers=asks_peers,

@@ -17,7 +17,7 @@ from edge.membership.identity import Identity, PublicKey, key_id, key_pem
 from edge.membership.lengths import joined, parted
 from edge.membership.roles import ROLES
 from edge.membership.rotation import MOST_CARRIED, MOST_ROTATIONS, Rotation
-from edge.membership.shown import Shown, member_of, shown_tag_key
+from edge.membership.shown_certificate import Shown, member_of, shown_tag_key
 from edge.transport import Credentials, Member, Past, RefusedError
 
 TAG_KEY_BYTES = 32

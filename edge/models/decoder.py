@@ -7,7 +7,7 @@ from dataclasses import replace
 from reprlib import repr as shown
 from typing import Any
 
-from edge.kernels.gated_mlp.reference import Activation
+from edge.kernels.activation.reference import Activation
 from edge.models.attention import Attention
 from edge.models.config import Config
 from edge.models.gated_mlp import GatedMlp

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edge.errors import shown
+from edge.kernels.activation.reference import ACTIVATIONS, Activation
 from edge.kernels.experts.reference import BEST_OF_GROUP, SCORINGS, Routing, Scoring
-from edge.kernels.gated_mlp.reference import ACTIVATIONS, Activation, Clamp
+from edge.kernels.gated_mlp.reference import Clamp
 from edge.models.parts import (
     MatrixSlice,
     PartWeights,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edge.errors import shown
-from edge.kernels.gated_mlp.reference import ACTIVATIONS, Activation
+from edge.kernels.activation.reference import ACTIVATIONS, Activation
 from edge.models.parts import (
     MatrixSlice,
     PartWeights,

@@ -14,8 +14,8 @@ from edge.errors import EdgeError, NetworkError, PeerError
 from edge.membership.presence import Presences
 from edge.protocol.announced_peers import ASKED_WITHIN_S, MOST_AT_ONCE, first_answer
 from edge.protocol.carrying import carry_along
-from edge.protocol.last_heard import is_silence
 from edge.protocol.peer_info import PeerInfo, describe_peer, each_once, expulsion
+from edge.protocol.silent_peers import is_silence
 from edge.transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
 
 _log = logging.getLogger(__name__)

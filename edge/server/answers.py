@@ -25,8 +25,8 @@ from edge.server.gate import Gate
 from edge.server.history import arranged
 from edge.server.keys import Caller
 from edge.server.metrics import Metrics
+from edge.server.model_pool import ModelPool
 from edge.server.refusals import Refusal
-from edge.server.shelf import Shelf
 from edge.text.answer_parser import AnswerParser
 from edge.text.answer_parts import AnswerPart, Said, Thought, ToolCall
 from edge.text.infill import infill_prompt
@@ -109,16 +109,16 @@ class Answers:
     """Asks models for clients: no more at once than `gate` lets in. `name` is that of a model."""
 
     def __init__(
-        self, shelf: Shelf, gate: Gate, metrics: Metrics, pooling: Pooling | None = None
+        self, pool: ModelPool, gate: Gate, metrics: Metrics, pooling: Pooling | None = None
     ) -> None:
-        self._shelf = shelf
+        self._pool = pool
         self._pooling = pooling
         self._gate = gate
         self._metrics = metrics
 
     async def count(self, question: Question, name: str) -> int:
         """Tokens of the prompt."""
-        async with self._shelf.using(name) as model:
+        async with self._pool.using(name) as model:
             (prompt, _thinks), *_others = await self._prompts(model, question)
             return len(prompt)
 
@@ -149,7 +149,7 @@ class Answers:
 
         Raises as `ask` does. Together they count as one answer.
         """
-        async with self._gate.entered(1, caller), self._shelf.using(name) as model:
+        async with self._gate.entered(1, caller), self._pool.using(name) as model:
             prompts = [
                 model.tokenizer.encode(each) if isinstance(each, str) else list(each)
                 for each in asked.inputs
@@ -178,7 +178,7 @@ class Answers:
         """
         async with (
             self._gate.entered(question.answers * (len(question.prompts) or 1), caller),
-            self._shelf.using(name) as model,
+            self._pool.using(name) as model,
         ):
             prompts = await self._prompts(model, question)
             form, tools = model.tokenizer.answer_form, tool_types(question.tools)

@@ -37,11 +37,11 @@ from edge.server.fields import Fields, parse_body
 from edge.server.gate import Gate
 from edge.server.guard import Guard, Rules, dialect_of, says_anthropic
 from edge.server.metrics import Metrics
+from edge.server.model_pool import ModelPool
 from edge.server.observer import Observer
 from edge.server.page_files import page_routes
 from edge.server.previews import Previews
 from edge.server.refusals import Refusal, refusal_of
-from edge.server.shelf import Shelf
 from edge.server.tools import text_takers
 from edge.weights.pooling import Pooling
 
@@ -59,7 +59,7 @@ class Server:
 
     def __init__(
         self,
-        shelf: Shelf,
+        pool: ModelPool,
         *,
         rules: Rules,
         most_answers: int = MOST_ANSWERS,
@@ -70,7 +70,7 @@ class Server:
         """previews: of other placements; None: it has none. candidates: peers that were ever seen,
         beside those of the models.
         pooling: how embeddings are made; None: as each model says."""
-        self._shelf = shelf
+        self._pool = pool
         self._observers: dict[str, tuple[AsyncModel, Observer]] = {}
         """Of models that are loaded."""
         self._previews = previews
@@ -78,7 +78,7 @@ class Server:
         self._created = int(time.time())
         self._metrics = Metrics()
         self.gate = Gate(most_answers)
-        self._answers = Answers(shelf, self.gate, self._metrics, pooling)
+        self._answers = Answers(pool, self.gate, self._metrics, pooling)
         routes: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
             HEALTH: ("GET", self._health),
             "/metrics": ("GET", self._show_metrics),
@@ -124,24 +124,24 @@ class Server:
 
     async def _health(self, _request: Request) -> Response:
         """200 while it answers, 503 once its only model is gone or the server ends."""
-        models = self._shelf.loaded.values()
-        is_over = len(self._shelf.names) == 1 and any(model.is_over for model in models)
+        models = self._pool.loaded.values()
+        is_over = len(self._pool.names) == 1 and any(model.is_over for model in models)
         if is_over or self.gate.is_draining:
             return _Json({"status": "ending"}, 503)
         is_recovering = any(model.is_recovering for model in models)
         return _Json({"status": "recovering" if is_recovering else "ok"})
 
     async def _show_metrics(self, _request: Request) -> Response:
-        self._metrics.note_models({name: name in self._shelf.loaded for name in self._shelf.names})
-        for name, model in self._shelf.loaded.items():
+        self._metrics.note_models({name: name in self._pool.loaded for name in self._pool.names})
+        for name, model in self._pool.loaded.items():
             self._metrics.note_work(name, model.work)
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _cluster(self, request: Request) -> Response:
         """Of the model that `model` names, or was used last."""
-        loaded = self._shelf.loaded
+        loaded = self._pool.loaded
         asked = request.query_params.get("model")
-        name = next(iter(loaded), None) if asked is None else self._shelf.find(asked)
+        name = next(iter(loaded), None) if asked is None else self._pool.find(asked)
         if name is None or name not in loaded:
             raise Refusal(503, "the model is not loaded now; the next question to it loads it")
         model = loaded[name]
@@ -149,7 +149,7 @@ class Server:
             self._observers[name] = (model, Observer(model, self._candidates))
         observed = await self._observers[name][1].look()
         view = cluster_view(model, observed, self._metrics, answers=self.gate.inside)
-        models = [{"name": each, "is_loaded": each in loaded} for each in self._shelf.names]
+        models = [{"name": each, "is_loaded": each in loaded} for each in self._pool.names]
         return _Json(view | {"models": models})
 
     async def _plan(self, request: Request) -> Response:
@@ -158,7 +158,7 @@ class Server:
         query = request.query_params
         return _Json(
             await self._previews.view(
-                query.get("model", self._shelf.names[0]), query.getlist("change")
+                query.get("model", self._pool.names[0]), query.getlist("change")
             )
         )
 
@@ -167,11 +167,11 @@ class Server:
         return _Json({"models": names})
 
     async def _document(self, _request: Request) -> Response:
-        return _Json(openapi.document(self._shelf.known_as))
+        return _Json(openapi.document(self._pool.known_as))
 
     async def _models(self, request: Request) -> Response:
         """In the words of Anthropic for its clients, of OpenAI for others."""
-        names = self._shelf.known_as
+        names = self._pool.known_as
         if says_anthropic(request.headers.raw):
             found = [self._in_anthropic_words(each) for each in names]
             return _Json(anthropic_messages.page_of(found))
@@ -183,16 +183,16 @@ class Server:
         return _Json(self._in_anthropic_words(name) if is_anthropic else self._described(name))
 
     def _in_anthropic_words(self, name: str) -> Json:
-        model = self._shelf.loaded.get(self._shelf.find(name))
+        model = self._pool.loaded.get(self._pool.find(name))
         context_tokens = None if model is None else model.context_tokens
         return anthropic_messages.described(name, self._created, context_tokens)
 
     def _known(self, asked: str) -> str:
-        name = self._shelf.find(asked)
-        return asked if asked in self._shelf.known_as else name
+        name = self._pool.find(asked)
+        return asked if asked in self._pool.known_as else name
 
     def _described(self, name: str) -> Json:
-        model = self._shelf.loaded.get(self._shelf.find(name))
+        model = self._pool.loaded.get(self._pool.find(name))
         length = {} if model is None else {"context_length": model.context_tokens}
         return {
             "id": name,
@@ -296,11 +296,11 @@ class Server:
         stay = ollama.stay_of(body)
         if ollama.asks_nothing(body, chat=chat):
             if stay is not None and stay.seconds == 0:
-                self._shelf.keep(name, 0.0)
+                self._pool.keep(name, 0.0)
                 return _Json(ollama.nothing_said(name, "unload", chat=chat))
-            async with self._shelf.using(name):
+            async with self._pool.using(name):
                 if stay is not None:
-                    self._shelf.keep(name, stay.seconds)
+                    self._pool.keep(name, stay.seconds)
                 return _Json(ollama.nothing_said(name, "load", chat=chat))
         question = read(body)
         translator = ollama.Translator(model=name, chat=chat)
@@ -329,22 +329,22 @@ class Server:
                     yield each
         finally:
             if has_begun:
-                self._shelf.keep(name, stay.seconds)
+                self._pool.keep(name, stay.seconds)
 
     async def _ollama_tags(self, _request: Request) -> Response:
         return _Json(
             {
                 "models": [
                     ollama.described(each, self._created, self._facts(each))
-                    for each in self._shelf.known_as
+                    for each in self._pool.known_as
                 ]
             }
         )
 
     async def _ollama_ps(self, _request: Request) -> Response:
         running = [
-            ollama.running(each, self._created, self._facts(each), self._shelf.stays_s(each))
-            for each in self._shelf.loaded
+            ollama.running(each, self._created, self._facts(each), self._pool.stays_s(each))
+            for each in self._pool.loaded
         ]
         return _Json({"models": running})
 
@@ -354,13 +354,13 @@ class Server:
         asked = body.text("model") or body.text("name")
         if asked is None:
             raise body.refuse("model", "is missing")
-        name = self._shelf.find(asked)
-        async with self._shelf.using(name) as model:
+        name = self._pool.find(asked)
+        async with self._pool.using(name) as model:
             facts = _facts_of(model, await self._answers.capabilities(model))
         return _Json(ollama.shown(self._created, facts))
 
     def _facts(self, name: str) -> ollama.Facts | None:
-        model = self._shelf.loaded.get(self._shelf.find(name))
+        model = self._pool.loaded.get(self._pool.find(name))
         return None if model is None else _facts_of(model)
 
     async def _ollama_version(self, _request: Request) -> Response:
@@ -372,7 +372,7 @@ class Server:
     async def _body(self, request: Request) -> tuple[str, Fields]:
         """The name of the model that is meant, and the whole."""
         body = parse_body(await _whole_body(request))
-        return self._shelf.find(body.need_text("model")), body
+        return self._pool.find(body.need_text("model")), body
 
 
 async def _whole_body(request: Request) -> bytes:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 
 from edge.api.async_model import AsyncModel
 from edge.errors import EdgeError
-from edge.protocol.last_heard import LastHeard, silent_addresses
 from edge.protocol.peer_info import PeerInfo, describe_all
+from edge.protocol.silent_peers import SilentPeers, silent_addresses
 from edge.protocol.step_times import StepTimes
 from edge.protocol.topology import Seat
 
@@ -60,7 +60,7 @@ class Observer:
         self._away_s: dict[str, float] = {}
         """Since when addresses do not answer, and are not merely slow to."""
         self._seen = Observed()
-        self._heard = LastHeard()
+        self._heard = SilentPeers()
         self._one_at_a_time = asyncio.Lock()
         self._times_s = self._peers_s = float("-inf")
         """When either was asked last."""

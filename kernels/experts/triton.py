@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from edge.kernels.activation.triton import sigmoid
 from edge.kernels.experts.reference import BEST_OF_GROUP, Routing
-from edge.kernels.gated_mlp.triton import sigmoid
 from edge.kernels.matmul.triton import FEW_ROWS
 from edge.kernels.matmul_nbits.gpu_layout import BITS_PER_WORD
 from edge.kernels.matmul_nbits.triton import PackedWeight, each_code, load_codes, load_scales

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.kernels.gated_mlp.reference import Activation, Clamp
-from edge.kernels.onnx_graph import CONTRIB, OnnxGraph
-
-
-def activated(graph: OnnxGraph, x: str, *, activation: Activation) -> str:
-    """x [...] → like x."""
-    if activation == "silu":
-        return graph.node("Mul", x, graph.node("Sigmoid", x))
-    gelu = {"gelu": "Gelu", "gelu_tanh": "FastGelu"}[activation]
-    return graph.node(gelu, x, domain=CONTRIB)
+from edge.kernels.activation.onnx import activated
+from edge.kernels.activation.reference import Activation
+from edge.kernels.gated_mlp.reference import Clamp
+from edge.kernels.onnx_graph import OnnxGraph
 
 
 def gated(

@@ -4,8 +4,8 @@ A decoder uses its layers in the same order for every token. For such a cycle th
 replacement can do is to keep a fixed set and stream the rest through a small window: what was used
 last is needed last, so least-recently-used would miss every time (Belady, 1966). Which are fixed
 does not matter to what is read; it does to when: spread among the others, they give the disk the
-time that it needs (see `is_streamed`). How many are fixed is decided elsewhere, and may change at
-any time.
+time that it needs (`resident_layers.py`). How many are fixed is decided elsewhere, and may change
+at any time.
 """
 
 from __future__ import annotations
@@ -23,16 +23,7 @@ from edge.offload.streaming.checked_extents import (
     Pages,
     Reader,
 )
-
-
-def is_streamed(index: int, count: int, streamed: int) -> bool:
-    """Whether that extent of `count` is one of the `streamed`, which lie as evenly as can be.
-
-    Between two of them then lies the computing of as few others as can be, and a window of two
-    keeps the disk busy wherever any window could: while one is used, and the resident ones behind
-    it, the other is read. Where that takes the disk less time, it is not what the step waits for.
-    """
-    return (index + 1) * streamed // count > index * streamed // count
+from edge.offload.streaming.resident_layers import is_streamed
 
 
 class WeightStreamer:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from edge.partition.errors import PartitionError, PlanError
 from edge.partition.fit.placement import Parallel, check_count, place
-from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
+from edge.partition.fit.weight_tiers import WeightTiers, weight_tiers
 from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from edge.partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
 from edge.partition.plan.plan import Plan

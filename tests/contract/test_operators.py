@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.kernels.activation import onnx as activation_onnx
+from edge.kernels.activation import reference as activation_reference
 from edge.kernels.attention import onnx as attention_onnx
 from edge.kernels.attention import reference as attention_reference
 from edge.kernels.experts import onnx as experts_onnx
@@ -583,14 +585,14 @@ def test_attention(
     rows=sizes,
     columns=sizes,
     gain=st.sampled_from([0.0, 1.0, 100.0]),
-    activation=st.sampled_from(gated_mlp_reference.ACTIVATIONS),
+    activation=st.sampled_from(activation_reference.ACTIVATIONS),
 )
 def test_activated(seed: int, rows: int, columns: int, gain: float, activation: Any) -> None:
     x = gain * normal(seed, 1, rows, columns)
     face = Face()
-    y = gated_mlp_onnx.activated(face.graph, face.input("x", x), activation=activation)
+    y = activation_onnx.activated(face.graph, face.input("x", x), activation=activation)
     face.output(y, x.shape)
-    expected = gated_mlp_reference.activated(x, activation=activation)
+    expected = activation_reference.activated(x, activation=activation)
     assert_same(face.run()[0], expected, tolerance=1e-5)
 
 
@@ -600,7 +602,7 @@ def test_activated(seed: int, rows: int, columns: int, gain: float, activation: 
     rows=sizes,
     columns=sizes,
     gain=st.sampled_from([0.0, 1.0, 100.0]),
-    activation=st.sampled_from([*gated_mlp_reference.ACTIVATIONS, "clamped"]),
+    activation=st.sampled_from([*activation_reference.ACTIVATIONS, "clamped"]),
 )
 def test_gated(seed: int, rows: int, columns: int, gain: float, activation: Any) -> None:
     """Also where e^−x overflows float32."""

@@ -18,8 +18,8 @@ from edge.host.cache_paths import cache_root
 from edge.partition import Plan
 from edge.planning import drift
 from edge.planning.link_profile import LinkFacts
+from edge.planning.measured_proposal import forget_measured
 from edge.planning.profile_cache import FactsCache
-from edge.planning.propose import forget_measured
 from edge.progress import Progress
 from edge.protocol.measurements import LinkTimes, PeerProfile
 from edge.weights.formats import Dtype

@@ -242,7 +242,7 @@ def test_a_load_that_cannot_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Measuring takes seconds: whoever asks for what cannot be does not wait for it.
-    monkeypatch.delattr("edge.planning.propose.measured_cluster")
+    monkeypatch.delattr("edge.planning.measured_proposal.measured_cluster")
     for ask in (cluster.load, cluster.propose):
         with pytest.raises(edge.RequestError) as raised:
             ask(checkpoint.path, **options)

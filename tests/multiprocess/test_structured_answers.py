@@ -23,7 +23,7 @@ from edge.errors import RequestError
 from edge.server.app import Server
 from edge.server.connections import web_config
 from edge.server.guard import Rules
-from edge.server.shelf import Shelf
+from edge.server.model_pool import ModelPool
 from tests.support.calling_model import calling_model
 from tests.support.plans import bundled_plan
 from tests.support.random_schemas import random_schema
@@ -75,7 +75,7 @@ async def loaded(
 async def serving(model: edge.AsyncModel) -> AsyncIterator[str]:
     """On a port of this process."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        app = Server(Shelf.of(model, "m"), rules=Rules()).app
+        app = Server(ModelPool.of(model, "m"), rules=Rules()).app
         server = uvicorn.Server(web_config(app, most_connections=64))
         running = asyncio.create_task(server.serve(sockets=[listening]))
         try:

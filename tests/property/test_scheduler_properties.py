@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.coordinator.beginnings import Beginnings
+from edge.coordinator.kept_prefixes import KeptPrefixes
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.orders import Match, Orders
 from edge.coordinator.saved_states import SavedStates
@@ -356,8 +356,8 @@ def everything_is_computed_once_and_in_order(
         residency=residency,
         stages=stages,
         asks_peers=known is not None,
-        beginnings=(
-            Beginnings(
+        prefixes=(
+            KeptPrefixes(
                 chunk_tokens=chunk,
                 fewest_tokens=fewest,
                 is_strict=is_strict,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edge.offload.streaming.device_window import previous_use
 from edge.partition import WeightTiers, weight_tiers
-from edge.partition.fit.resident_layers import LEAST_STAGING_LAYERS
+from edge.partition.fit.weight_tiers import LEAST_STAGING_LAYERS
 
 LAYER_BYTES = 1000
 

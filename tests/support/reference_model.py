@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.activation.reference import activated
 from edge.kernels.attention.reference import attention
 from edge.kernels.embedding.reference import embedding
 from edge.kernels.experts.reference import experts
-from edge.kernels.gated_mlp.reference import activated, gated
+from edge.kernels.gated_mlp.reference import gated
 from edge.kernels.layer_norm.reference import layer_norm
 from edge.kernels.linear_attention.reference import linear_attention
 from edge.kernels.logits.reference import finish_logits

@@ -13,7 +13,7 @@ from edge.errors import EdgeError
 from edge.server.app import Server
 from edge.server.guard import Rules
 from edge.server.keys import Key
-from edge.server.shelf import Shelf
+from edge.server.model_pool import ModelPool
 from edge.text.answer_forms import AnswerForm
 
 Json = dict[str, Any]
@@ -114,8 +114,8 @@ class Visit:
         self, model: ScriptedModel, path: str, body: Json, keys: Sequence[Key] = ()
     ) -> None:
         """keys: of the server; the first one is shown."""
-        self.shelf = Shelf.of(cast(AsyncModel, model), "m")
-        self.server = Server(self.shelf, rules=Rules(keys=tuple(keys)))
+        self.pool = ModelPool.of(cast(AsyncModel, model), "m")
+        self.server = Server(self.pool, rules=Rules(keys=tuple(keys)))
         self.sent: list[Json] = []
         self.gone = asyncio.Event()
         self._body: bytes | None = json.dumps({"model": "m", **body}).encode()

@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from edge.kernels.activation.triton import activated
 from edge.kernels.attention.triton import AttentionTiles, attention
 from edge.kernels.embedding.triton import embedding
 from edge.kernels.experts.reference import Routing
@@ -29,7 +30,7 @@ from edge.kernels.experts.triton import (
     sort_uses,
 )
 from edge.kernels.gated_mlp.reference import Clamp
-from edge.kernels.gated_mlp.triton import activated, gated
+from edge.kernels.gated_mlp.triton import gated
 from edge.kernels.kv_cache.gpu_cache import KvCache
 from edge.kernels.latent_heads.triton import latent_heads
 from edge.kernels.layer_norm.triton import add_layer_norm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge.backends.ort.segments import SegmentBuilder
-from edge.kernels.gated_mlp.onnx import activated
+from edge.kernels.activation.onnx import activated
 from edge.models.plain_mlp import PlainMlp
 
 

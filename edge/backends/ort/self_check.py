@@ -19,6 +19,8 @@ from edge.backends.ort.products import Matrix, product
 from edge.backends.ort.runtime import ort
 from edge.backends.self_check import ROWS, Judge, heads_of, spread
 from edge.backends.shard_arrays import ShardArrays
+from edge.kernels.activation.onnx import activated
+from edge.kernels.activation.reference import activated as activated_reference
 from edge.kernels.attention.onnx import (
     AttentionNames,
     CacheNames,
@@ -28,8 +30,7 @@ from edge.kernels.attention.onnx import (
 from edge.kernels.experts.onnx import StackedWeights, experts, in_turn, stacked_experts
 from edge.kernels.experts.reference import Routing
 from edge.kernels.experts.reference import experts as experts_reference
-from edge.kernels.gated_mlp.onnx import activated, gated
-from edge.kernels.gated_mlp.reference import activated as activated_reference
+from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.gated_mlp.reference import gated as gated_reference
 from edge.kernels.kv_cache.cache_size import cache_row
 from edge.kernels.layer_norm.onnx import add_layer_norm

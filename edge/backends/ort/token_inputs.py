@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge.backends.ort.segments import SegmentBuilder
-from edge.kernels.gated_mlp.onnx import activated
+from edge.kernels.activation.onnx import activated
 from edge.kernels.token_inputs.onnx import token_inputs
 from edge.models.gated_mlp import GatedMlp
 

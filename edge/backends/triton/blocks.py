@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from edge.backends.shard_arrays import ShardArrays
-from edge.backends.triton.beside import Beside
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.device import Device
 from edge.backends.triton.expert_products import ExpertProducts
 from edge.backends.triton.paged_kv_cache import BlockCache
+from edge.backends.triton.side_inputs import SideInputs
 from edge.backends.triton.tuning import Tuning
 from edge.backends.triton.weights import Product, to_device
 from edge.kernels.layer_norm.triton import add_layer_norm, layer_norm
@@ -108,7 +108,7 @@ class Shop:
     arrays: ShardArrays
     device: Device
     cache: BlockCache
-    beside: Beside
+    side: SideInputs
     tuning: Tuning
     activations: torch.dtype
     tables: dict[Rotary, tuple[Tensor, Tensor]]

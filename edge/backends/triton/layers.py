@@ -16,7 +16,6 @@ from torch import Tensor
 
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.attention import AttentionBlock
-from edge.backends.triton.beside import Beside
 from edge.backends.triton.blocks import Addend, Block, Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.device import Device
@@ -28,6 +27,7 @@ from edge.backends.triton.observation import Grams
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.plain_mlp import PlainMlpBlock
 from edge.backends.triton.short_convolution import ShortConvolutionBlock
+from edge.backends.triton.side_inputs import SideInputs
 from edge.backends.triton.streaming import StreamedLayers
 from edge.backends.triton.token_inputs import TokenInputs
 from edge.backends.triton.tuning import open_tuning
@@ -83,7 +83,7 @@ class ShardOperators:
         arrays: ShardArrays,
         device: Device,
         cache: BlockCache,
-        beside: Beside,
+        side: SideInputs,
         *,
         context_tokens: int,
         activations: torch.dtype,
@@ -96,7 +96,7 @@ class ShardOperators:
         self.layout: ShardLayout = arrays.layout
         self.activations = activations
         self.cache = cache
-        self.beside = beside
+        self.side = side
         self._arrays = arrays
         self._device = device
         self._tuning = open_tuning(device, activations)
@@ -115,7 +115,7 @@ class ShardOperators:
             arrays=arrays,
             device=device,
             cache=cache,
-            beside=beside,
+            side=side,
             tuning=self._tuning,
             activations=activations,
             tables={
@@ -184,7 +184,7 @@ class ShardOperators:
             found.append(Segment(launch=self.embed, reduce=reduce, is_embedding=True))
         pending: Addend | None = None
         for layer, blocks in self.blocks.items():
-            keeps = layer if self.beside.keeps(layer) else None
+            keeps = layer if self.side.keeps(layer) else None
             for block, addend in zip(blocks, self.addends[layer], strict=True):
                 launch = self._launch(block, pending=pending, keeps=keeps)
                 keeps = None  # what the mixer is given
@@ -223,7 +223,7 @@ class ShardOperators:
                 added = None if pending is None else pending.settle(lane, lane.hidden)
                 normed = block.norm(lane.hidden, added)
             if keeps is not None:
-                self.beside.kept(keeps, lane).copy_(lane.hidden)
+                self.side.kept(keeps, lane).copy_(lane.hidden)
             if block is not None and normed is not None:
                 block.launch(normed, lane)
 

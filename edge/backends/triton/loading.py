@@ -7,13 +7,13 @@ import torch
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.interface import ShardWeights
 from edge.backends.shard_arrays import ShardArrays
-from edge.backends.triton.beside import Beside
 from edge.backends.triton.buffers import StepBuffers
 from edge.backends.triton.device import Device
 from edge.backends.triton.layers import ShardOperators
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.program import TritonProgram
 from edge.backends.triton.self_check import check_agreement
+from edge.backends.triton.side_inputs import SideInputs
 from edge.backends.triton.streaming import StreamedLayers
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
@@ -57,7 +57,7 @@ def load(
             arrays,
             device,
             cache,
-            Beside(spec, layout, limits, device),
+            SideInputs(spec, layout, limits, device),
             context_tokens=limits.context_tokens,
             activations=activations,
             streamed=streamed,

@@ -9,7 +9,7 @@ from torch import Tensor
 from edge.backends.triton.blocks import Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.weights import Product
-from edge.kernels.gated_mlp.triton import activated
+from edge.kernels.activation.triton import activated
 from edge.models.plain_mlp import PlainMlp
 
 

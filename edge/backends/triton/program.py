@@ -55,7 +55,7 @@ class TritonProgram:
         self._limits = limits
         self._layout = operators.layout
         self._cache = operators.cache
-        self._beside = operators.beside
+        self._side = operators.side
         self._moves = CacheMoves(self._cache, self._cache.shape, kv_tier, limits)
         self._segments = operators.segments()
         self._embedding = embedding
@@ -79,7 +79,7 @@ class TritonProgram:
         return device_sums(self._device)
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
-        handed = self._beside.handed(step.batch, step.num_tokens)
+        handed = self._side.handed(step.batch, step.num_tokens)
         return self._hidden_rows(step) if handed is None else handed
 
     def _hidden_rows(self, step: Step) -> NDArray[np.float32]:
@@ -98,9 +98,9 @@ class TritonProgram:
         else:
             result = self._hidden_rows(step)
             self._buffers.hidden.to_host(0, result.size)
-            self._beside.to_host(result.size)
+            self._side.to_host(result.size)
             self._device.synchronize()
-            result = self._beside.put_together(result)
+            result = self._side.put_together(result)
         collective.settle()
         return result
 
@@ -147,9 +147,9 @@ class TritonProgram:
             if hidden.ctypes.data != received.ctypes.data:
                 received[...] = hidden
             if received.size != rows.size:
-                self._beside.take_apart(received, rows)
+                self._side.take_apart(received, rows)
             buffers.hidden.to_device(0, rows.size)
-        self._beside.look_up(self._embedding, tokens, rows if hidden is None else None)
+        self._side.look_up(self._embedding, tokens, rows if hidden is None else None)
         self._run(lanes, collective)
         for entry in step.entries:
             self._cache.wrote(self._cache.open(entry.request), entry.end)

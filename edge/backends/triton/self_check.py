@@ -33,10 +33,11 @@ from edge.backends.triton.shared_keys import SharedKeysProduct
 from edge.backends.triton.short_convolution import ShortConvolutionBlock
 from edge.backends.triton.token_inputs import TokenInputs
 from edge.backends.triton.weights import Product
+from edge.kernels.activation.reference import activated
 from edge.kernels.embedding.reference import embedding
 from edge.kernels.experts.reference import route
 from edge.kernels.experts.triton import mix
-from edge.kernels.gated_mlp.reference import activated, gated
+from edge.kernels.gated_mlp.reference import gated
 from edge.kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
 from edge.kernels.latent_heads.reference import latent_heads
 from edge.kernels.layer_norm.reference import add_layer_norm, layer_norm

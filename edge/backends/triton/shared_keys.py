@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edge.backends.triton.beside import Beside
 from edge.backends.triton.blocks import Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
+from edge.backends.triton.side_inputs import SideInputs
 from edge.backends.triton.weights import Product
 
 
@@ -22,7 +22,7 @@ class SharedKeysProduct:
     key_value: Product
     norm: Norm | Cast
     """Of that layer."""
-    beside: Beside
+    side: SideInputs
 
     @classmethod
     def of(cls, shop: Shop, layer: int, keys_of: int) -> SharedKeysProduct:
@@ -32,7 +32,7 @@ class SharedKeysProduct:
             query=shop.product(f"{p}query"),
             key_value=shop.product(f"{p}key_value"),
             norm=shop.norm(f"{p}keys_norm"),
-            beside=shop.beside,
+            side=shop.side,
         )
 
     @property
@@ -41,5 +41,5 @@ class SharedKeysProduct:
 
     def __call__(self, normed: Tensor, lane: Lane) -> Tensor:
         """[rows, queries, then keys, then values]"""
-        given = self.norm(self.beside.kept(self.keys_of, lane), None)
+        given = self.norm(self.side.kept(self.keys_of, lane), None)
         return torch.cat((self.query(normed), self.key_value(given)), dim=1)

@@ -26,7 +26,7 @@ from edge.offload import (
     is_streamed,
     padded,
 )
-from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
+from edge.partition.fit.weight_tiers import WeightTiers, weight_tiers
 from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from edge.weights.recipe import StoredMatrix
 

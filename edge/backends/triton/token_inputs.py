@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edge.backends.triton.beside import Beside
 from edge.backends.triton.blocks import Shop
 from edge.backends.triton.buffers import Lane
+from edge.backends.triton.side_inputs import SideInputs
 from edge.backends.triton.weights import Product
-from edge.kernels.gated_mlp.reference import Activation
-from edge.kernels.gated_mlp.triton import activated
+from edge.kernels.activation.reference import Activation
+from edge.kernels.activation.triton import activated
 from edge.kernels.token_inputs.triton import token_inputs
 
 
@@ -26,7 +26,7 @@ class TokenInputs:
     projection: Product
     output: Product
     norm: Tensor
-    beside: Beside
+    side: SideInputs
     activations: torch.dtype
     hidden_size: int
     epsilon: float
@@ -41,7 +41,7 @@ class TokenInputs:
             projection=shop.product(f"{p}token_projection"),
             output=shop.product(f"{p}token_output"),
             norm=shop.vector(f"{p}token_norm"),
-            beside=shop.beside,
+            side=shop.side,
             activations=shop.activations,
             hidden_size=shop.spec.hidden_size,
             epsilon=shop.spec.norm_epsilon,
@@ -49,8 +49,8 @@ class TokenInputs:
 
     def launch(self, lane: Lane) -> None:
         """Of the hidden state, to which nothing is to be added still."""
-        made = self.projection(self.beside.embedded(lane).to(self.activations))
-        inputs = self.inputs(made, self.beside.token_rows(self.layer, lane))
+        made = self.projection(self.side.embedded(lane).to(self.activations))
+        inputs = self.inputs(made, self.side.token_rows(self.layer, lane))
         gate = self.gate(lane.hidden.to(self.activations))
         self.output(activated(gate, activation=self.activation).mul_(inputs), lane.partial)
 

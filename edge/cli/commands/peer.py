@@ -31,7 +31,7 @@ from edge.host.descriptors import allow_descriptors
 from edge.host.free_memory import format_size
 from edge.membership.identity import peer_id
 from edge.membership.roles import LEND
-from edge.membership.shown import Shown
+from edge.membership.shown_certificate import Shown
 from edge.peer.daemon import PeerDaemon
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings

@@ -36,8 +36,8 @@ from edge.server.app import MOST_ANSWERS, Server
 from edge.server.connections import most_connections, web_config
 from edge.server.guard import Rules
 from edge.server.keys import read_keys
+from edge.server.model_pool import ModelPool
 from edge.server.previews import Previews
-from edge.server.shelf import Shelf
 from edge.weights.pooling import Pooling
 
 _log = logging.getLogger(__name__)
@@ -380,13 +380,13 @@ async def serve(
             return await cluster.load(places[name], chosen)
 
         check_aliases(aliases, list(places))
-        shelf = Shelf(
+        pool = ModelPool(
             places, load, keep_alive_s=keep_alive_s, loaded={first: loaded}, aliases=aliases
         )
-        async with shelf.using(first):
+        async with pool.using(first):
             pass  # from now on it may be one that nobody uses
         server = Server(
-            shelf,
+            pool,
             rules=rules,
             most_answers=max_answers,
             pooling=pooling,
@@ -409,7 +409,7 @@ async def serve(
         try:
             await _Drained(config, server, key_file).serve(sockets=[listening])
         finally:
-            await shelf.aclose()
+            await pool.aclose()
 
 
 def _described(model: AsyncModel) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge.coordinator.acks import Acks
-from edge.coordinator.beginnings import Beginnings
+from edge.coordinator.kept_prefixes import KeptPrefixes
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request, fail_all
@@ -188,7 +188,7 @@ async def run_on_two(odd: Behaviour, *, asks_peers: bool = False) -> list[EdgeEr
         residency=Residency(memory_tokens=14, disk_tokens=100, requests=4, quantum_tokens=2),
         stages=2,
         asks_peers=asks_peers,
-        beginnings=Beginnings(chunk_tokens=2, fewest_tokens=2) if asks_peers else None,
+        prefixes=KeptPrefixes(chunk_tokens=2, fewest_tokens=2) if asks_peers else None,
     )
     async with peer(odd, "odd") as first, peer(sample, "fine") as second:
         model = LoadedModel(plan(2), scheduler, vocab_size=VOCAB, hidden_size=4, on_end=fail_all)

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from edge.coordinator.beginnings import Beginnings
+from edge.coordinator.kept_prefixes import KeptPrefixes
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.orders import Match, Orders
 from edge.coordinator.scheduler import Scheduler
@@ -37,7 +37,7 @@ def scheduler(
         ),
         stages=stages,
         asks_peers=asks_peers,
-        beginnings=Beginnings(chunk_tokens=chunk, fewest_tokens=chunk) if asks_peers else None,
+        prefixes=KeptPrefixes(chunk_tokens=chunk, fewest_tokens=chunk) if asks_peers else None,
     )
 
 

@@ -20,10 +20,11 @@ from tests.support.pairs import shown_in_parts
 REPOSITORY = Path(__file__).parents[3]
 
 KERNELS = {
+    "activation": {"_activated_kernel"},
     "attention": {"attend_tile", "_combine_kernel"},
     "embedding": {"_embedding_kernel"},
     "experts": {"_route_kernel", "_sort_kernel", "_use_kernel", "_tile_kernel", "_mix_kernel"},
-    "gated_mlp": {"_activated_kernel", "_gated_kernel"},
+    "gated_mlp": {"_gated_kernel"},
     "latent_heads": {"_heads_kernel"},
     "layer_norm": {"_layer_norm_kernel"},
     "linear_attention": {"_delta_kernel", "_gated_norm_kernel"},
@@ -41,6 +42,7 @@ SMALLEST_SHARED_MEMORY = 99 << 10
 
 
 OF_ROWS = {
+    "activation",
     "embedding",
     "gated_mlp",
     "latent_heads",

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.kernels.activation import reference as activation_reference
 from edge.kernels.embedding import reference as embedding_reference
 from edge.kernels.gated_mlp import reference as gated_reference
 from edge.kernels.latent_heads import reference as latent_reference
@@ -150,7 +151,8 @@ def test_embedding_has_the_type_of_its_table() -> None:
 @FEW
 @given(
     seed=seeds, rows=st.integers(1, 5), columns=sizes, dtype=dtypes,
-    activation=st.sampled_from(gated_reference.ACTIVATIONS), gain=st.sampled_from([0.0, 1.0, 100]),
+    activation=st.sampled_from(activation_reference.ACTIVATIONS),
+    gain=st.sampled_from([0.0, 1.0, 100]),
 )  # fmt: skip
 def test_gated(
     seed: int, rows: int, columns: int, dtype: str, activation: Any, gain: float
@@ -168,18 +170,19 @@ def test_gated(
 @FEW
 @given(
     seed=seeds, rows=st.integers(1, 5), columns=st.integers(1, 700), dtype=dtypes,
-    activation=st.sampled_from(gated_reference.ACTIVATIONS), gain=st.sampled_from([0.0, 1.0, 100]),
+    activation=st.sampled_from(activation_reference.ACTIVATIONS),
+    gain=st.sampled_from([0.0, 1.0, 100]),
 )  # fmt: skip
 def test_activated(
     seed: int, rows: int, columns: int, dtype: str, activation: Any, gain: float
 ) -> None:
     """In place, too, and where a program's numbers end within a row."""
-    from edge.kernels.gated_mlp.triton import activated
+    from edge.kernels.activation.triton import activated
 
     x = rounded(gain * normal(seed, rows, columns), dtype)
     out = output(rows, columns, dtype=dtype)
     assert activated(out.copy_(tensor(x, dtype)), activation=activation, out=out) is out
-    assert_close(out, gated_reference.activated(x, activation=activation), dtype)
+    assert_close(out, activation_reference.activated(x, activation=activation), dtype)
     assert_only_inside_written(out)
 
 
@@ -245,7 +248,7 @@ def test_finish_logits(
     assert_close(x, expected, dtype)
 
 
-@pytest.mark.parametrize("activation", gated_reference.ACTIVATIONS)
+@pytest.mark.parametrize("activation", activation_reference.ACTIVATIONS)
 def test_gated_reference_is_that_of_torch(activation: Any) -> None:
     import torch
     from torch.nn import functional

@@ -24,7 +24,7 @@ from edge.server.connections import (
     web_config,
 )
 from edge.server.guard import Rules
-from edge.server.shelf import Shelf
+from edge.server.model_pool import ModelPool
 from tests.support.passing_time import let_pass, somebody_waits_for
 from tests.support.processes import PATIENCE_S
 from tests.unit.server.test_gone_clients import EndlessPrompt
@@ -78,7 +78,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def visited(*, most: int = 8, app: ASGIApp | None = None) -> AsyncIterator[Visited]:
     """With a model that never answers."""
     model = EndlessPrompt()
-    server = Server(Shelf.of(cast(AsyncModel, model), "m"), rules=Rules())
+    server = Server(ModelPool.of(cast(AsyncModel, model), "m"), rules=Rules())
     web = uvicorn.Server(web_config(app or server.app, most_connections=most))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         running = asyncio.create_task(web.serve(sockets=[listening]))

@@ -12,7 +12,7 @@ import pytest
 from edge.api.async_model import AsyncModel
 from edge.server.app import Server
 from edge.server.guard import Rules
-from edge.server.shelf import Shelf
+from edge.server.model_pool import ModelPool
 from edge.text.answer_forms import AnswerForm
 
 
@@ -65,7 +65,7 @@ def asked(stream: bool) -> bytes:
 def test_its_answer_is_given_up(stream: bool) -> None:
     async def main() -> None:
         model = EndlessPrompt()
-        server = Server(Shelf.of(cast(AsyncModel, model), "m"), rules=Rules())
+        server = Server(ModelPool.of(cast(AsyncModel, model), "m"), rules=Rules())
         body = asked(stream)
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -91,7 +91,7 @@ def test_who_waits_when_the_server_ends_is_told_to_ask_again() -> None:
 
     async def main() -> list[dict[str, Any]]:
         model = EndlessPrompt()
-        server = Server(Shelf.of(cast(AsyncModel, model), "m"), rules=Rules())
+        server = Server(ModelPool.of(cast(AsyncModel, model), "m"), rules=Rules())
         messages = [{"type": "http.request", "body": asked(False), "more_body": False}]
         told: list[dict[str, Any]] = []
 

@@ -101,7 +101,7 @@ def test_who_asks_nothing_loads_the_model_or_has_it_go(
             told = json.loads(visit.text)
             assert (told["done"], told["done_reason"]) == (True, why)
             assert said.items() <= told.items()
-            await visit.shelf.aclose()
+            await visit.pool.aclose()
             assert model.is_closed is (why == "unload")
         assert not model.prompts
 
@@ -118,8 +118,8 @@ def test_after_an_answer_the_model_goes_where_it_is_not_to_stay(stream: bool) ->
             visit = Visit(model, "/api/chat", body)
             await visit.running
             assert visit.status == 200
-            assert visit.shelf.stays_s("m") == pytest.approx(300 if stays else 0, abs=60)
-            await visit.shelf.aclose()
+            assert visit.pool.stays_s("m") == pytest.approx(300 if stays else 0, abs=60)
+            await visit.pool.aclose()
             assert model.is_closed is (stays == 0)
 
     asyncio.run(main())
@@ -134,7 +134,7 @@ def test_a_question_that_was_refused_leaves_the_model_where_it_is(stream: bool) 
         visit = Visit(model, "/api/chat", body)
         await visit.running
         assert visit.status == 400
-        await visit.shelf.aclose()
+        await visit.pool.aclose()
         assert not model.is_closed
 
     asyncio.run(main())

@@ -18,10 +18,10 @@ from edge.server.answers import Question
 from edge.server.app import Server
 from edge.server.fields import Fields
 from edge.server.guard import Guard, Rules
+from edge.server.model_pool import ModelPool
 from edge.server.openapi import document
 from edge.server.page_files import page_routes
 from edge.server.refusals import Refusal
-from edge.server.shelf import Shelf
 
 HELLO = {"role": "user", "content": "Hello"}
 ASKED: dict[str, tuple[Callable[[Fields], object], dict[str, Any]]] = {
@@ -40,7 +40,7 @@ def test_it_has_what_the_server_has() -> None:
     async def load(_name: str, _whole: bool) -> AsyncModel:
         raise AssertionError("nobody asks")
 
-    guard = Server(Shelf(["m"], load), rules=Rules()).app
+    guard = Server(ModelPool(["m"], load), rules=Rules()).app
     assert isinstance(guard, Guard)
     assert isinstance(guard._app, Starlette)
     routes = [each for each in guard._app.routes if isinstance(each, Route)]

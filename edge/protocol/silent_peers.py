@@ -27,7 +27,7 @@ def is_silence(error: BaseException) -> bool:
     return False
 
 
-class LastHeard:
+class SilentPeers:
     """What each said when it answered last. Times are of one clock, in seconds."""
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.coordinator.beginnings import (
-    Beginnings,
+from edge.coordinator.kept_prefixes import (
     Found,
+    KeptPrefixes,
     cut,
     joined,
 )
@@ -18,32 +18,32 @@ from edge.memory.recomputing import ATTENTION_TOKENS, effort
 
 
 def test_what_another_cache_has_as_well_costs_nothing() -> None:
-    beginnings = Beginnings(chunk_tokens=2)
+    prefixes = KeptPrefixes(chunk_tokens=2)
     common = list(range(100))
     for name, tail in (("a", [500, 501]), ("b", [600] * 40), ("c", [])):
         tokens = common + tail if tail else [700] * 100
-        beginnings.keep(name, tokens)
-    alone = beginnings.cost("a", ["a"])
+        prefixes.keep(name, tokens)
+    alone = prefixes.cost("a", ["a"])
     assert 102 < alone < 104
-    assert 2 <= beginnings.cost("a", ["a", "b", "c"]) < 2.1
-    assert 40 < beginnings.cost("b", ["a", "b", "c"]) < 42
-    assert beginnings.cost("c", ["a", "b", "c"]) > 100
+    assert 2 <= prefixes.cost("a", ["a", "b", "c"]) < 2.1
+    assert 40 < prefixes.cost("b", ["a", "b", "c"]) < 42
+    assert prefixes.cost("c", ["a", "b", "c"]) > 100
 
 
 def test_who_has_another_salt_has_nothing_in_common() -> None:
-    beginnings = Beginnings(chunk_tokens=2)
+    prefixes = KeptPrefixes(chunk_tokens=2)
     tokens = list(range(100))
-    beginnings.keep("a", tokens, salt="one")
-    beginnings.keep("b", tokens)
-    assert beginnings.find(tokens, "other") is None
+    prefixes.keep("a", tokens, salt="one")
+    prefixes.keep("b", tokens)
+    assert prefixes.find(tokens, "other") is None
     for salt, name in (("one", "a"), ("", "b")):
-        found = beginnings.find(tokens, salt)
+        found = prefixes.find(tokens, salt)
         assert found is not None
         assert found.request == name
-    assert len(beginnings.common(np.asarray(tokens), "one")) == 1
-    assert beginnings.cost("a", ["a", "b"]) == beginnings.cost("a", ["a"]) == effort(100)
-    beginnings.keep("c", tokens, salt="one")
-    assert beginnings.cost("a", ["a", "b", "c"]) == 0
+    assert len(prefixes.common(np.asarray(tokens), "one")) == 1
+    assert prefixes.cost("a", ["a", "b"]) == prefixes.cost("a", ["a"]) == effort(100)
+    prefixes.keep("c", tokens, salt="one")
+    assert prefixes.cost("a", ["a", "b", "c"]) == 0
 
 
 def alike(one: list[int], other: list[int]) -> int:
@@ -62,34 +62,34 @@ def test_costs_are_those_of_comparing_every_two(
     kept: list[tuple[str, list[int]]], drops: list[bool], among: set[str]
 ) -> None:
     """However they came, went and came again; also among a few of them."""
-    beginnings, there = Beginnings(chunk_tokens=2), dict[str, list[int]]()
+    prefixes, there = KeptPrefixes(chunk_tokens=2), dict[str, list[int]]()
     for at, (name, tokens) in enumerate(kept):
-        beginnings.keep(name, tokens)
+        prefixes.keep(name, tokens)
         there[name] = tokens
         if at < len(drops) and drops[at]:
             gone = min(there)
-            beginnings.drop(gone)
+            prefixes.drop(gone)
             del there[gone]
     for name, tokens in there.items():
         others = [there[each] for each in among & there.keys() - {name}]
         shared = max((alike(tokens, each) for each in others), default=0)
-        assert beginnings.cost(name, among) == effort(len(tokens)) - effort(shared)
+        assert prefixes.cost(name, among) == effort(len(tokens)) - effort(shared)
 
 
 def test_attention_makes_later_tokens_dearer() -> None:
-    beginnings = Beginnings(chunk_tokens=2)
+    prefixes = KeptPrefixes(chunk_tokens=2)
     long = list(range(2 * ATTENTION_TOKENS))
-    beginnings.keep("long", long)
-    assert beginnings.cost("long", ["long"]) == 2 * len(long)
+    prefixes.keep("long", long)
+    assert prefixes.cost("long", ["long"]) == 2 * len(long)
 
 
 def test_a_prompt_may_be_cut_at_its_units_and_an_answer_anywhere() -> None:
-    beginnings = Beginnings(chunk_tokens=4, fewest_tokens=1)
+    prefixes = KeptPrefixes(chunk_tokens=4, fewest_tokens=1)
     said = list(range(30))
-    beginnings.keep("r", said, ((10, 17), (25, 30)))
+    prefixes.keep("r", said, ((10, 17), (25, 30)))
 
     def found(common: int) -> Found | None:
-        return beginnings.find([*said[:common], *[99] * 20])
+        return prefixes.find([*said[:common], *[99] * 20])
 
     for common, tokens in ((9, 8), (10, 8), (11, 11), (16, 16), (17, 17), (20, 17), (22, 21)):
         assert (it := found(common)) is not None
@@ -98,19 +98,19 @@ def test_a_prompt_may_be_cut_at_its_units_and_an_answer_anywhere() -> None:
         assert not it.is_whole
     whole = found(30)
     assert whole == Found(request="r", tokens=30, singly=((10, 17), (25, 30)), is_whole=True)
-    again = beginnings.find(said)
+    again = prefixes.find(said)
     assert again is not None
     assert again.tokens == 28, "two are always left to compute"
 
 
 def test_no_answer_is_of_use_where_no_bit_may_depend_on_it() -> None:
-    beginnings = Beginnings(chunk_tokens=2, fewest_tokens=4, is_strict=True)
-    assert beginnings.worth_keeping(30, ((11, 30),)) == 11
-    assert beginnings.worth_keeping(30, ()) == 30
-    assert beginnings.worth_keeping(30, ((3, 30),)) == 0
+    prefixes = KeptPrefixes(chunk_tokens=2, fewest_tokens=4, is_strict=True)
+    assert prefixes.worth_keeping(30, ((11, 30),)) == 11
+    assert prefixes.worth_keeping(30, ()) == 30
+    assert prefixes.worth_keeping(30, ((3, 30),)) == 0
     said = list(range(30))
-    beginnings.keep("r", said, ((11, 17),))
-    found = beginnings.find([*said, 99, 99])
+    prefixes.keep("r", said, ((11, 17),))
+    found = prefixes.find([*said, 99, 99])
     assert found == Found(request="r", tokens=10, singly=(), is_whole=True)
 
 

@@ -57,7 +57,7 @@ class _Cache:
     """Sorts as its salt and then its tokens do: who has most of them in common lies next to it."""
 
 
-class Beginnings:
+class KeptPrefixes:
     """The caches of requests that are over. The owner decides which ones go.
 
     Who has another salt has nothing in common: how soon a prompt is read would tell of others'.

@@ -24,7 +24,7 @@ from edge.weights.layout import ShardLayout
 Array = NDArray[np.float32]
 
 
-class Beside:
+class SideInputs:
     """float32, on the device and on the host. Most models have nothing of it."""
 
     def __init__(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edge.errors import EdgeError, NetworkError
-from edge.protocol.last_heard import LastHeard, silent_addresses
+from edge.protocol.silent_peers import SilentPeers, silent_addresses
 from tests.support.peer_infos import peer_info
 
 A, B = (replace(peer_info(name), address=f"10.0.0.{number}:5") for number, name in enumerate("ab"))
@@ -38,7 +38,7 @@ def test_what_is_silence(cause: BaseException, is_silent: bool) -> None:
 
 
 def test_who_is_silent_is_remembered_until_it_answers_or_has_gone() -> None:
-    heard = LastHeard()
+    heard = SilentPeers()
     assert heard.note([A, B], (), now_s=10.0) == ()
     (silent,) = heard.note([A], {B.address}, now_s=13.0)
     assert (silent.id, silent.silent_s, silent.health) == (B.id, 3.0, "silent for 3 s")

@@ -50,7 +50,7 @@ def first_to_go(places: Iterable[Place], wanted: Place) -> Place | None:
     return min(idle, key=lambda each: each.used_s, default=None)
 
 
-class Shelf:
+class ModelPool:
     """Loads models when they are asked for, one at a time and in the order of asking.
 
     `default` stands for the first. Used from one event loop.
@@ -80,7 +80,7 @@ class Shelf:
         self._unloading: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def of(cls, model: AsyncModel, name: str) -> Shelf:
+    def of(cls, model: AsyncModel, name: str) -> ModelPool:
         """Of one model, which stays."""
 
         async def load(_name: str, _whole: bool) -> AsyncModel:

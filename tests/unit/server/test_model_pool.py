@@ -14,8 +14,8 @@ from edge.api.async_model import AsyncModel
 from edge.cli.commands.serve import Offered, check_for_several, offered, with_plans
 from edge.errors import CapacityError, RequestError
 from edge.planning.load_options import LoadOptions
+from edge.server.model_pool import ModelPool, Place, first_to_go
 from edge.server.refusals import Refusal
-from edge.server.shelf import Place, Shelf, first_to_go
 from tests.support.plans import bundled_plan
 
 
@@ -60,8 +60,8 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-async def use(shelf: Shelf, name: str) -> None:
-    async with shelf.using(name):
+async def use(pool: ModelPool, name: str) -> None:
+    async with pool.using(name):
         pass
 
 
@@ -83,12 +83,12 @@ def test_who_goes_is_who_was_not_used_for_longest_and_nobody_who_is_used() -> No
 def test_what_is_not_used_makes_room() -> None:
     async def main() -> None:
         room = Room(2)
-        shelf = Shelf("abc", room.load)
+        pool = ModelPool("abc", room.load)
         for name in "aba":
-            await use(shelf, name)
-        assert list(shelf.loaded) == ["a", "b"], "who was used last comes first"
-        await use(shelf, "c")
-        assert list(shelf.loaded) == ["c", "a"]
+            await use(pool, name)
+        assert list(pool.loaded) == ["a", "b"], "who was used last comes first"
+        await use(pool, "c")
+        assert list(pool.loaded) == ["c", "a"]
         assert room.asked == [("a", False), ("b", True), ("c", True), ("c", True)]
 
     run(main)
@@ -97,24 +97,24 @@ def test_what_is_not_used_makes_room() -> None:
 def test_what_is_used_is_waited_for_and_requests_wait_in_order() -> None:
     async def main() -> None:
         room = Room(1)
-        shelf = Shelf("abc", room.load, most_waiting=2)
+        pool = ModelPool("abc", room.load, most_waiting=2)
         order: list[str] = []
 
         async def ask(name: str) -> None:
-            async with shelf.using(name):
+            async with pool.using(name):
                 order.append(name)
 
-        async with shelf.using("a"):
+        async with pool.using("a"):
             room.has_begun.clear()
             waiting = [asyncio.create_task(ask(name)) for name in "bc"]
             await room.has_begun.wait()
             with pytest.raises(Refusal, match="2 requests wait") as refused:
-                await use(shelf, "b")
+                await use(pool, "b")
             assert (refused.value.status, "Retry-After" in refused.value.headers) == (503, True)
-            await use(shelf, "a")  # who is loaded is no matter of waiting
+            await use(pool, "a")  # who is loaded is no matter of waiting
         await asyncio.gather(*waiting)
         assert order == ["b", "c"]
-        assert list(shelf.loaded) == ["c"]
+        assert list(pool.loaded) == ["c"]
 
     run(main)
 
@@ -123,8 +123,8 @@ def test_who_goes_away_while_it_is_loaded_leaves_nothing() -> None:
     async def main() -> None:
         room = Room(1)
         room.may_go_on.clear()
-        shelf = Shelf("ab", room.load)
-        gone, other = (asyncio.create_task(use(shelf, name)) for name in "ab")
+        pool = ModelPool("ab", room.load)
+        gone, other = (asyncio.create_task(use(pool, name)) for name in "ab")
         await room.has_begun.wait()
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -132,7 +132,7 @@ def test_who_goes_away_while_it_is_loaded_leaves_nothing() -> None:
         room.may_go_on.set()
         await other
         assert [name for name, _whole in room.asked] == ["a", "b"]
-        assert list(shelf.loaded) == ["b"]
+        assert list(pool.loaded) == ["b"]
         assert len(room.made) == 1
 
     run(main)
@@ -141,12 +141,12 @@ def test_who_goes_away_while_it_is_loaded_leaves_nothing() -> None:
 def test_what_fits_nowhere_is_named_and_may_be_asked_for_again() -> None:
     async def main() -> None:
         room = Room(0)
-        shelf = Shelf(["org/a"], room.load)
+        pool = ModelPool(["org/a"], room.load)
         for _time in range(2):
             with pytest.raises(CapacityError, match=r"the model 'org/a': box lacks 5 MiB"):
-                await use(shelf, "org/a")
+                await use(pool, "org/a")
         room.most = 1
-        await use(shelf, "org/a")
+        await use(pool, "org/a")
 
     run(main)
 
@@ -154,15 +154,15 @@ def test_what_fits_nowhere_is_named_and_may_be_asked_for_again() -> None:
 def test_what_nobody_uses_for_long_goes() -> None:
     async def main() -> None:
         room = Room(2)
-        shelf = Shelf("ab", room.load, keep_alive_s=0.0)
-        async with shelf.using("a"):
-            await use(shelf, "b")
+        pool = ModelPool("ab", room.load, keep_alive_s=0.0)
+        async with pool.using("a"):
+            await use(pool, "b")
             await room.made[1].closed.wait()
-            assert list(shelf.loaded) == ["a"]
-            assert shelf.stays_s("a") == 0
+            assert list(pool.loaded) == ["a"]
+            assert pool.stays_s("a") == 0
         await room.made[0].closed.wait()
-        assert not shelf.loaded
-        await shelf.aclose()
+        assert not pool.loaded
+        await pool.aclose()
 
     run(main)
 
@@ -170,18 +170,18 @@ def test_what_nobody_uses_for_long_goes() -> None:
 def test_a_model_stays_as_long_as_was_said_last() -> None:
     async def main() -> None:
         room = Room(1)
-        shelf = Shelf("a", room.load, keep_alive_s=500.0)
-        await use(shelf, "a")
+        pool = ModelPool("a", room.load, keep_alive_s=500.0)
+        await use(pool, "a")
         for said, least in ((None, None), (900.0, 800.0), (50.0, 40.0)):
-            shelf.keep("a", said)
-            stays = shelf.stays_s("a")
+            pool.keep("a", said)
+            stays = pool.stays_s("a")
             assert stays == said if least is None else least < (stays or 0) <= (said or 0)
-        async with shelf.using("a"):
-            assert shelf.stays_s("a") == 500, "who comes has it stay as usual"
-            shelf.keep("a", 0.0)
+        async with pool.using("a"):
+            assert pool.stays_s("a") == 500, "who comes has it stay as usual"
+            pool.keep("a", 0.0)
             assert not room.made[0].closed.is_set()
         await room.made[0].closed.wait()
-        await shelf.aclose()
+        await pool.aclose()
 
     run(main)
 
@@ -189,20 +189,20 @@ def test_a_model_stays_as_long_as_was_said_last() -> None:
 def test_what_is_dismissed_goes_when_nobody_uses_it() -> None:
     async def main() -> None:
         room = Room(1)
-        shelf = Shelf("a", room.load)
-        async with shelf.using("a"):
-            shelf.keep("a", 0.0)
-            assert list(shelf.loaded) == ["a"]
+        pool = ModelPool("a", room.load)
+        async with pool.using("a"):
+            pool.keep("a", 0.0)
+            assert list(pool.loaded) == ["a"]
         await room.made[0].closed.wait()
-        async with shelf.using("a"):
-            shelf.keep("a", 0.0)
-            await use(shelf, "a")  # who wants it to stay
+        async with pool.using("a"):
+            pool.keep("a", 0.0)
+            await use(pool, "a")  # who wants it to stay
         assert not room.made[1].closed.is_set()
-        shelf.keep("a", 0.0)
-        shelf.keep("a", 0.0)
+        pool.keep("a", 0.0)
+        pool.keep("a", 0.0)
         await room.made[1].closed.wait()
-        shelf.keep("a", 0.0)
-        await shelf.aclose()
+        pool.keep("a", 0.0)
+        await pool.aclose()
         assert len(room.made) == 2
 
     run(main)
@@ -212,10 +212,10 @@ def test_one_that_has_ended_is_loaded_again_unless_it_is_the_only_one() -> None:
     async def main() -> None:
         for names in ("ab", "a"):
             room = Room(1)
-            shelf = Shelf(names, room.load)
-            await use(shelf, "a")
+            pool = ModelPool(names, room.load)
+            await use(pool, "a")
             room.made[0].is_over = True
-            await use(shelf, "a")
+            await use(pool, "a")
             assert len(room.made) == len(names)
             assert room.made[0].closed.is_set() == (len(names) > 1)
 
@@ -223,14 +223,14 @@ def test_one_that_has_ended_is_loaded_again_unless_it_is_the_only_one() -> None:
 
 
 def test_names() -> None:
-    shelf = Shelf(["org/small", "x/twin", "y/twin"], Room(1).load)
-    assert [shelf.find(each) for each in ("default", "small", "y/twin")] == [
+    pool = ModelPool(["org/small", "x/twin", "y/twin"], Room(1).load)
+    assert [pool.find(each) for each in ("default", "small", "y/twin")] == [
         *("org/small", "org/small", "y/twin")
     ]
-    assert shelf.find("small:latest") == shelf.find("default:latest") == "org/small"
+    assert pool.find("small:latest") == pool.find("default:latest") == "org/small"
     for name in ("twin", "SMALL", "", "small:8b", ":latest", "small" + ":latest" * 2000):
         with pytest.raises(Refusal, match="is not here; this server has 'org/small'") as refused:
-            shelf.find(name)
+            pool.find(name)
         assert (refused.value.status, refused.value.code) == (404, "model_not_found")
 
 

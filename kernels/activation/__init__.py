@@ -1,0 +1,1 @@
+"""Functions between two products: silu and gelu."""
