@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 import edge
+from edge.coordinator.generation import decode_rate
 from edge.demos.bench.limited.runs import stated_bytes
 from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.demos.bundled import require
@@ -108,10 +109,12 @@ def _run_limited(
 def _stream_live(model: edge.Model, peer: LimitedPeer, whole: Whole, limit: int) -> tuple[int, ...]:
     """The reply, while a table shows what it takes."""
     tokens: list[int] = []
+    first_s = 0.0
     start_s, start_bytes = time.perf_counter(), peer.bytes_read
     stream = model.stream(PROMPT, max_new_tokens=NEW_TOKENS, ignore_eos=True)
     with Live(console=Console(), auto_refresh=False) as live, stream:
         for token in stream:
+            first_s = first_s or token.chosen_s
             tokens.append(token.token_id)
             seconds = time.perf_counter() - start_s
             read = peer.bytes_read - start_bytes
@@ -120,7 +123,9 @@ def _stream_live(model: edge.Model, peer: LimitedPeer, whole: Whole, limit: int)
                 bar = ProgressBar(total=whole.weight_bytes, completed=held, width=40)
                 table.add_row(f"  {what}", bar, format_size(held))
             table.add_row("  read from disk", "", f"{format_size(int(read / seconds))}/s")
-            table.add_row("  speed", "", f"{len(tokens) / seconds:.1f} tok/s ({len(tokens)})")
+            rate = decode_rate(len(tokens), token.chosen_s - first_s)
+            speed = "" if rate is None else f"{rate:.1f} tok/s "
+            table.add_row("  speed", "", f"{speed}({len(tokens)} tokens)")
             live.update(table, refresh=True)
     return tuple(tokens)
 

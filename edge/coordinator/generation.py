@@ -18,6 +18,12 @@ FEWEST_TOKENS_OF_A_RATE = 8
 """Of fewer, a rate tells of the moment more than of the model."""
 
 
+def decode_rate(new_tokens: int, decode_s: float) -> float | None:
+    """Tokens per second after the first, of this number in all; None of too few to tell."""
+    has_rate = new_tokens >= FEWEST_TOKENS_OF_A_RATE and decode_s > 0
+    return (new_tokens - 1) / decode_s if has_rate else None
+
+
 class Statistics(TypedDict):
     """Measurements of one reply, and what was predicted of one of its lengths that runs alone."""
 
@@ -65,8 +71,9 @@ class Token:
     text: str
     finish_reason: FinishReason | None
     chosen_s: float
-    """When it was chosen, by a clock of the device that chose it: good for spans, not for dates. 0
-    of one that was there before the reply was gone on with."""
+    """When it was chosen, by `time.monotonic` here: right to the time that a message takes, and to
+    the clock's own step from token to token. 0 of one that was there before the reply was gone on
+    with."""
     logprob: float | None = None
     """How likely the model found it, in nats, where `logprobs` asked for that: the log softmax of
     its own logits, before penalties, temperature and filters."""
@@ -146,8 +153,8 @@ class Generation:
     ) -> Token:
         """Take the next token, and why the reply ends with it where its text does not tell.
 
-        chosen_s: when it was chosen, by the clock of who chose it. Tokens arrive in bursts where
-        the loop is busy, so the rate is that of choosing.
+        chosen_s: when it was chosen. Tokens arrive in bursts where the loop is busy, so the rate
+        is that of choosing.
         """
         self._last_s = self._clock()
         self._last_chosen_s = chosen_s
@@ -197,13 +204,12 @@ class Generation:
         """What there is to measure of it."""
         new = len(self.token_ids) - self._restored
         decode_s = self._last_chosen_s - self._first_chosen_s
-        has_rate = new >= FEWEST_TOKENS_OF_A_RATE and decode_s > 0
         statistics = Statistics(
             prompt_tokens=len(self.request.prompt_ids),
             new_tokens=len(self.token_ids),
             first_token_s=self._first_s - self._started_s,
             decode_s=decode_s,
-            tokens_per_s=(new - 1) / decode_s if has_rate else None,
+            tokens_per_s=decode_rate(new, decode_s),
             total_s=self._last_s - self._started_s,
             seed=self.request.sampling.seed,
         )

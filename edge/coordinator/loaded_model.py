@@ -110,6 +110,8 @@ class LoadedModel:
             Failed: self._on_failed,
         }
         self._stalls = Stalls()
+        self._clock_ahead_s: float | None = None
+        """The clock here less that of the device that chooses, as the first answer to a step tells."""
         self._asking: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None
@@ -326,6 +328,9 @@ class LoadedModel:
             if token >= self._vocab_size:
                 raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
         step = self._scheduler.answered(tokens, ends, last=event.last, at_s=event.chosen_s)
+        if self._clock_ahead_s is None:
+            self._clock_ahead_s = time.monotonic() - event.chosen_s
+        chosen_s = event.chosen_s + self._clock_ahead_s
         logprobs = event.logprobs or (None,) * len(tokens)
         for entry, token, end, each in zip(step.entries, tokens, ends, logprobs, strict=False):
             request = self._requests.get(entry.request)
@@ -336,7 +341,7 @@ class LoadedModel:
             if end is not None:
                 self._forget(request.id)
             try:
-                if request.sink.token(token, end, event.chosen_s, each):
+                if request.sink.token(token, end, chosen_s, each):
                     self.cancel(request.id)
                 elif end is None:
                     self._lead(request, token)

@@ -31,7 +31,7 @@ class Sink(Protocol):
     ) -> bool:
         """A sampled token, and why it is the last, if it is. True if its text ends the reply.
 
-        chosen_s: when it was chosen, by the sampler's own clock: good for spans, not for dates.
+        chosen_s: when it was chosen, by `time.monotonic` here, whichever device chose it.
         logprobs: where the request asked for them.
         """
         ...

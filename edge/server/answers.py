@@ -91,6 +91,10 @@ class End:
     """Of the new ones, those that were thought and not said."""
     stopped_by: str | None = None
     """The text that ended it, of those that were to."""
+    first_token_s: float = 0.0
+    """From its begin to the arrival of its first token."""
+    tokens_per_s: float | None = None
+    """After the first token; None of too few to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +319,8 @@ class Answers:
                         found_tokens=found,
                         thought_tokens=thought_tokens,
                         stopped_by=token.stopped_by,
+                        first_token_s=observed.first_token_s,
+                        tokens_per_s=observed.tokens_per_s,
                     )
         finally:
             observed.end("given up")

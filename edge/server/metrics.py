@@ -7,15 +7,10 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from edge.coordinator.generation import decode_rate
 from edge.coordinator.work import Work
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-
-
-LEAST_TOKENS_OF_A_RATE = 8
-
-_CLOCKS_APART_S = 1.0
-"""More than tokens wait for each other: after a loss another device chooses, by its own clock."""
 
 
 class Metrics:
@@ -117,36 +112,38 @@ class ObservedReply:
     def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
         self.new_tokens = 0
-        self.begun_s = self._first_s = self._last_s = time.perf_counter()
-        self._chosen_s = 0.0
+        self.begun_s = time.perf_counter()
+        self.first_token_s = 0.0
+        """From its begin to the arrival of its first token."""
+        self._first_chosen_s = self._last_chosen_s = 0.0
         self._metrics = metrics
         self._is_over = False
         metrics._under_way.inc()
 
     def token(self, chosen_s: float) -> None:
-        """chosen_s: when it was chosen, by a clock of who chose it, as fast ones come in groups."""
-        now_s = time.perf_counter()
-        metrics, waited_s = self._metrics, now_s - self._last_s
+        """chosen_s: when it was chosen, as fast ones come in groups."""
+        metrics = self._metrics
         if not self.new_tokens:
-            metrics._first_token_s.observe(waited_s)
-            self._first_s = now_s
+            self.first_token_s = time.perf_counter() - self.begun_s
+            metrics._first_token_s.observe(self.first_token_s)
+            self._first_chosen_s = chosen_s
         else:
-            span_s = chosen_s - self._chosen_s
-            has_one_clock = abs(span_s - waited_s) < _CLOCKS_APART_S and span_s >= 0
-            metrics._token_s.observe(span_s if has_one_clock else waited_s)
-        self._chosen_s = chosen_s
+            metrics._token_s.observe(max(0.0, chosen_s - self._last_chosen_s))
+        self._last_chosen_s = chosen_s
         metrics._new_tokens.inc()
         metrics.new_tokens += 1
         self.new_tokens += 1
-        self._last_s = now_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """After the first; None of too few to tell."""
+        return decode_rate(self.new_tokens, self._last_chosen_s - self._first_chosen_s)
 
     def end(self, how: str) -> None:
         """May be called again: the first counts."""
         if not self._is_over:
             self._is_over = True
-            if self.new_tokens >= LEAST_TOKENS_OF_A_RATE:
-                decode_s = self._last_s - self._first_s
-                self._metrics.last_tokens_per_s = (self.new_tokens - 1) / max(decode_s, 1e-9)
+            self._metrics.last_tokens_per_s = self.tokens_per_s or self._metrics.last_tokens_per_s
             self._metrics._replies.discard(self)
             self._metrics._under_way.dec()
             self._metrics._ended.labels(how).inc()

@@ -227,7 +227,6 @@ class Translator:
     model: str
     chat: bool
     _began_s: float = field(default_factory=time.perf_counter)
-    _first_s: float | None = None
     _prompt_tokens: int = 0
 
     async def whole(self, happenings: AsyncIterator[Happening]) -> Json:
@@ -248,21 +247,20 @@ class Translator:
             if isinstance(event, Begin):
                 self._prompt_tokens = event.prompt_tokens
             elif isinstance(event, End):
-                now_s = time.perf_counter()
-                first_s = now_s if self._first_s is None else self._first_s
+                rate = event.tokens_per_s
                 yield {
                     **self._line("", ""),
                     "done": True,
                     "done_reason": event.why,
-                    "total_duration": round(1e9 * (now_s - self._began_s)),
+                    "total_duration": round(1e9 * (time.perf_counter() - self._began_s)),
                     "load_duration": 0,
                     "prompt_eval_count": self._prompt_tokens,
-                    "prompt_eval_duration": round(1e9 * (first_s - self._began_s)),
+                    "prompt_eval_duration": round(1e9 * event.first_token_s),
                     "eval_count": event.new_tokens,
-                    "eval_duration": round(1e9 * (now_s - first_s)),
+                    # Clients divide one by the other. As there, a duration that is 0 is left out.
+                    **({"eval_duration": round(1e9 * event.new_tokens / rate)} if rate else {}),
                 }
             else:
-                self._first_s = self._first_s or time.perf_counter()
                 calls = [
                     {"function": {"name": call.name, "arguments": dict(call.arguments)}}
                     for call in event.calls

@@ -51,6 +51,7 @@ class Results:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[Logprobs | None] = []
+        self.chosen_s: list[float] = []
         self.end: FinishReason | None = None
         self.errors: list[EdgeError] = []
         self.found: NDArray[np.float32] | None = None
@@ -61,10 +62,11 @@ class Results:
         self,
         token_id: int,
         end: FinishReason | None,
-        _chosen_s: float,
+        chosen_s: float,
         logprobs: Logprobs | None,
     ) -> bool:
         self.logprobs.append(logprobs)
+        self.chosen_s.append(chosen_s)
         self.tokens.append(token_id)
         self.end = end
         self.begun.set()

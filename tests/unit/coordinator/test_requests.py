@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -57,11 +58,13 @@ def logits_after(tokens: Sequence[int]) -> NDArray[np.float32]:
 class SamplingPeer:
     """All of a plan: chooses tokens as peers do, from logits that follow from a request's tokens.
 
-    After `steps` steps it hangs up, in the middle of a run if that is where it is.
+    After `steps` steps it hangs up, in the middle of a run if that is where it is. Its clock says
+    `clock_s` at first, and a microsecond more at each step.
     """
 
-    def __init__(self, *, steps: int | None) -> None:
+    def __init__(self, *, steps: int | None, clock_s: float = 1.0) -> None:
         self._steps_left = steps
+        self._clock_s = clock_s
         self._choice = TokenChoice([range(VOCAB)], 0)
         self._tokens: dict[str, list[int]] = {}
 
@@ -81,6 +84,7 @@ class SamplingPeer:
                     return
                 if self._steps_left is not None:
                     self._steps_left -= 1
+                self._clock_s += 1e-6
                 step = await self._compute(channel, step)
 
     async def _compute(self, channel: Channel, step: Step) -> Step | None:
@@ -102,7 +106,8 @@ class SamplingPeer:
         ends = self._choice.take(step, tokens)
         last = step.run == 1 or any(ends)
         await report(
-            channel, Tokens(tokens=tuple(tokens), ends=tuple(ends), last=last, chosen_s=1.0)
+            channel,
+            Tokens(tokens=tuple(tokens), ends=tuple(ends), last=last, chosen_s=self._clock_s),
         )
         return None if last else step.following(tokens)
 
@@ -155,15 +160,16 @@ PROMPTS = [(1, 2, 3, 4, 5, 6), (7,), (8, 9)]
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 4, 7, 15])
 def test_what_a_plan_leaves_another_finishes_with_the_same_tokens(steps: int) -> None:
-    """However far it came: in the prompt, in a run, or when some have ended."""
+    """However far it came: in the prompt, in a run, or when some have ended. And each token was
+    chosen at a time by the clock here, though the devices that chose them have others."""
 
     async def main() -> None:
-        owner = Owner()
+        owner, begun_s = Owner(), time.monotonic()
         replies = [Results() for _prompt in PROMPTS]
         rows = Results()
         async with (
-            peer(SamplingPeer(steps=steps)) as lost,
-            peer(SamplingPeer(steps=None)) as other,
+            peer(SamplingPeer(steps=steps, clock_s=9e8)) as lost,
+            peer(SamplingPeer(steps=None, clock_s=2.0)) as other,
             asyncio.timeout(60),
         ):
             model = await load(lost, owner)
@@ -183,6 +189,9 @@ def test_what_a_plan_leaves_another_finishes_with_the_same_tokens(steps: int) ->
                 await each.ended.wait()
             await second.aclose()
         assert [reply.tokens for reply in replies] == [expected(prompt) for prompt in PROMPTS]
+        for reply in replies:
+            assert reply.chosen_s == sorted(reply.chosen_s)
+            assert begun_s <= reply.chosen_s[0] <= reply.chosen_s[-1] < time.monotonic() + 1e-3
         assert rows.found is not None
         ends = range(1, len(PROMPTS[0]) + 1)
         np.testing.assert_array_equal(rows.found, [logits_after(PROMPTS[0][:end]) for end in ends])

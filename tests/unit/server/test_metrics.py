@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from edge.coordinator.generation import FEWEST_TOKENS_OF_A_RATE
 from edge.server.metrics import Metrics
 
 
@@ -23,10 +24,15 @@ def test_tokens_that_come_together_have_the_times_at_which_they_were_chosen() ->
     assert total(metrics, "edge_first_token_seconds_count") == 1
 
 
-def test_another_devices_clock_is_not_compared() -> None:
+def test_a_rate_is_that_of_choosing_and_there_is_none_under_eight_tokens() -> None:
     metrics = Metrics()
-    reply = metrics.reply(3)
-    for chosen_s in (100.0, 7.0, 5000.0):
-        reply.token(chosen_s)
-    assert total(metrics, "edge_token_seconds_count") == 2
-    assert total(metrics, "edge_token_seconds_sum") < 1.0
+    long, short = metrics.reply(3), metrics.reply(3)
+    for number in range(FEWEST_TOKENS_OF_A_RATE):
+        assert long.tokens_per_s is None
+        long.token(100.0 + 0.25 * number)
+    assert long.tokens_per_s == 4.0
+    long.end("finished")
+    short.token(1.0)
+    short.token(2.0)
+    short.end("finished")
+    assert metrics.last_tokens_per_s == 4.0, "of the last that was long enough to tell"

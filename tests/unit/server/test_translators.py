@@ -421,6 +421,25 @@ def test_an_answer_of_no_words(chat: bool) -> None:
     assert (line["done"], line["done_reason"], line["eval_count"]) == (True, "length", 1)
 
 
+@pytest.mark.parametrize("chat", [True, False])
+def test_ollamas_clients_find_the_rate_at_which_tokens_were_chosen(chat: bool) -> None:
+    """They divide. An answer that shows nothing until its end was not made in that moment."""
+    call = ToolCall(name="f", arguments={})
+    told = (
+        Begin(prompt_tokens=100),
+        Piece(answer=0, calls=(call,)),
+        End(
+            answer=0, why="stop", new_tokens=41, calls=1, first_token_s=0.5, tokens_per_s=20.0,
+        ),
+    )  # fmt: skip
+    line = asyncio.run(ollama.Translator(model="m", chat=chat).whole(stream(told)))
+    assert line["eval_count"] / line["eval_duration"] == pytest.approx(20e-9)
+    assert line["prompt_eval_count"] / line["prompt_eval_duration"] == pytest.approx(200e-9)
+    few = asyncio.run(ollama.Translator(model="m", chat=chat).whole(stream(SILENT)))
+    assert few["eval_count"] == 1
+    assert "eval_duration" not in few
+
+
 def test_who_asks_for_much_leaves_room_for_others() -> None:
     assert has_room({}, "a", 8, most=8), "all, where nobody else asks"
     assert not has_room({"a": 8}, "a", 1, most=8)
