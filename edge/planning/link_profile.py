@@ -71,8 +71,6 @@ class LinkFacts:
 
     async def _has_changed(self, source: PeerInfo, target: PeerInfo, known: LinkTimes) -> bool:
         """Whether a few messages take another time than when the link was measured."""
-        if known.is_unsteady:
-            return False  # it differs from itself
         try:
             client = await self._inquiry.clients.of(source)
             now = await client.call(self._question(Glance, source, target))
@@ -80,7 +78,7 @@ class LinkFacts:
             raise
         except EdgeError:
             return True  # measuring it says why
-        return known.glance.differs(now)
+        return known.differs_from(now)
 
     async def _link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:
         """None, and a note, when the two cannot link to each other though both are there."""

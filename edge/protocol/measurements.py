@@ -67,9 +67,11 @@ class Span:
         if not self.low_s <= self.middle_s <= self.high_s:
             raise ValueError("a span is three times in ascending order")
 
-    def differs(self, now: Span) -> bool:
-        """Whether `now` is another time: further off than either is spread."""
+    def differs(self, now: Span, *, is_rough: bool = False) -> bool:
+        """Whether `now` is another time: further off than either is spread; or than the most that
+        is, where it is rough."""
         spread = max(each.high_s / max(each.low_s, _TINY_S) for each in (self, now))
+        spread = _MOST_SPREAD if is_rough else spread
         least, most = sorted((self.middle_s, now.middle_s))
         factor = min(max(spread, _LEAST_CHANGE), _MOST_SPREAD)
         return most - least > _LEAST_CHANGE_S and most > factor * least
@@ -92,13 +94,10 @@ class LinkGlance:
     """A medium message one way, and a word back."""
     back_s: Span
 
-    def differs(self, now: LinkGlance) -> bool:
+    def differs(self, now: LinkGlance, *, is_rough: bool = False) -> bool:
         """Whether `now` is of another link than this."""
-        return (
-            self.echo_s.differs(now.echo_s)
-            or self.there_s.differs(now.there_s)
-            or self.back_s.differs(now.back_s)
-        )
+        spans = ((self.echo_s, now.echo_s), (self.there_s, now.there_s), (self.back_s, now.back_s))
+        return any(then.differs(each, is_rough=is_rough) for then, each in spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +120,14 @@ class LinkTimes:
     def __post_init__(self) -> None:
         if not self.there_bytes_per_s or not self.back_bytes_per_s:
             raise ValueError("a link that moves nothing")
+
+    def differs_from(self, now: LinkGlance) -> bool:
+        """Whether `now` shows another link.
+
+        One that is not steady differs from itself, but less than a network without cables does from
+        a cable.
+        """
+        return self.glance.differs(now, is_rough=self.is_unsteady)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

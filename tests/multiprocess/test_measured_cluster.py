@@ -207,26 +207,26 @@ def test_what_is_known_is_not_measured(
         for daemon in daemons:
             daemon.kill()
     cache = FactsCache(questions.cache / "measured")
-    times = cache.link(peers[0], peers[1])
-    assert times is not None
-    cache.keep_link(peers[0], peers[1], replace(times, is_unsteady=False))  # or it is not looked at
+    assert cache.link(peers[0], peers[1]) is not None
     for refresh in (True, False):
         with pytest.raises(PeerLostError) as raised:
             questions.ask(peers, refresh=refresh, only_known=not refresh)
         assert raised.value.peer == "a"
 
 
+@pytest.mark.parametrize("is_unsteady", [True, False])
 @pytest.mark.parametrize("only_known", [True, False])
 def test_a_link_that_has_changed_is_measured_again(
-    only_known: bool, pair: list[Daemon], known: Questions
+    only_known: bool, is_unsteady: bool, pair: list[Daemon], known: Questions
 ) -> None:
+    """A cable in place of a network without one, say, which was not steady."""
     peers = peers_of(pair)
     cache = FactsCache(known.cache / "measured")
     times = cache.link(peers[0], peers[1])
     assert times is not None
     hour = Span(low_s=3600.0, middle_s=3600.0, high_s=3600.0)
     for glance in (replace(times.glance, echo_s=hour), replace(times.glance, back_s=hour)):
-        changed = replace(times, latency_s=3600.0, glance=glance, is_unsteady=False)
+        changed = replace(times, latency_s=3600.0, glance=glance, is_unsteady=is_unsteady)
         cache.keep_link(peers[0], peers[1], changed)
         cluster = known.ask(peers, only_known=only_known)
         assert known.measured == [""]

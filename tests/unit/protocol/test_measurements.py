@@ -205,3 +205,12 @@ def test_a_link_differs_in_any_of_its_times() -> None:
         changed = replace(GLANCE, **{name: spanned(9, 9, 9)})
         assert GLANCE.differs(changed)
         assert changed.differs(GLANCE)
+
+
+def test_a_link_that_is_not_steady_differs_by_more() -> None:
+    rough = replace(TIMES, is_unsteady=True)
+    for times, differs_s in ((2, (True, False)), (4, (True, True))):
+        echo = GLANCE.echo_s
+        now = spanned(*(1e3 * times * each for each in (echo.low_s, echo.middle_s, echo.high_s)))
+        glance = replace(GLANCE, echo_s=now)
+        assert (TIMES.differs_from(glance), rough.differs_from(glance)) == differs_s
