@@ -21,7 +21,7 @@ from edge.coordinator.lasting_model import Recovery
 from edge.errors import EdgeError, printable, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.partition import Plan
-from edge.planning.breakdown import Part, reads_in_words, step_parts
+from edge.planning.breakdown import reads_in_words, step_parts
 from edge.planning.drift import Drift
 from edge.planning.load_options import LoadOptions
 from edge.protocol.step_times import PeerTimes
@@ -176,24 +176,19 @@ def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:
         return times
     table = Table("what", "predicted, ms", "took, ms", title="each token's time")
     if figures["tokens_per_s"] is not None:
-        for part in step_parts(model.plan, predicted, times, 1 / figures["tokens_per_s"]):
-            _add_part(table, part)
-    _add_part(
-        table,
-        Part(
-            part="the first token",
-            predicted_s=predicted.first_token_s,
-            actual_s=figures["first_token_s"],
-        ),
-    )
+        token_s = 1 / figures["tokens_per_s"]
+        for part in step_parts(model.plan, [(1.0, predicted)], times, token_s):
+            _add_part(table, part.label, part.predicted_s, part.actual_s)
+        _add_part(table, "token", predicted.token_s, token_s)
+    _add_part(table, "the first token", predicted.first_token_s, figures["first_token_s"])
     Console(stderr=True).print(table)
     for line in reads_in_words(times):
         click.echo(line, err=True)
     return times
 
 
-def _add_part(table: Table, part: Part) -> None:
-    table.add_row(escape(part.part), f"{1e3 * part.predicted_s:.2f}", f"{1e3 * part.actual_s:.2f}")
+def _add_part(table: Table, label: str, predicted_s: float, actual_s: float) -> None:
+    table.add_row(escape(label), f"{1e3 * predicted_s:.2f}", f"{1e3 * actual_s:.2f}")
 
 
 def drift_of(model: Model, times: Sequence[PeerTimes] | None = None) -> Drift | None:

@@ -111,7 +111,7 @@ class LoadedModel:
         }
         self._stalls = Stalls()
         self._clock_ahead_s: float | None = None
-        """The clock here less that of the device that chooses, as the first answer to a step tells."""
+        """The clock here less that of the device that chooses, as its first answer tells."""
         self._asking: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None

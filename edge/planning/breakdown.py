@@ -4,55 +4,110 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from edge.host.free_memory import format_size
-from edge.partition import Estimate, Plan
+from edge.partition import Estimate, Plan, Shard
+from edge.partition.cost.terms import Kind
 from edge.protocol.step_times import PeerTimes
+
+PartKind = Literal["compute", "load", "sums", "sample", "messages"]
+
+_TERMS: dict[PartKind, tuple[Kind, ...]] = {
+    "load": ("load", "copy"),
+    "sums": ("reduce", "wait"),
+    "sample": ("sample",),
+    "messages": ("hop", "step"),
+}
+"""What a prediction is the sum of, by the part that peers can tell. The rest is computing, which is
+predicted for each device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One part of a decoded token."""
 
-    part: str
+    kind: PartKind
+    label: str
+    devices: tuple[str, ...]
+    """Ids of the devices, or of the ends of links, that took the time."""
     predicted_s: float
     actual_s: float
 
 
 def step_parts(
-    plan: Plan, predicted: Estimate, times: Sequence[PeerTimes], token_s: float
+    plan: Plan,
+    predicted: Sequence[tuple[float, Estimate]],
+    times: Sequence[PeerTimes],
+    token_s: float,
 ) -> list[Part]:
-    """Of the peers' counters over some replies, of which a decoded token took `token_s`.
+    """The parts of a decoded token, which took `token_s` on average over some replies.
 
-    Of each stage the shard counts that computed longest. What the counters do not tell is the last
-    part before the whole: handing on from stage to stage, and to the caller.
+    predicted: estimates of the replies, each with its part of the tokens, 1 in all. times: the
+    peers' counters over just these replies.
+
+    A stage takes as long as the shard that waits least in its sums: the slowest waits for nobody,
+    so what its sums take is the network's part. What no counter tells are messages: handing on from
+    stage to stage, and to the caller.
     """
-    predicted_s = dict(predicted.device_s)
+    device_s: dict[str, float] = {}
+    for weight, estimate in predicted:
+        for device, seconds in estimate.device_s:
+            device_s[device] = device_s.get(device, 0.0) + weight * seconds
+
+    def part(kind: PartKind, label: str, devices: Sequence[str], actual_s: float) -> Part:
+        kinds = _TERMS[kind]
+        terms = [
+            weight * term.seconds
+            for weight, estimate in predicted
+            for term in estimate.terms
+            if term.kind in kinds
+        ]
+        return Part(
+            kind=kind,
+            label=label,
+            devices=tuple(devices),
+            predicted_s=sum(terms),
+            actual_s=actual_s,
+        )
+
+    def shard(peer: PeerTimes) -> Shard:
+        return plan.stages[peer.stage].slices[peer.rank]
+
     found = [
         Part(
-            part=f"compute {each.name}",
-            predicted_s=predicted_s[plan.stages[each.stage].shards[each.rank].device],
+            kind="compute",
+            label=f"compute {each.name}",
+            devices=(shard(each).device,),
+            predicted_s=device_s[shard(each).device],
             actual_s=each.decode.each.compute_s,
         )
         for each in times
     ]
     slowest = _slowest(times)
-    load_s = sum(each.decode.each.load_s for each in slowest)
-    if any(shard.streamed_layers for stage in plan.stages for shard in stage.slices):
-        known_s = _sum(predicted, "load", "copy")
-        found.append(Part(part="layers from disk", predicted_s=known_s, actual_s=load_s))
-    reduce_s = sum(each.decode.each.reduce_s for each in slowest)
+    readers = [each for each in slowest if shard(each).streamed_layers]
+    if readers:
+        load_s = sum(each.decode.each.load_s for each in readers)
+        devices = [shard(each).device for each in readers]
+        found.append(part("load", "layers from disk", devices, load_s))
+    summing = max(slowest, key=lambda each: each.decode.reduce_s)
+    found.append(
+        part(
+            "sums",
+            "sums",
+            [each.device for each in plan.stages[summing.stage].shards],
+            sum(each.decode.each.reduce_s for each in slowest),
+        )
+    )
     sampler = max(times, key=lambda each: (each.stage, -each.rank))  # rank 0 of the last stage
     sample_s = sampler.decode.each.sample_s
-    compute_s = sum(each.decode.each.compute_s for each in slowest)
-    rest_s = max(0.0, token_s - compute_s - load_s - reduce_s - sample_s)
-    return [
-        *found,
-        Part(part="sums", predicted_s=_sum(predicted, "reduce", "wait"), actual_s=reduce_s),
-        Part(part="sample", predicted_s=_sum(predicted, "sample"), actual_s=sample_s),
-        Part(part="hops and step", predicted_s=_sum(predicted, "hop", "step"), actual_s=rest_s),
-        Part(part="token", predicted_s=predicted.token_s, actual_s=token_s),
-    ]
+    found.append(part("sample", "sample", [shard(sampler).device], sample_s))
+    known_s = sample_s + sum(
+        each.decode.each.compute_s + each.decode.each.load_s + each.decode.each.reduce_s
+        for each in slowest
+    )
+    found.append(part("messages", "hops and step", plan.devices, max(0.0, token_s - known_s)))
+    return found
 
 
 def reads_in_words(times: Sequence[PeerTimes]) -> list[str]:
@@ -69,13 +124,9 @@ def reads_in_words(times: Sequence[PeerTimes]) -> list[str]:
 
 
 def _slowest(times: Sequence[PeerTimes]) -> list[PeerTimes]:
-    """Of each stage the shard that waited least in its sums."""
+    """The shard of each stage that waited least in its sums."""
     stages = sorted({each.stage for each in times})
     return [
         min((each for each in times if each.stage == stage), key=lambda each: each.decode.reduce_s)
         for stage in stages
     ]
-
-
-def _sum(predicted: Estimate, *kinds: str) -> float:
-    return sum(term.seconds for term in predicted.terms if term.kind in kinds)

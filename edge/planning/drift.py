@@ -6,12 +6,12 @@ is told, with what to measure again.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from edge.partition import Estimate, Plan
+from edge.planning.breakdown import PartKind, step_parts
 from edge.protocol.step_times import PeerTimes
 
 SLOWER_BY = 1.25
@@ -20,11 +20,28 @@ SLOWER_BY = 1.25
 LEAST_EXCESS_S = 0.5
 """Lost over all replies; less than that nobody notices, and it may be a single hiccup."""
 
-DriftKind = Literal["prompt", "compute", "load", "sums", "messages"]
+DriftKind = Literal["prompt"] | PartKind
 
-_COMPUTE_TERMS = frozenset({"compute", "attention", "runs"})
-_SUM_TERMS = frozenset({"reduce", "wait"})
-_LOAD_TERMS = frozenset({"load", "copy"})
+_BUSY = "something else keeps it busy, or it has slowed down since it was measured"
+
+_WORDS: dict[PartKind, tuple[str, str]] = {
+    "compute": ("computing on {}", _BUSY),
+    "load": (
+        "waiting for layers that are read for each token on {}",
+        "a disk is slower than when it was measured, or others read from it, too",
+    ),
+    "sums": (
+        "summing over {}",
+        "the network between them is slower than when it was measured, or something "
+        "keeps them from running at the same time",
+    ),
+    "sample": ("choosing tokens on {}", _BUSY),
+    "messages": (
+        "handing on between the stages",
+        "the network between them is slower than when it was measured",
+    ),
+}
+"""What took its time, on which devices, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,85 +141,24 @@ def _excesses(
     decoded = sum(each.new_tokens - 1 for each in answers)
     if not decoded:
         return found
-    weights = [(each, (each.new_tokens - 1) / decoded) for each in answers]
-
-    def predicted(kinds: frozenset[str]) -> float:
-        return sum(
-            weight * term.seconds
-            for each, weight in weights
-            for term in each.predicted.terms
-            if term.kind in kinds
-        )
-
-    compute_s: dict[str, float] = defaultdict(float)
-    for each, weight in weights:
-        for device, seconds in each.predicted.device_s:
-            compute_s[device] += weight * seconds
-    shards_s: dict[int, list[float]] = defaultdict(list)
-    sums_s: dict[int, list[float]] = defaultdict(list)
-    loads: dict[int, tuple[float, str]] = {}
-    for peer in times:
-        stage, token = plan.stages[peer.stage], peer.decode.each
-        device = stage.shards[peer.rank].device
+    parts = step_parts(
+        plan,
+        [((each.new_tokens - 1) / decoded, each.predicted) for each in answers],
+        times,
+        sum(each.decode_s for each in answers) / decoded,
+    )
+    for part in parts:
+        if part.kind == "messages" and len(plan.stages) == 1:
+            continue  # the caller's own time, which nothing measured again would show
+        what, why = _WORDS[part.kind]
         found.append(
             _Excess(
-                kind="compute",
-                devices=(device,),
-                what=f"computing on {names[device]}",
-                why="something else keeps it busy, or it has slowed down since it was measured",
-                actual_s=token.compute_s,
-                predicted_s=compute_s[device],
-                times=decoded,
-            )
-        )
-        if stage.slices[peer.rank].streamed_layers:
-            loads[peer.stage] = max(loads.get(peer.stage, (0.0, "")), (token.load_s, device))
-        shards_s[peer.stage].append(token.compute_s + token.load_s + token.reduce_s)
-        if len(stage.shards) > 1:
-            sums_s[peer.stage].append(token.reduce_s)
-    if loads:
-        readers = tuple(device for _load_s, device in loads.values())
-        found.append(
-            _Excess(
-                kind="load",
-                devices=readers,
-                what="waiting for layers that are read for each token on "
-                + " and ".join(names[device] for device in readers),
-                why="a disk is slower than when it was measured, or others read from it, too",
-                actual_s=sum(load_s for load_s, _device in loads.values()),
-                predicted_s=predicted(_LOAD_TERMS),
-                times=decoded,
-            )
-        )
-    # The slowest shard of a stage waits for nobody: what its sums take is the network's part.
-    least_s = {number: min(each) for number, each in sums_s.items()}
-    if least_s:
-        slowest = max(least_s, key=lambda number: least_s[number])
-        devices = tuple(shard.device for shard in plan.stages[slowest].shards)
-        found.append(
-            _Excess(
-                kind="sums",
-                devices=devices,
-                what=f"summing over {' and '.join(names[device] for device in devices)}",
-                why="the network between them is slower than when it was measured, or something "
-                "keeps them from running at the same time",
-                actual_s=sum(least_s.values()),
-                predicted_s=predicted(_SUM_TERMS),
-                times=decoded,
-            )
-        )
-    if len(plan.stages) > 1:
-        whole_s = sum(each.decode_s for each in answers) / decoded
-        parts = _COMPUTE_TERMS | _LOAD_TERMS | _SUM_TERMS
-        found.append(
-            _Excess(
-                kind="messages",
-                devices=plan.devices,
-                what="handing on between the stages",
-                why="the network between them is slower than when it was measured",
-                actual_s=max(0.0, whole_s - sum(max(each) for each in shards_s.values())),
-                predicted_s=sum(weight * each.predicted.token_s for each, weight in weights)
-                - predicted(parts),
+                kind=part.kind,
+                devices=part.devices,
+                what=what.format(" and ".join(names[device] for device in part.devices)),
+                why=why,
+                actual_s=part.actual_s,
+                predicted_s=part.predicted_s,
                 times=decoded,
             )
         )

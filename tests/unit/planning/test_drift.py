@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edge.partition import Estimate, Plan, Shard, Stage, Term
+from edge.planning.breakdown import step_parts
 from edge.planning.drift import LEAST_EXCESS_S, SLOWER_BY, Answer, find_drift
 from edge.protocol.step_times import PeerTimes, StepTimes
 
@@ -250,3 +251,35 @@ def test_a_small_part_of_a_long_time_is_not_told(share: float, is_told: bool) ->
         [slow], [times(0, 0, compute_s=1.0 + excess_s / (NEW_TOKENS - 1))], plan(("id-a",)), NAMES
     )
     assert (found is not None) == is_told
+
+
+def test_the_parts_of_a_stage_whose_shards_wait_for_each_other_are_a_token() -> None:
+    """Of the shard that the others wait for, and of each stage one."""
+    terms = (
+        ("compute", 0.020),
+        ("reduce", 0.004),
+        ("wait", 0.001),
+        ("sample", 1e-3),
+        ("hop", 2e-3),
+    )
+    told = answer(*terms, devices_s=PAIR_S | {"id-c": 0.010}, slower_s=0.0)
+    parts = step_parts(
+        plan(("id-a", "id-b"), ("id-c",)),
+        [(0.25, told.predicted), (0.75, told.predicted)],
+        [
+            times(0, 0, compute_s=0.020, reduce_s=0.024),
+            times(0, 1, compute_s=0.039, reduce_s=0.005),
+            times(1, 0, compute_s=0.010),
+        ],
+        0.060,
+    )
+    assert [(each.kind, each.devices) for each in parts] == [
+        ("compute", ("id-a",)),
+        ("compute", ("id-b",)),
+        ("compute", ("id-c",)),
+        ("sums", ("id-a", "id-b")),
+        ("sample", ("id-c",)),
+        ("messages", ("id-a", "id-b", "id-c")),
+    ]
+    assert [each.actual_s for each in parts[3:]] == pytest.approx([0.005, 0.0, 0.006])
+    assert [each.predicted_s for each in parts[3:]] == pytest.approx([0.005, 1e-3, 2e-3])
