@@ -233,7 +233,7 @@ class LoadOptions:
         "to 1 GiB, over any network, and devices without a part keep the weights in memory that "
         "they would take over; none: answers are computed again.",
     )
-    """Each peer sends what its layers keep of up to 8 tokens after the other: for each token 8
+    """Each peer sends what its layers keep of up to 32 tokens at once ("kv": 8): for each token 8
     bytes for each element of its keys, in every layer. With "auto" it does so on one machine, and
     where the devices of the plan were measured to reach each other with 100 MB/s. Answers under way
     at a loss then go on as soon as the model is loaded and their prompts are read; with "kv", as

@@ -1,7 +1,7 @@
 """The layers of a shard that stay in a device's memory, in its host's, and on disk. Pure.
 
 Layers are used in the same order for every token, so the best that can be done is a fixed set in
-each memory and a small window through it for the rest (see `streaming.py`): the first layers
+each memory and a small window through it for the rest (see `streamed_layers.py`): the first layers
 in the device's memory, and of the others as many in the host's as it has room for.
 """
 

@@ -1,7 +1,8 @@
 """What one device has of a stage: the interface that every kind of share has.
 
-Slices of layers are one kind (`shard.py`). A further one, for experts or the nodes of a graph, is
-a class with these verbs, named in `plan.py`.
+Slices of layers are one kind (`shard.py`), and whole experts a part of it, as they go with the
+attention of their layers. A further one, for the nodes of a graph say, is a class with these verbs,
+named in `plan.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
