@@ -31,7 +31,7 @@ DTYPE: Dtype = "float32"
 """Nothing to round first; and the model is larger than all that the process takes."""
 
 SHARE = 0.4
-"""Of the weights, what stays in memory, the window included."""
+"""Share of the weights that stays in memory, the window included."""
 
 CONTEXT_TOKENS = 64
 NEW_TOKENS = 24

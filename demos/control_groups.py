@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 PARENTS = (ROOT, ROOT / "memory", ROOT / "blkio", ROOT / "cpu")
 PERIOD_US = 20_000
-"""Of a quota: steps must be long against it."""
+"""Period of a quota, in µs: steps must be long against it."""
 BLOCKS = Path("/sys/dev/block")
 END_TIMEOUT_S = 10.0
 

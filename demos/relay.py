@@ -30,7 +30,7 @@ class Fault:
     """What happens to one connection's bytes on their way to the target."""
 
     cut_after: int | None = None
-    """The connection breaks both ways after so many bytes."""
+    """The connection breaks both ways after this number of bytes."""
     corrupt_at: int | None = None
     """The byte at this offset is inverted."""
     delay_s: float = 0.0
@@ -42,7 +42,7 @@ class Passage:
     """One connection that came through."""
 
     source_port: int
-    """Of whoever has made it."""
+    """The port that it was made from."""
     is_open: bool = True
     has_vanished: bool = False
     is_swallowed: bool = False

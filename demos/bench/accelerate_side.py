@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 BYTES = 2
-"""Of a weight."""
+"""Bytes of a weight."""
 WORKING_LAYERS = 2
 """Room for layers on their way through memory."""
 

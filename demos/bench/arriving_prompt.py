@@ -2,8 +2,8 @@
 
 python -m edge.demos.bench.arriving_prompt --shape W --peers 2
 
-Some answers are under way. After a while somebody asks with a long prompt. Beside it, in the same
-minute: the answers without it, and the prompt alone.
+Some answers are under way. After a while somebody asks with a long prompt. For comparison, in the
+same minute: the answers without it, and the prompt alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edge.weights.formats import Dtype
 
 _STREAM_PROMPT_TOKENS = 32
 _FIRST_TOKENS = 8
-"""Of an answer, that are not looked at."""
+"""First tokens of an answer, which are not looked at."""
 
 
 class Streams:

@@ -1,13 +1,14 @@
-"""How soon the next turn of a conversation begins, beside its new words alone.
+"""How soon the next turn of a conversation begins, compared with its new words alone.
 
 python -m edge.demos.bench.conversation --shape W
 python -m edge.demos.bench.conversation --checkpoint smollm2-135m-float32 --append
 python -m edge.demos.bench.conversation --shape small --beginning 16000 --turns 3 --new-tokens 200
 
 A turn's prompt is all that was said and a few new tokens, and comes at once. Every second turn is
-measured, so that it comes after an answer, and nothing else. Beside it, in the same minute: as many
-new tokens alone, from an empty context, and the whole prompt anew, of which nothing was kept; and
-what the peers themselves computed of prompts for it, in which attention looks at all that was said.
+measured, so that it comes after an answer, and nothing else. For comparison, in the same minute: as
+many new tokens alone, from an empty context, and the whole prompt anew, of which nothing was kept;
+and what the peers themselves computed of prompts for it, in which attention looks at all that was
+said.
 
 With --compare the answers of the measured turns are made again by peers that know nothing of the
 turns before. They compute all that was said in the same steps: what was an answer, one token at a
@@ -44,7 +45,7 @@ def prompt_s(times: Sequence[PeerTimes]) -> float:
 
 
 def answering(tokens: int) -> edge.GenerationOptions:
-    """So many, whatever they are."""
+    """Options for an answer of `tokens` tokens, whatever they are."""
     return edge.GenerationOptions(max_new_tokens=tokens, temperature=0.0, ignore_eos=True)
 
 

@@ -57,7 +57,7 @@ WEIGHTS: Mapping[Kind, float] = {
     "weights cut": 0.3,
     "weights garbled": 0.3,
 }
-"""How often, beside 1 of the others: what lasts long is rarer."""
+"""How often, where each of the others has 1: what lasts long is rarer."""
 
 ENDED: frozenset[Kind] = frozenset({"killed", "told to leave", "killed, caches full"})
 """After which a process is gone, or going."""

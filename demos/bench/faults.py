@@ -65,7 +65,7 @@ class Record:
     requests: int
     new_tokens: int
     devices: int
-    """Of the plan that was hurt."""
+    """Devices of the plan that was hurt."""
     lost: int
     different: int
     different_by_cut: int
@@ -95,7 +95,7 @@ class Asked:
 async def replies(
     model: edge.AsyncModel, asked: Asked, *, at_token: int = 0, fault: Callable[[], None] | None
 ) -> list[Made]:
-    """All at once. `fault` is called once the first has so many tokens."""
+    """All at once. `fault` is called once the first has `at_token` tokens."""
     happened_s: list[float] = []
 
     async def one(number: int, prompt: str, seed: int) -> Made:
@@ -139,7 +139,7 @@ class Injector:
     """What was left behind after a model, in words."""
 
     async def plan(self, count: int, how: str) -> Plan:
-        """Over so many peers, as the planner divides the model."""
+        """A plan over `count` peers, as the planner divides the model."""
         names = self.dice.sample(list(self.relays), min(count, len(self.relays)))
         async with await edge.AsyncCluster.connect(
             [self.relays[name].address for name in names]
@@ -166,7 +166,7 @@ class Injector:
         )
 
     async def rounds(self, dtype: Dtype, requests: int, faults: int) -> None:
-        """One load, and so many faults while it runs."""
+        """One load, and `faults` faults while it runs."""
         plan = await self.plan(self.dice.choice([2, 2, 3, 4]), "pipeline")
         if len(plan.devices) > 1 and self.dice.random() < 0.5:
             plan = await self.plan(min(len(plan.devices), 3), "tensor")

@@ -1,12 +1,12 @@
-"""How long a member waits beside strangers who fill a peer's door.
+"""How long a member waits while strangers fill a peer's door.
 
 python -m edge.demos.bench.flood
 
 One peer of one thread with the bundled model. A member asks who it is, over a connection of its own
-with handshake and all, and has it answer a prompt: alone, beside 500 connections that say nothing,
-beside 500 that stopped in the middle of a handshake, and beside 1,000 handshakes a second that have
-no key. Strangers are a process of their own, and come from one address. How many handshakes the
-peer has ended in a second is a figure, too.
+with handshake and all, and has it answer a prompt: alone, with 500 connections that say nothing,
+with 500 that stopped in the middle of a handshake, and with 1,000 handshakes a second that have no
+key. Strangers are a process of their own, and come from one address. How many handshakes the peer
+has ended in a second is a figure, too.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def asked(peer: PeerInfo) -> float:
 
 
 def measure(rounds: int) -> Figures:
-    """A member's times; in each round alone and beside each kind."""
+    """A member's times; in each round alone and with each kind of strangers."""
     found = Figures()
     with (
         edge.Cluster.local(1, threads=1) as cluster,

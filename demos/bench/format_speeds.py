@@ -2,9 +2,9 @@
 
 python -m edge.demos.bench.format_speeds --llama-python OTHER_ENVIRONMENT/bin/python --append
 
-Everything is loaded at once, so a round runs through all formats within a minute, and the ratios
-to Q4_K_M are taken within a round. The names of the rows are those of edge.demos.bench.quality, so
-that a format's speed and loss can be put beside each other; edge.demos.bench.quality_plot does.
+Everything is loaded at once, so a round runs through all formats within a minute, and the ratios to
+Q4_K_M are taken within a round. The names of the rows are those of edge.demos.bench.quality, so
+that a format's speed and loss can be put next to each other; edge.demos.bench.quality_plot does.
 """
 
 from __future__ import annotations

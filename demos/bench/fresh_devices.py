@@ -46,7 +46,7 @@ class Device:
         self.name = name
         self.folder = folder / name
         self.commands: list[tuple[str, ...]] = []
-        """Of `edge`, that were given here."""
+        """Commands of `edge` that were given here."""
         self._prefix = ("nsenter", f"--net=/run/netns/{namespace}", sys.executable, "-m", "edge")
         self._environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("EDGE_")},

@@ -29,7 +29,7 @@ SPARSE = "block_sparse_moe"
 EXPERTS = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
 
 DEVIATION = 0.02
-"""Of random weights."""
+"""Standard deviation of random weights."""
 
 
 def read_bfloat16(folder: Path) -> dict[str, tuple[Path, int, list[int]]]:

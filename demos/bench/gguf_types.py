@@ -39,7 +39,7 @@ ROUNDED_TO = {"F16": "float16", "BF16": "bfloat16"}
 """What llama.cpp rounds the inputs of products with such matrices to, and torch's name of that."""
 POSITIONS = 256
 WINDOWS = 4
-"""Of so many positions each, from an empty context."""
+"""Windows of `POSITIONS` positions each, from an empty context."""
 
 _HIDDEN, _COLUMNS, _LAYERS, _VOCAB = 512, 1024, 4, 512
 _HEADS, _KV_HEADS, _HEAD = 8, 4, 64
@@ -123,9 +123,10 @@ def edge_logits(file: Path, windows: NDArray[np.int64], accuracy: Accuracy) -> L
 
 
 def compared(found: Mapping[str, Logits]) -> list[Metric]:
-    """Of each program's logits by name, the first of which are exact: the share of positions whose
-    likeliest token is the exact one, and the distance from those logits, as a share of their norm.
-    Of the next two also the share of positions where they have the same likeliest token."""
+    """Metrics of each program's logits by name, the first of which are exact: the share of
+    positions whose likeliest token is the exact one, and the distance from those logits, as a share
+    of their norm. For the next two also the share of positions where they have the same likeliest
+    token."""
     (_, exact), *others = found.items()
     metrics: list[Metric] = []
     for name, logits in others:

@@ -33,7 +33,7 @@ COPIED_BYTES = 1 << 30
 
 
 def times_ms(call: Callable[[], object]) -> list[float]:
-    """Of many calls, each with a cold cache."""
+    """Times of many calls, each with a cold cache."""
     from triton.testing import do_bench
 
     found: list[float] = do_bench(call, warmup=50, rep=300, return_mode="all")

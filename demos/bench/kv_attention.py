@@ -32,7 +32,7 @@ _LAYERS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """Of one layer, and of which model."""
+    """Heads of one layer, and the model that they are of."""
 
     model: str
     num_heads: int
@@ -130,7 +130,7 @@ class Layers:
         self._held = arrays, outputs
 
     def microseconds(self) -> float:
-        """Of one layer."""
+        """Time of one layer."""
         begin = time.perf_counter()
         self._session.run_with_iobinding(self._binding)
         return (time.perf_counter() - begin) / _LAYERS * 1e6

@@ -91,8 +91,8 @@ class FixedScales:
     """One scale for each channel, chosen beforehand, as CPU peers have.
 
     rotated: channels are mixed before, so that none is much larger than others (QuaRot, Ashkboos et
-    al., 2024). twice: of so many channels of a head, those that lose most, the remainder has codes
-    of its own, as a kernel could be given it in more channels.
+    al., 2024). twice: of this number of channels of a head, those that lose most, the remainder has
+    codes of its own, as a kernel could be given it in more channels.
     """
 
     bits: int

@@ -87,7 +87,7 @@ class Watch:
         return found
 
     def growth_bytes(self) -> list[int]:
-        """Of the memory of each process that was looked at more than once."""
+        """Growth of the memory of each process that was looked at more than once."""
         return [
             self.last[pid].memory_bytes - first.memory_bytes
             for pid, first in self.first.items()

@@ -30,7 +30,7 @@ from edge.weights.formats import Dtype
 MIB = float(1 << 20)
 
 LEAST_SHARE = 0.25
-"""Of the weights in memory, in the smallest budget; the largest has room for all of them."""
+"""Share of the weights in memory in the smallest budget; the largest has room for all of them."""
 
 NUM_PROMPTS = 6
 MOST_REPLIES = 3
@@ -92,7 +92,7 @@ def ask(model: edge.Model, question: Question) -> Tokens:
 
 
 def questions(chance: np.random.Generator, vocab_size: int) -> list[Question]:
-    """Of different lengths; the context has room for each."""
+    """Questions of different lengths; the context has room for each."""
     found = []
     for _ in range(NUM_PROMPTS):
         length, new_tokens = chance.integers(4, 24), chance.integers(8, CONTEXT_TOKENS - 24)
@@ -149,7 +149,8 @@ def move(
 
 
 def _share(peer: LimitedPeer, *budgets_bytes: int) -> float:
-    """Of the largest of these budgets, the most that the peer had since this was reset."""
+    """The most that the peer had since this was reset, as a share of the largest of these
+    budgets."""
     return peer.peak_bytes / max(budgets_bytes)
 
 

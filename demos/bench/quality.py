@@ -58,8 +58,8 @@ FEW_BIT_FORMATS = tuple(LoadOptions(dtype=dtype) for dtype in FEW_BITS)
 """For models much larger than this one: here they are the worst case."""
 
 CALIBRATED_BITS = (None, 6.15, 5.5, 5.0, 4.6, 4.5, 4.0, 3.5, 3.0)
-"""Of `edge quantize`: as many as int4 has, as many as llama.cpp's Q4_K_M, and fewer; below 4.6 some
-matrices have 2 bits."""
+"""Bits of a weight for `edge quantize`: as many as int4 has, as many as llama.cpp's Q4_K_M, and
+fewer; below 4.6 some matrices have 2 bits."""
 
 Logits = NDArray[np.float32]
 
@@ -161,7 +161,7 @@ def windows_of_text(encode: Callable[[str], Sequence[int]]) -> NDArray[np.int64]
 
 
 def publish_losses(found: Figures, *, question: str, variant: str, keep: bool) -> None:
-    """Of a model that was simulated."""
+    """Publish the losses of a model that was simulated."""
     print(f"{variant}: {found}", flush=True)
     results.publish(
         [
@@ -199,7 +199,7 @@ def edge_rows(
 
 
 def calibrated_name(bits: float | None) -> str:
-    """Of a folder that `edge quantize` wrote, in rows; None: with as many bits as int4."""
+    """Name, in rows, of a folder that `edge quantize` wrote; None: with as many bits as int4."""
     return f"Edge {'int4' if bits is None else f'{bits:g} bits'}, calibrated"
 
 

@@ -1,4 +1,4 @@
-"""Draws what weight formats cost in quality beside how fast they decode, from results.csv.
+"""Draws what weight formats cost in quality against how fast they decode, from results.csv.
 
 python -m edge.demos.bench.quality_plot
 
@@ -57,7 +57,7 @@ class Point:
 
 
 def points() -> list[Point]:
-    """Of every format that has both figures: the newest ones."""
+    """Points of every format that has both figures: the newest ones."""
     with RESULTS.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     losses = _newest(rows, quality.QUESTION, "mean KL")

@@ -1,4 +1,4 @@
-"""How little weights could lose in so many bits, with the best code that there can be.
+"""How little weights could lose at a given number of bits, with the best code that there can be.
 
 python -m edge.demos.bench.rate_distortion --append
 
@@ -39,12 +39,12 @@ QUESTION = "how little weights could lose in so many bits"
 BITS = (3.5, 5.46, 3.0, 4.0)
 _HEAD = "lm_head"
 _DRAWS = 2
-"""Of what follows each token, from what the model expects: the gradients are of those."""
+"""Draws of what follows each token, from what the model expects: the gradients are of those."""
 _SHARE_FOR_ALL = 0.2
-"""Of G, the same for all outputs: a row of the head that never mattered comes to matter by its
-error."""
+"""Share of G that is the same for all outputs: a row of the head that never mattered comes to
+matter by its error."""
 _STEPS = 32
-"""Of a doubling: how finely water levels are told apart."""
+"""Steps of a doubling: how finely water levels are told apart."""
 
 Array = NDArray[np.float32]
 
@@ -115,7 +115,7 @@ def rotated(
 
 
 def water_levels(matrices: Sequence[Rotated], bits: Sequence[float]) -> list[float]:
-    """log2 of what each entry may lose, in nats, where the rates are so many bits in the mean."""
+    """log2 of what each entry may lose, in nats, where the rates are `bits` bits in the mean."""
     low, high = -150, 50
     edges = np.arange(low, high + 1 / _STEPS, 1 / _STEPS)
     counts = np.zeros(len(edges) - 1, np.int64)
@@ -277,7 +277,7 @@ class Trial:
         self._keep = keep
 
     def tell(self, variant: str) -> None:
-        """Of the matrices as they are now."""
+        """Publish what is lost with the matrices as they are now."""
         found = against(self._reference, self._logits(), self._windows)
         publish_losses(found, question=self._question, variant=variant, keep=self._keep)
 
@@ -291,7 +291,7 @@ def disturbed(
     bits: float,
     level: float | None,
 ) -> None:
-    """Gives the model the noise of so many bits in the mean; level: of the water, None: none."""
+    """Gives the model the noise of `bits` bits in the mean; level: of the water, None: none."""
     random = np.random.default_rng(0)
     for name, each in matrices.items():
         rates = np.full(each.entries.shape, bits, np.float32)

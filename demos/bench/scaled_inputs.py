@@ -69,7 +69,7 @@ def rounded(weight: Array, kind: Blocks, gram: Array | None) -> Array:
 
 
 def factors(squares: Array, power: float) -> Array:
-    """Of columns whose inputs have these mean squares."""
+    """Factors of columns whose inputs have these mean squares."""
     least = 1e-6 * float(squares.mean())
     return np.asarray(np.maximum(squares, least) ** (power / 2), np.float32)
 

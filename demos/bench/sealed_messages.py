@@ -53,7 +53,7 @@ _SIZE = bytes(8)
 
 
 class End(Protocol):
-    """Of a link."""
+    """An end of a link."""
 
     def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None: ...
 
@@ -90,7 +90,7 @@ class TlsEnd:
 
 
 def _moved(buffers: list[memoryview], count: int) -> bool:
-    """Of the last one; what is left of it stays there."""
+    """Take `count` bytes off the last one; what is left of it stays there."""
     rest = buffers.pop()[count:]
     if rest.nbytes:
         buffers.append(rest)
@@ -141,7 +141,7 @@ def ends(way: str) -> tuple[End, End]:
 
 
 def exchanges_us(link: End, nbytes: int, repeats: int) -> list[float]:
-    """Of each of so many exchanges."""
+    """Times of `repeats` exchanges."""
     outgoing = np.random.default_rng(0).integers(256, size=nbytes, dtype=np.uint8)
     incoming = np.empty_like(outgoing)
     times = []
@@ -161,7 +161,7 @@ def answer(links: Mapping[str, End], core: int, orders: Connection) -> None:
 
 
 def sealed_us(nbytes: int, repeats: int, weights: NDArray[np.uint8] | None = None) -> float:
-    """To seal a message of so many bytes and to open one, records as a link has them.
+    """Time to seal a message of `nbytes` bytes and to open one, records as a link has them.
 
     weights: what is read before each.
     """

@@ -33,7 +33,7 @@ from edge.server.guard import Rules
 from edge.server.model_pool import ModelPool
 
 _FIRST_TOKENS = 8
-"""Of an answer, that are not looked at."""
+"""First tokens of an answer, which are not looked at."""
 
 _PROMPT = "the cat sat on a mat and saw dogs run far from home " * 3
 

@@ -6,8 +6,8 @@ python -m edge.demos.bench.serving --file model.gguf --clients 64 --llama-server
 
 First as many as there is room for ask from Python, without a server: what the program alone
 reaches. Then the same plan is served. Each client has a key of its own and asks over HTTP, one
-answer after the other, streamed. With --greedy the first of them asks for so many at once. Before
-them one client asks alone, in the same minute. With --llama-server the same clients ask that
+answer after the other, streamed. With --greedy the first of them asks for this number at once.
+Before them one client asks alone, in the same minute. With --llama-server the same clients ask that
 program next, with the same file, as many threads, and room for as much.
 """
 
@@ -55,7 +55,7 @@ class Seen:
     answers: Counter[int] = field(default_factory=Counter)
     """Whole ones, by client."""
     tokens: int = 0
-    """Of whole answers."""
+    """Tokens of whole answers."""
     errors: list[str] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
     """What the server counted meanwhile."""
@@ -69,7 +69,7 @@ def _prompt(random: np.random.Generator, words: int) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Clients:
-    """Of one server."""
+    """Clients of one server."""
 
     url: str
     keys: list[str]
@@ -139,7 +139,7 @@ class Clients:
         return self.seen
 
     async def figures(self) -> dict[str, float]:
-        """Of /metrics, those without labels."""
+        """Figures of /metrics that have no labels."""
         to = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(to.hostname, to.port)
         writer.write(

@@ -34,7 +34,7 @@ class Shape:
     vocab_size: int
     tied_embeddings: bool = False
     num_experts: int = 0
-    """Of every layer, each of `ffn_columns`; 0 for one block that all tokens go through."""
+    """Experts of every layer, each of `ffn_columns`; 0 for one block that all tokens go through."""
     top_k: int = 0
 
     @property

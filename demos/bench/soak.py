@@ -150,7 +150,7 @@ def _burn() -> None:
 
 @contextlib.contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """So many processes that do nothing, as fast as they can."""
+    """Runs `processes` processes that do nothing, as fast as they can."""
     context = multiprocessing.get_context("spawn")
     burning = [context.Process(target=_burn, daemon=True) for _number in range(processes)]
     for each in burning:

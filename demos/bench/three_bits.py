@@ -4,8 +4,8 @@ python -m edge.demos.bench.three_bits --append
 
 Simulated: every matrix is rounded by what it is given, as edge.kernels.matmul_nbits.calibrated does
 it (GPTQ), to codes of 2, 3, 4 or 8 bits in blocks with a scale and a zero point. Scales count as
-float16, which is less than Edge's own kernels take. First all matrices in 3 bits; then, for so many
-bits in the mean, each matrix in the kind that pays most. What pays is known better here than `edge
+float16, which is less than Edge's own kernels take. First all matrices in 3 bits; then, for a given
+mean of bits, each matrix in the kind that pays most. What pays is known better here than `edge
 quantize` knows it: by the Fisher information of each output (see edge.demos.bench.rate_distortion),
 for which gradients are needed. Last, codes of no fixed length: even steps, the finer the more an
 output and its inputs matter, and as many bits as their entropy is. They are of any range, so a
@@ -37,7 +37,7 @@ _FITS = 2
 _DAMPING = 0.05
 _CHUNK_ROWS, _SAMPLE_ROWS = 2048, 96
 _SHARE_FOR_ALL = 0.2
-"""Of the Fisher information, the same for all outputs of a matrix."""
+"""Share of the Fisher information that is the same for all outputs of a matrix."""
 _STEP_BLOCK, _CLASSES = 64, 8
 """Columns whose codes have one step in a row; and how many distributions their codes may be of."""
 _FIRST_LOSS = 1.5e-8
@@ -76,8 +76,8 @@ class Inputs:
         self.importance = np.diagonal(hessian).astype(np.float32)
 
     def blocks(self, size: int) -> list[tuple[slice, Array, Array, Array]]:
-        """Of each block: how errors of earlier columns, and of earlier ones within it, are taken in
-        by its columns; and its own part of the root."""
+        """For each block: how errors of earlier columns, and of earlier ones within it, are taken
+        in by its columns; and its own part of the root."""
         if size not in self._found:
             found = []
             for start in range(0, len(self.gram), size):
@@ -180,7 +180,7 @@ def in_even_steps(
 
 
 def _entropy(codes: Any) -> float:
-    """Of all of them together, in bits."""
+    """Entropy of all of them together, in bits."""
     _values, counts = codes.unique(return_counts=True)
     return float((counts * (codes.numel() / counts).log2()).sum())
 
@@ -201,7 +201,7 @@ def losses_by_kind(weight: Array, inputs: Inputs, squares: Array) -> dict[Kind, 
 def allotted(
     losses: Mapping[str, Mapping[Kind, float]], sizes: Mapping[str, int], bits: float
 ) -> dict[str, Kind]:
-    """The kinds that together lose least with at most so many bits in the mean (by Lagrange)."""
+    """The kinds that together lose least with at most `bits` bits in the mean (by Lagrange)."""
     high = max(max(of.values()) for of in losses.values())
     low, found = 1e-18 * high, dict[str, Kind]()
     for _ in range(100):
@@ -219,7 +219,7 @@ def allotted(
 
 
 def mean_bits(kinds: Mapping[str, Kind], sizes: Mapping[str, int]) -> float:
-    """Of a weight, scales included."""
+    """Mean bits of a weight, scales included."""
     total = sum(kind.bits_per_weight * sizes[name] for name, kind in kinds.items())
     return total / sum(sizes.values())
 

@@ -217,10 +217,10 @@ class AsyncModel(DescribedModel):
 
         They are made of the hidden states after the last norm: pooling takes their mean, or only
         that of the last token; None: as the model's folder says (modules.json of
-        sentence-transformers), else the mean. normalize: to the length 1. dimensions: only so many
-        of the first values, for models that were trained for that. client: see `stream`. priority:
-        see `GenerationOptions`. Raises RequestError for a text that does not fit the context, and
-        for dimensions that the model has not.
+        sentence-transformers), else the mean. normalize: to the length 1. dimensions: only the
+        first `dimensions` values, for models that were trained for that. client: see `stream`.
+        priority: see `GenerationOptions`. Raises RequestError for a text that does not fit the
+        context, and for dimensions that the model has not.
         """
         prompts = several(texts)
         checked = [

@@ -60,12 +60,12 @@ class PeerShare:
 
     @property
     def token(self) -> StepTimes:
-        """Of one decoded token."""
+        """Mean times of one decoded token."""
         return self.times.decode.each
 
     @property
     def bandwidth_share(self) -> float:
-        """Of the time its weights would take at the full memory rate, over its compute time."""
+        """The time its weights would take at the full memory rate, over its compute time."""
         if not self.token.compute_s or not self.memory_bytes_per_s:
             return 0.0
         return self.weight_bytes / self.memory_bytes_per_s / self.token.compute_s
@@ -90,7 +90,7 @@ class Benchmark:
     prefill_tokens_per_s: Spread
     first_token_s: Spread
     batch_tokens_per_s: Spread
-    """Of `options.requests` that are decoded together."""
+    """Tokens per second of `options.requests` requests that are decoded together."""
     peers: tuple[PeerShare, ...]
     predicted: PredictedSpeed | None
     drift: Drift | None

@@ -25,7 +25,8 @@ Used = Callable[[], Collection[PeerInfo]]
 """Those that a model runs on at this moment."""
 
 Watch = Callable[[Used, Presences, float], AsyncGenerator[Look]]
-"""Who is there every so many seconds, and whenever one comes or goes, but for those in use."""
+"""Looks at the peers that are there but not in use: at an interval in seconds, and whenever one
+comes or goes."""
 
 
 class Candidates:

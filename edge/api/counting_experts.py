@@ -18,7 +18,7 @@ from edge.weights.expert_uses import keep_expert_uses
 from edge.weights.input_statistics import InputStatistics
 
 _BUSIEST = 4
-"""A layer's busiest experts are one in so many."""
+"""The busiest experts of a layer are one in this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,7 @@ class HeldModel:
     replies: KeptReplies
     """Where journals are."""
     attendants: tuple[Joining | StandingBy, ...]
-    """What goes on beside its replies."""
+    """Tasks that run in the background of its replies."""
 
 
 @names_near_keywords
@@ -132,7 +132,7 @@ class DescribedModel:
 
     @property
     def unused_settings(self) -> Sequence[str]:
-        """What its generation_config.json sets beside `sampling`, and is not heeded: by name."""
+        """Settings of its generation_config.json outside `sampling` that are not used, by name."""
         return self._held.unused_settings
 
     @property
@@ -359,7 +359,7 @@ class DescribedModel:
         return ids, options, Reading(thinking=thinking, form=form, tools=tool_types(schemas))
 
     def _too_long(self, tokens: int, what: str = "") -> PromptLengthError:
-        """Of a prompt of so many; it says what helps."""
+        """The error for a prompt of `tokens` tokens; it says what helps."""
         remedy = "shorten it, or load the model with more context_tokens"
         if self.context_tokens == self.longest_context_tokens:
             remedy = "shorten it: the model was made for no more"

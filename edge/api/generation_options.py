@@ -28,7 +28,7 @@ def check_priority(priority: object) -> None:
 
 
 def _read_schema(text: str) -> JsonSchema:
-    """Of the file of this name; `object` is none."""
+    """The schema in the file of this name; `object` names no file."""
     if text == "object":
         return "object"
     try:
@@ -113,7 +113,7 @@ class GenerationOptions:
     thinking: bool | None = option(
         None, help="Whether the model thinks before it answers.  [default: as its template has it]"
     )
-    """Of a conversation whose chat template has a switch for it."""
+    """Only for a conversation whose chat template has a switch for it."""
     json_schema: JsonSchema | None = option(
         None,
         metavar="FILE",

@@ -39,7 +39,7 @@ from edge.weights.model_names import NotCached, chosen_gguf, find_model, wanted_
 from edge.weights.writer_lock import only_writer
 
 _LARGE_BYTES = 32 << 20
-"""A file of so many is gone on with where it broke off."""
+"""A file of at least this size is resumed where its download broke off."""
 _MOST_PLAIN_BYTES = 50_000_000_000
 """Larger files come only in the hub's own way, and from their beginning."""
 _SPARE_DISK_BYTES = 256 << 20

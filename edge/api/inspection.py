@@ -35,7 +35,7 @@ MAX_STORED_TYPES = 64
 """Types of tensors that are told; files have one to six."""
 MAX_TEMPLATES = 32
 MAX_TEMPLATE_CHARACTERS = 1 << 20
-"""Of a template that is told: longer ones are not run either."""
+"""Length of the longest template that is told: longer ones are not run either."""
 _CODES = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
 """Types of numbers in safetensors that may hold several weights each."""
 
@@ -47,7 +47,7 @@ class LayerKind:
     layers: tuple[int, ...]
     """Their numbers."""
     num_heads: int | None
-    """Of queries; in linear attention, where there are fewer of them than of values, of values."""
+    """Query heads; in linear attention value heads, of which there may be more."""
     num_kv_heads: int | None
     """In linear attention, of keys."""
     head_size: int | None
@@ -107,9 +107,9 @@ class KvFacts:
     dtype: KvDtype
     token_bytes: int
     default_bytes: int
-    """Of the default context."""
+    """Bytes for the default context."""
     longest_bytes: int
-    """Of the longest context that the model has."""
+    """Bytes for the longest context that the model has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ def inspect(path: str | Path) -> Inspection:
 
 
 def describe(header: Header, *, usable_bytes: int) -> Inspection:
-    """Pure: of a header, on a machine that has so many bytes of memory for a daemon."""
+    """Describes a header, for a machine with `usable_bytes` of memory for a daemon. Pure."""
     claims, spec = header.claims, header.spec
     options = LoadOptions()
     default_context = None if spec is None else options.limits(spec).context_tokens
@@ -241,7 +241,7 @@ def describe(header: Header, *, usable_bytes: int) -> Inspection:
 
 
 def _parameters(header: Header) -> int | None:
-    """Of the model, or of what the files hold as far as each number is a weight."""
+    """Parameters of the model, or of what the files hold as far as each number is a weight."""
     if header.spec is not None:
         shapes = dict(tensor_shapes(header.spec))
         if header.spec.tied_embeddings:
@@ -363,7 +363,7 @@ def _held(header: Header, options: LoadOptions, usable_bytes: int) -> tuple[Held
 
 
 def _weight_bytes(facts: ModelFacts) -> int:
-    """Of a device that has all of it."""
+    """Bytes of weights on a device that has all of them."""
     layers = sum(facts.kinds[kind].weight_bytes for kind in facts.layers)
     return layers + facts.vocab_size * (facts.embedding_row_bytes + facts.head_row_bytes)
 

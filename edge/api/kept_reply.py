@@ -74,7 +74,7 @@ class KeptReply:
 
     @property
     def lease(self) -> Lease:
-        """Of who goes on with it now."""
+        """The lease of the coordinator that goes on with it now."""
         return self.journal.kept.lease
 
     def plan_on(self, names: Collection[str], options: LoadOptions) -> Plan | None:

@@ -40,7 +40,7 @@ _DTYPE: Dtype = "int8"
 _AT_ONCE = 24
 
 EXPERT_WINDOWS, EXPERT_WINDOW_TOKENS = 12, 256
-"""Of a text that is read to count who goes through which expert."""
+"""Windows of a text that is read to count who goes through which expert, and the tokens of each."""
 
 MOST_COUNTED_TOKENS = EXPERT_WINDOWS * EXPERT_WINDOW_TOKENS
 

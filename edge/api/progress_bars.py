@@ -32,7 +32,7 @@ _UNITS: dict[Phase, str] = {
     "observe": "tokens",
     "allot": "matrices",
 }
-"""Of the others: bytes."""
+"""Units of the phases; all others count bytes."""
 
 
 def label_of(event: Progress) -> str:

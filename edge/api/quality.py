@@ -33,7 +33,7 @@ from edge.weights.format_sizes import bytes_per_weight
 from edge.weights.formats import AS_STORED, WeightFormat
 
 DECODE_PROMPT_TOKENS, DECODE_TOKENS = 16, 32
-"""Of the reply whose speed is measured."""
+"""Lengths of the prompt and the reply whose speed is measured."""
 
 _FEWEST_WINDOW_TOKENS, _MOST_WINDOW_TOKENS, _MOST_WINDOWS = 64, 2048, 1024
 _SPARE_DISK_BYTES = 256 << 20
@@ -89,9 +89,9 @@ class FormatQuality:
     same_top: float
     """Share of positions with the reference's likeliest token, 0 to 1."""
     bytes_per_weight: float
-    """Of the matrices that every token is multiplied with, as stored, scales included."""
+    """Mean over the matrices that every token is multiplied with, as stored, scales included."""
     tokens_per_s: float
-    """Of one short reply."""
+    """Decode speed of one short reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class _Task:
 
     @property
     def window_bytes(self) -> int:
-        """Of the logits of one window."""
+        """Bytes of the logits of one window."""
         return (len(self.windows[0]) - 1) * self.vocab_size * np.dtype(np.float32).itemsize
 
 

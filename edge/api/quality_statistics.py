@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Floats64 = NDArray[np.float64]
 
 _NUMBERS_AT_ONCE = 1 << 21
-"""Of one array in float64: 16 MiB, however large the vocabulary."""
+"""Most numbers of one array in float64: 16 MiB, however large the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def compare(
     logits: NDArray[np.floating],
     next_tokens: Sequence[int],
 ) -> Positions:
-    """Of logits [n, vocab] and the tokens [n] that followed.
+    """Compare logits [n, vocab] and the tokens [n] that followed with a reference.
 
     reference: the other model's logits [n, vocab]; None for the reference itself, which diverges
     by nothing. Any number may be added to a row of either, so log probabilities do, too.

@@ -10,7 +10,7 @@ from pathlib import Path
 from edge.errors import RequestError
 
 MAX_TEXT_BYTES = 64 << 20
-"""Of a file; what comes after is not read."""
+"""Most bytes that are read of a file; what comes after is left out."""
 
 _BYTES_PER_TOKEN = 64
 """Read of a file for each token wanted: several times what a token of any language takes."""

@@ -74,9 +74,9 @@ class Quantized:
 
     path: Path
     num_bytes: int
-    """Of its files of weights."""
+    """Size of its files of weights."""
     bytes_per_weight: float
-    """Of the matrices that every token is multiplied with, scales included."""
+    """Mean over the matrices that every token is multiplied with, scales included."""
     words: str
     """What they are in."""
 

@@ -98,14 +98,14 @@ class Reloading:
     path: Path
     options: LoadOptions
     fingerprint: str
-    """Of the checkpoint's files."""
+    """Fingerprint of the checkpoint's files."""
     forecast: Forecast
     """Told by which plan the model runs."""
     peers: dict[str, PeerInfo]
     """Told of the peers that may take part now, by id."""
     lease: Lease
     manifests: Mapping[Seat, str] = field(default_factory=dict)
-    """Of the plan that runs, or ran last: the digest of each shard's weights."""
+    """Digest of each shard's weights, for the plan that runs or ran last."""
     take_ready: TakeReady = nothing_is_ready
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """It was loaded anew."""

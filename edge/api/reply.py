@@ -36,7 +36,7 @@ from edge.text.answer_parts import ReadAnswer, ToolCall
 from edge.text.grammar import Matcher
 
 _SHOWN_CHARACTERS = 60
-"""Of a text, where a reply is shown in a line."""
+"""Most characters of a text, where a reply is shown in a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

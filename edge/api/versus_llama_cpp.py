@@ -114,7 +114,7 @@ class Comparison:
 
 
 def spreads(pairs: tuple[tuple[float, float], ...]) -> dict[str, Spread]:
-    """Of Edge's figures, of llama.cpp's, and of their ratios in the same round."""
+    """Spreads of Edge's figures, of llama.cpp's, and of their ratios in the same round."""
     return {
         "edge": Spread.of([ours for ours, _theirs in pairs]),
         "llama.cpp": Spread.of([theirs for _ours, theirs in pairs]),

@@ -25,7 +25,7 @@ class PeerChange:
     peer: PeerInfo
     """As it is now, or as it was last seen."""
     before: PeerInfo | None = None
-    """Of a peer that has changed."""
+    """A changed peer as it was before; None for other events."""
 
 
 async def watched_peers(

@@ -58,7 +58,7 @@ class DeviceFacts:
     """This machine, as it was found."""
 
     versions: Mapping[str, str]
-    """Of Edge, Python and the packages that compute, by name."""
+    """Versions of Edge, Python and the packages that compute, by name."""
     is_x86: bool
     instructions: tuple[str, ...]
     """Sets of the processor that matter to products of ONNX Runtime; empty: not known."""
@@ -72,7 +72,7 @@ class DeviceFacts:
     """Whose time its control group leaves it; None: all."""
     free_memory_bytes: int
     machine_free_bytes: int
-    """Of the machine, whatever the control group leaves."""
+    """Free memory of the machine, whatever the control group leaves."""
     cache_folder: str
     cache_failure: str | None
     """Why nothing can be written there; None: something can."""
@@ -219,7 +219,7 @@ class LinkFacts:
     ends: str
     """As "to attic"."""
     interface: Interface | None
-    """Of this device, where it is one of the ends."""
+    """The interface of this device, where it is one of the ends."""
     times: LinkTimes | EdgeError
     """What was measured, or why nothing could be."""
 
@@ -305,7 +305,7 @@ def peers_together(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Fi
 
 
 def _clocks(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:
-    """Of other devices; those that are right in one line."""
+    """Clocks of other devices; those that are right in one line."""
     ahead = {
         peer.name: peer.clock_ahead_s
         for peer in peers

@@ -83,8 +83,8 @@ def model_options(
 ) -> Callable[[F], F]:
     """Give the command `model`, a path, and `options`: LoadOptions of the options named so.
 
-    only: these of its fields, beside the plan; empty: all that a user sets. defaults: of this
-    command, where they are others. needs_model: else it is None where it is left out.
+    only: these of its fields, in addition to the plan; empty: all that a user sets. defaults: this
+    command's own, where they differ. needs_model: else it is None where it is left out.
     """
     left_out = () if concurrency else ("concurrency", "batch_invariant")
 

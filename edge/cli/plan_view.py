@@ -220,12 +220,12 @@ def _streamed(row: PlanRow) -> str:
 
 
 def _each(row: PlanRow, in_words: Callable[[HeldLayers], str]) -> str:
-    """Of each kind of layer, where they are cut in different ways."""
+    """Words for each kind of layer, where they are cut in different ways."""
     return "; ".join(dict.fromkeys(map(in_words, row.held))) or row.in_words
 
 
 def _columns(held: HeldLayers) -> str:
-    """Of the feed-forward block; where experts are whole, how many."""
+    """Columns of the feed-forward block; where experts are whole, how many."""
     whole = held.whole_experts
     return f"{whole} of the experts" if whole else _span(held.ffn_columns)
 

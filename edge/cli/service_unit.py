@@ -52,7 +52,7 @@ class Task:
     """What is to run for as long as the machine does."""
 
     name: str
-    """Of the unit."""
+    """Name of the unit."""
     description: str
     words: tuple[str, ...]
     """Behind `edge`."""

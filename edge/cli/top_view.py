@@ -27,7 +27,7 @@ PARTS = (
 
 _LEAST_SHARE = 0.01
 _MOST_ROWS = 16
-"""Of answers, and of losses."""
+"""Most rows of answers, and of events."""
 
 
 def tokens_per_s(before: Json | None, now: Json) -> float | None:

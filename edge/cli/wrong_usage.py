@@ -57,7 +57,7 @@ def unknown_command(name: str, further: Sequence[str], near: Sequence[str]) -> s
 
 
 def _told(error: click.UsageError) -> tuple[str, str]:
-    """Of one that click raised: the cause, and the remedy."""
+    """Cause and remedy of an error that click raised."""
     command = "edge" if error.ctx is None else error.ctx.command_path
     near: Sequence[str] = sorted(getattr(error, "possibilities", None) or ())
     cause = error.format_message()
@@ -91,7 +91,7 @@ def _with_what_is_missing(error: click.MissingParameter, command: str) -> str:
 
 
 def of_type(message: str, kind: click.ParamType[Any]) -> tuple[str, str]:
-    """Of a value that is not of its type: what is wrong with it, and what is not."""
+    """What is wrong with a value that is not of its type, and what to write instead."""
     value = message.partition(" is not ")[0]
     if isinstance(kind, click.Choice):
         return f"{value} is not one of its values", f"write {_one_of([*map(str, kind.choices)])}"

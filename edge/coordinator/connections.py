@@ -121,13 +121,13 @@ class Connections:
             raise PeerError(client.name, f"takes no keys and values back: {error}") from error
 
     def name_of(self, seat: Seat) -> str:
-        """Of the peer there. Raises ProtocolError for a seat that the plan has not."""
+        """Name of the peer there. Raises ProtocolError for a seat that the plan has not."""
         if seat not in self._clients:
             raise ProtocolError(f"a seat that the plan has not: {seat}")
         return self._clients[seat].name
 
     async def ask(self, seat: Seat, post: Post) -> None:
-        """Of one shard alone. A peer that is gone tells it elsewhere."""
+        """Post to one shard alone. A peer that is gone tells it elsewhere."""
         with contextlib.suppress(EdgeError):
             await self._clients[seat].post(post)
 

@@ -15,7 +15,7 @@ from edge.text import TextStream, Tokenizer
 from edge.text.grammar import Grammar
 
 FEWEST_TOKENS_OF_A_RATE = 8
-"""Of fewer, a rate tells of the moment more than of the model."""
+"""Fewest new tokens for a rate: with fewer it tells of the moment more than of the model."""
 
 
 def decode_rate(new_tokens: int, decode_s: float) -> float | None:
@@ -38,9 +38,9 @@ class Statistics(TypedDict):
     total_s: float
     seed: int
     found_tokens: NotRequired[int]
-    """Of the prompt, those whose keys and values peers had from before: they were not computed."""
+    """Tokens of the prompt whose keys and values peers had from before: they were not computed."""
     resumed_tokens: NotRequired[int]
-    """Of a reply that was gone on with: tokens that were there. Times and rate are of the rest."""
+    """Tokens that a resumed reply already had. Times and rate are of the rest."""
     predicted_first_token_s: NotRequired[float]
     """Where the devices were measured, like the next."""
     predicted_tokens_per_s: NotRequired[float]
@@ -133,7 +133,7 @@ class Generation:
         self.request = request
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        """Of the tokens so far, where they were asked for, like the next."""
+        """One for each token so far, where they were asked for, like the next."""
         self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
         self.finish_reason: FinishReason | None = None
         self._restored = 0

@@ -40,13 +40,13 @@ from edge.weights.formats import KvDtype
 VERSION = 5
 
 MOST_BYTES = 8 << 20
-"""Of a file. A token takes 16 bytes, with 20 likeliest ones beside it 600. Of what is longer, the
-beginning is kept."""
+"""Size limit of a file. A token takes 16 bytes, or 600 with its 20 likeliest tokens. Of a longer
+file the beginning is kept."""
 
 _ALIKE = (
     "dtype", "block_size", "accuracy", "wire", "kv_dtype", "context_tokens", "batch_invariant",
 )  # fmt: skip
-"""What tokens depend on, beside the weights, of how a model is loaded."""
+"""Options of a load on which tokens depend, apart from the weights."""
 
 _MOST_TOKENS = 1 << 20
 _MOST_VALUES_OF_A_TOKEN = 100
@@ -81,7 +81,7 @@ class KeptLoad:
 
     path: _Path
     fingerprint: str
-    """Of the checkpoint's files."""
+    """Fingerprint of the checkpoint's files."""
     context_tokens: int
     dtype: str
     lora: _Path | None
@@ -241,7 +241,7 @@ class _Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Singly:
-    """Of the prompt's tokens, some that were computed one at a time."""
+    """A span of the prompt's tokens that were computed one at a time."""
 
     singly: Span
 
@@ -262,16 +262,16 @@ class Kept:
 
     asked: Asked
     lease: Lease
-    """Of who wrote it last."""
+    """The lease of the coordinator that wrote it last."""
     pid: int
-    """Of that process."""
+    """Process id of that coordinator."""
     tokens: tuple[KeptToken, ...]
     singly: Spans
     """See `Request`."""
     whole_bytes: int
-    """Of its file; what follows is the beginning of a line that was cut."""
+    """Bytes of its file that are whole; what follows is the beginning of a line that was cut."""
     checksum: int
-    """Of these bytes."""
+    """Checksum of these bytes."""
 
     @property
     def is_finished(self) -> bool:

@@ -30,7 +30,7 @@ class HeldLayer:
     heads: tuple[range, ...]
     """Each by its rows of the layer's keys, or of what it gives where keys have none."""
     row_bytes: int
-    """Of the key, or the value, of one token in one head."""
+    """Bytes of the key, or the value, of one token in one head."""
 
     @property
     def token_bytes(self) -> int:
@@ -70,7 +70,7 @@ class KvForm:
 
     layers: Mapping[Seat, tuple[HeldLayer, ...]]
     digests: Mapping[Seat, str]
-    """Of how each shard keeps keys and values."""
+    """Digests of how each shard keeps keys and values."""
     is_rounded: bool
     """By scales that each shard has chosen for itself."""
 
@@ -96,7 +96,7 @@ class KvForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Of some tokens, from one shard: [tokens, bytes], as `KvRows` has them."""
+    """Keys and values of some tokens, from one shard: [tokens, bytes], as `KvRows` has them."""
 
     first: int
     tokens: int
@@ -109,7 +109,7 @@ class Copy:
 
 @dataclass(slots=True, kw_only=True)
 class KeptKv:
-    """Of one request."""
+    """Copies for one request, by shard."""
 
     form: KvForm
     first: int

@@ -28,7 +28,7 @@ FEWEST_TOKENS = 16
 """Fewer are computed as fast as they are asked for."""
 
 Span = tuple[int, int]
-"""Of tokens: the first, and the one behind the last."""
+"""A range of tokens: the first, and the one behind the last."""
 
 Spans = tuple[Span, ...]
 """In order, and apart."""
@@ -41,9 +41,9 @@ class Found:
     request: str
     """Whose."""
     tokens: int
-    """So many of them, and of use."""
+    """Number of tokens in common that are of use."""
     singly: Spans
-    """Of these, those that were computed one at a time."""
+    """Those of these tokens that were computed one at a time."""
     is_whole: bool
     """There is no more to it: who goes on from it has all of it."""
 
@@ -135,8 +135,8 @@ class KeptPrefixes:
         return best
 
     def cost(self, request: str, among: Container[str]) -> float:
-        """Of computing a cache again, while these are there, as many tokens at the beginning of a
-        prompt would take."""
+        """Cost of computing a cache again while those of `among` are there, as the number of tokens
+        at the beginning of a prompt that would take as long."""
         place = self._place(request)
         before = self._shared(range(place, 0, -1), among, -1)
         behind = self._shared(range(place + 1, len(self._sorted)), among, 0)

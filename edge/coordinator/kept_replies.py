@@ -20,7 +20,7 @@ LAST = "last"
 """Stands for the id of the one that was written last."""
 
 MOST_REPLIES = 64
-"""Of more, the oldest are removed, but for those under way."""
+"""Most replies that are kept: the oldest are removed, but for those under way."""
 
 _ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _SUFFIX = ".reply"

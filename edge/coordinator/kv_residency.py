@@ -33,7 +33,7 @@ QUANTUM_TOKENS = 64
 computing a few tokens."""
 
 MOST_OVERTAKEN = 32
-"""Requests of a client that start before one that came before them; so many are looked at."""
+"""Most requests of a client that start before an older one of it; no more of them are looked at."""
 
 Place = Literal["new", "reserving", "memory", "swapping out", "disk", "kept"]
 """Reserving: memory is kept for it, and every shard sees whether the disk has room, too."""
@@ -81,7 +81,7 @@ class Member:
     overtaken: int = 0
     """Requests of its client that came later, and have started."""
     worth_from: float = 0.0
-    """Of one that is kept: what the one was worth that went before it was last used."""
+    """For a kept request: worth of the one that was evicted last before it was last used."""
 
     @property
     def can_step(self) -> bool:
@@ -131,7 +131,7 @@ class Residency:
         self._kept: dict[str, Member] = {}
         """Over, and still in memory: of what is free. The longest unused first."""
         self._worth = 0.0
-        """Of the last of them that went."""
+        """Worth of the last of them that was evicted."""
         self.found: Callable[[str], int] = lambda _request: 0
         """How many tokens of a request that is to start memory has."""
         self._swap_out: list[str] = []

@@ -78,7 +78,7 @@ class LastingModel:
         self._last: LoadedModel
         """The one that runs, or ran last."""
         self._past = Work()
-        """Of those before it."""
+        """Work of the plans before it."""
         self._waiting: dict[str, Request] = {}
         """Requests while nothing runs."""
         self._moves_by: Load | None = None

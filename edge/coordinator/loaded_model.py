@@ -69,7 +69,7 @@ class LoadedModel:
         """copies_kv: of what the peers send copies of the keys and values."""
         self.plan = plan
         self.held: dict[Seat, tuple[HeldLayer, ...]] = {}
-        """Of which each shard keeps keys and values."""
+        """The layers of which each shard keeps keys and values."""
         self.manifests: dict[Seat, str] = {}
         """The digest of each shard's weights."""
         self._copies_kv = copies_kv

@@ -64,7 +64,8 @@ async def gather_observed(
 def _by_number(
     uses: NDArray[np.float32], layout: ShardLayout, run: ObservedExperts
 ) -> NDArray[np.float32]:
-    """Of the places that a shard has experts at. Its router's rows tell whose they are."""
+    """Uses by the number of the expert, from uses by its place in the shard. The rows of the
+    shard's router tell which expert is at which place."""
     router = layout.matrix(f"layers.{run.layer}.router")
     numbers = [row for _role, rows in router.parts for row in rows][: run.num_experts]
     found = np.zeros_like(uses)

@@ -23,7 +23,7 @@ class Match:
     moves: bool = False
     """The cache is this request's from now on."""
     singly: Spans = ()
-    """Of these tokens, those that were computed one at a time."""
+    """Those of these tokens that were computed one at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Orders:
     finish: tuple[str, ...] = ()
     """Requests that are over, those given up among them: every shard frees them."""
     keep: Mapping[str, Kept] = field(default_factory=dict)
-    """Of requests that are over, until `drop`, or a match that moves it."""
+    """What stays in memory of requests that are over, until `drop`, or a match that moves it."""
     drop: tuple[str, ...] = ()
     """What was kept of these is freed."""
     give_up: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Orders:
     match: Mapping[str, Match] = field(default_factory=dict)
     """Prompts whose beginnings the peers may have; asked before any of one is computed."""
     restore: Mapping[str, int] = field(default_factory=dict)
-    """So many tokens of these requests' answers, whose keys and values every shard is given, as it
-    is those of the prompt, unless that was handed out before."""
+    """Tokens of these requests' answers whose keys and values every shard is given, as it is those
+    of the prompt, unless that was handed out before."""
     step: Step | None = None
     """None while everything waits for an answer."""

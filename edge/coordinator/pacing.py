@@ -1,4 +1,4 @@
-"""How long a chunk of a prompt may be while answers go on beside it.
+"""How long a chunk of a prompt may be while answers are under way.
 
 Pure: seconds of steps in, sizes of chunks out. Chunks and tokens of answers take turns, so what a
 chunk takes is what everybody who reads an answer waits longer. A chunk gets the time of one token,
@@ -80,7 +80,8 @@ class Pacing:
     def chunk_tokens(self, most: int, *, answers: int, times: float) -> int:
         """Tokens of the next chunk, at most `most`.
 
-        answers: get a token in each step beside it; it may take `times` as long as one of those.
+        answers: number of them that get a token in each step between chunks; a chunk may take
+        `times` as long as such a step.
         """
         if self._size is None:
             # As many rows take about as long.

@@ -73,10 +73,10 @@ class Request:
     answer: list[int] = field(default_factory=list)
     """Tokens so far."""
     found_tokens: int = 0
-    """Of its prompt, those whose keys and values were there: they were not computed."""
+    """Tokens of its prompt whose keys and values were there: they were not computed."""
     singly: Spans = ()
-    """Of its prompt's tokens, those that were computed one at a time, as they were answers once.
-    Its own answer would be another in its last bits where they were not."""
+    """Tokens of its prompt that were computed one at a time, as they were answers once. Its own
+    answer would be another in its last bits where they were not."""
     kept: KeptKv | None = None
     """Copies of the keys and values of the answer so far, where they are wanted."""
 

@@ -34,7 +34,8 @@ NOTHING_LEFT = Left((), (), {}, ())
 
 
 class Reuse:
-    """Of the requests of one plan. It changes what they have computed of nothing."""
+    """Reuse of computed beginnings among the requests of one plan. It does not change what they
+    have computed."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class Reuse:
         return None
 
     def matched(self, entry: ScheduledRequest, tokens: int) -> int:
-        """How many of its tokens are not computed, of so many that every shard has."""
+        """How many of its tokens are not computed, where every shard has the first `tokens`."""
         if self._saved is None:
             return self._prefixes.useful(tokens, entry.prompt_tokens, entry.singly)
         computed = tokens if tokens == entry.asked else 0  # less of it is of no use
@@ -219,8 +220,8 @@ class Reuse:
                     yield tokens, other
 
     def _parting(self, saved: SavedStates, common: int, other: ScheduledRequest) -> int:
-        """Where a state of another request is to be saved that has so many tokens in common with
-        one to come, and is not that far yet; 0 if nowhere."""
+        """Where to save a state of another request that has `common` tokens in common with one to
+        come, and is not that far yet; 0 if nowhere."""
         point = self._prefixes.whole_units(common, other.singly)
         if point <= other.computed:
             return 0

@@ -26,8 +26,8 @@ from edge.coordinator.kept_prefixes import common_tokens
 from edge.memory.recomputing import effort
 
 SPARE_TOKENS = 4
-"""Of a prompt, behind the last state that is saved of it: templates put as many where an answer
-begins, say an empty thought, which the same answer has not in the next turn."""
+"""Tokens of a prompt behind the last state that is saved of it: templates put as many where an
+answer begins, say an empty thought, which the same answer has not in the next turn."""
 
 PART_TOKENS = 2048
 """Between two states of a long prompt, or more: they may have half of the places."""
@@ -38,7 +38,7 @@ APART_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """The state that a request has once it has so many tokens is copied to a place."""
+    """An order to copy the state that a request has after `tokens` tokens to a place."""
 
     request: str
     tokens: int
@@ -65,15 +65,17 @@ class SavedStates:
         self._part_tokens = part_tokens
         self._saved: dict[int, _Saved] = {}
         self._worth = 0.0
-        """Of the last one that another took the place of."""
+        """Worth of the last one that another took the place of."""
 
     @property
     def saves_ends(self) -> bool:
-        """Of answers. Of a single place, that of a prompt is the one that is surely begun with."""
+        """Whether states behind answers are saved. A single place is for that of a prompt, the one
+        that is surely begun with."""
         return self._places > 1
 
     def last(self, request: str, most: int) -> int:
-        """Of how many tokens of a request, `most` at the most, there is a state; 0 for none."""
+        """Number of a request's tokens, `most` at the most, behind which there is a state; 0 for
+        none."""
         return max((count for _, count in self._of(request) if count <= most), default=0)
 
     def save(self, request: str, tokens: NDArray[np.int64]) -> tuple[Save, str | None]:
@@ -96,8 +98,8 @@ class SavedStates:
         return save, None if has_some else owner
 
     def on_the_way(self, found: int, prompt_tokens: int, chunk_tokens: int) -> list[int]:
-        """Behind which tokens of a prompt, of which so many were found, states are worth saving,
-        whatever other prompts there are: the last one near its end."""
+        """Numbers of tokens of a prompt behind which states are worth saving, whatever other
+        prompts there are: the last one near its end. found: tokens of it that were found."""
         end = prompt_tokens - SPARE_TOKENS
         parts = 1 + self._places // 2
         part_tokens = max(self._part_tokens, -(-(end - found) // parts))

@@ -37,11 +37,11 @@ class ScheduledRequest:
     """with it."""
     computed: int = 0
     singly: Spans = ()
-    """Of the prompt's tokens, those that were computed one at a time, or are to be."""
+    """Those of the prompt's tokens that were computed one at a time, or are to be."""
     is_repeated: bool = False
     """Another plan has computed it before, in those steps."""
     saves: set[int] = field(default_factory=set)
-    """Behind so many of the prompt's tokens a state is to be saved."""
+    """Numbers of the prompt's tokens behind which a state is to be saved."""
     asked: int = 0
     """Tokens of its beginning that peers were told to take from another."""
     state: Literal["coming", "matching", "going"] = "coming"

@@ -34,7 +34,7 @@ from edge.protocol.step import (
 )
 
 REPEATED_TOKENS = 32
-"""Of an answer, in one step: whoever comes meanwhile waits no longer than for that."""
+"""Tokens of an answer in one step: a request that comes meanwhile waits no longer than for that."""
 
 
 class Scheduler:
@@ -129,8 +129,8 @@ class Scheduler:
     ) -> None:
         """Start a request for `new_tokens` tokens, or with 0 for `rows`.
 
-        answer: tokens that follow the prompt and that another plan has chosen. restored: so many of
-        them need not be computed, because their keys and values can be given; restores_prompt:
+        answer: tokens that follow the prompt and that another plan has chosen. restored: number of
+        them that need not be computed, because their keys and values can be given; restores_prompt:
         those of the prompt, too. is_repeated: another plan has begun with it, and of its prompt it
         computed `singly` one at a time. is_led: what its next token may be is told with each step.
         who: asked, and how urgently. salt: of what it may find, and leaves. Raises ValueError for
@@ -229,7 +229,7 @@ class Scheduler:
         return entry.computed
 
     def made_singly(self, request: str) -> Spans:
-        """Of the prompt's tokens that were found, those that were computed one at a time."""
+        """Those of the prompt's tokens that were found and had been computed one at a time."""
         entry = self._active.get(request)
         return () if entry is None else entry.singly
 

@@ -41,7 +41,7 @@ ANYBODY = Who()
 
 
 class Shares:
-    """Of priorities, and of clients in each. `come` and `go` for each request."""
+    """Counters of priorities, and of clients in each. `come` and `go` for each request."""
 
     def __init__(self) -> None:
         self._priorities: _Counters[Priority] = _Counters()
@@ -64,7 +64,7 @@ class Shares:
         self._clients[who.priority].give(who.client, tokens)
 
     def first(self, waiting: Iterable[Who]) -> Who:
-        """Of these, who is next; of several that were given as much the first."""
+        """The next of these to be served; of several that were given as much the first."""
         clients: dict[Priority, list[str]] = {}
         for who in waiting:
             clients.setdefault(who.priority, []).append(who.client)

@@ -34,7 +34,7 @@ class _Ahead:
 
 
 class Stalls:
-    """Of the links of one plan, each by (who waits, who sends)."""
+    """Watches the links of one plan, each by (who waits, who sends)."""
 
     def __init__(self) -> None:
         self._silences: dict[tuple[Seat, Seat], Silence] = {}

@@ -11,9 +11,10 @@ class Work:
     """What peers were given to compute since the model was loaded."""
 
     prompt_tokens: int = 0
-    """Of prompts, in steps that were sent; those whose keys and values were found are not in it."""
+    """Tokens of prompts in steps that were sent; those whose keys and values were found do not
+    count."""
     answer_tokens: int = 0
-    """Of answers, in steps that have ended, also where nobody wanted them any more."""
+    """Tokens of answers in steps that have ended, also where nobody wanted them any more."""
     steps: int = 0
     """That were sent, and those that runs went on with."""
 

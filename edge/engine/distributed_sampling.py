@@ -256,8 +256,8 @@ class TokenChoice:
         )
 
     def _dtypes(self, terms: SamplingTerms, columns: int) -> list[np.dtype[np.void]]:
-        """Of a shard's shortlist for a choice, and of its part of the logprobs if they are asked
-        for."""
+        """Types of a shard's shortlist for a choice, and of its part of the logprobs if they are
+        asked for."""
         shortlist = shortlist_dtype(
             terms.sampling,
             columns=columns,

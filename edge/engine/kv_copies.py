@@ -23,10 +23,10 @@ from edge.protocol.step import Step, StepEntry
 from edge.transport.frame import Buffer
 
 LEAST_COPIED_TOKENS = 8
-"""Of a model with so many keys and values that a frame takes no more."""
+"""Fewest tokens in one copy where keys and values are large, as far as a frame takes them."""
 
 CHUNK_COPY_BYTES = MOST_COPY_BYTES // 2
-"""Of a chunk of a prompt, about so much is in one copy."""
+"""About the size of one copy of a chunk of a prompt."""
 
 COPIED_AFTER_S: Mapping[Copies, float] = {"answers": 0.5, "all": 0.05}
 """Then fewer are, by what is copied: what is not has to be computed again, as long as that took.
@@ -113,7 +113,8 @@ class RowStorage(Protocol):
 
 
 class KvCopies:
-    """Of one shard's requests; used from the compute thread, but for `begin`."""
+    """Copies the keys and values of one shard's requests; used from the compute thread, but for
+    `begin`."""
 
     def __init__(
         self, report: Callable[[Event], None], room: CopyRoom, copies: Copies = "all"
@@ -127,7 +128,7 @@ class KvCopies:
         self._copied_s: dict[str, float] = {}
         """By request, when it was copied last."""
         self._restored: dict[str, int] = {}
-        """Of requests that have not begun."""
+        """By request that has not begun, the tokens that were restored of it."""
 
     def begin(self, request: str, first: int) -> None:
         """A request that is copied from this token on, or from what was restored of it."""

@@ -44,14 +44,14 @@ from edge.version import __version__
 from edge.weights.token_reads import packed_bytes_of_token
 
 MEMORY_BLOCK_TOKENS = 16
-"""Of what two prompts have in common, fewer than these are computed again: as many as are computed
-as fast as they are asked for."""
+"""Tokens of a block in memory: of what two prompts have in common, fewer are computed again, as
+fast as they are asked for."""
 
 
 Arrays = Sequence[NDArray[Any]]
 
 OWNER_DIGITS = 16
-"""Of a device's id, in a block's key: fewer can be met by trying keys."""
+"""Digits of a device's id in a block's key: fewer can be met by trying keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class PrefixPlaces:
     memory: PrefixMemory
     disk: PrefixStore | None
     secret: bytes
-    """Of whom they belong to."""
+    """The owner's secret."""
     owner: str = ""
     """The id of the device whose they are."""
     trusted: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class PrefixPlaces:
 
 
 class _Key(NamedTuple):
-    """Of a block: under which it is left, and under which trusted devices have left it."""
+    """Keys of a block: under which it is left, and under which trusted devices have left it."""
 
     own: str
     others: tuple[str, ...]
@@ -93,7 +93,7 @@ class _Unkept:
 
 
 class _Keys:
-    """Of the blocks of one request."""
+    """Keys of the blocks of one request."""
 
     def __init__(self, digests: Sequence[hmac.HMAC], block_tokens: int) -> None:
         """digests: of all but the tokens that counts, one of them for each device."""
@@ -141,10 +141,10 @@ class PrefixCache:
         self._shard = _shard_digest(assignment)
         recipe = assignment.weight_format.recipe
         self._token_bytes = packed_bytes_of_token(assignment.layout, recipe)
-        """Of weights that a token goes through: of what takes time, the part that differs from
+        """Bytes of weights that a token goes through: the part of what takes time that differs from
         model to model."""
         self._keys: dict[str, _Keys] = {}
-        """Of requests under way and of those whose caches are kept, the last used last."""
+        """Keys of requests under way and of those whose caches are kept, the last used last."""
         self._unkept: dict[str, _Unkept] = {}
         self._block: list[NDArray[Any]] | None = None
         """Made once, as it is counted once: whatever is on its way lies here."""
@@ -162,7 +162,8 @@ class PrefixCache:
         known: int = 0,
         moved: str | None = None,
     ) -> int:
-        """Put what is known of the prompt into the request's cache: so many of its tokens.
+        """Put what is known of the prompt into the request's cache; returns the number of its
+        tokens.
 
         salt: only what was left with the same one is known. known: tokens that are there; moved:
         whose they were, if they are no longer. Two or more are always left to compute: one alone
@@ -335,7 +336,7 @@ class PrefixCache:
         unkept.first += self._chunk_tokens
 
     def _cost(self, end: int, block_tokens: int) -> float:
-        """Of computing a block again that ends with this token."""
+        """Cost of computing again a block that ends at `end`."""
         tokens = effort(end) - effort(max(0, end - block_tokens))
         return self._token_bytes * tokens
 

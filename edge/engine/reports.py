@@ -17,7 +17,7 @@ alone takes 0.8 ms from the two cores that compute the next (AMD EPYC, weights o
 code that is not in their caches any more."""
 
 _MOST_BYTES = 4096
-"""Of one that waits: larger ones would soon take the room of all that is unsent."""
+"""Size limit of a report that waits: larger ones would soon take the room of all that is unsent."""
 
 Sent = Callable[[], None]
 Told = tuple[Event, Sent]
@@ -25,10 +25,10 @@ Told = tuple[Event, Sent]
 
 
 class Reports:
-    """Of one session. `report` is for any thread but the loop's, all else for the loop."""
+    """Reports of one session. `report` is for any thread but the loop's, all else for the loop."""
 
     def __init__(self, tell: Callable[[Event, Sent], None]) -> None:
-        """Of the running loop, which calls `tell`."""
+        """For the running loop, which calls `tell`."""
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._unsent = Unsent()

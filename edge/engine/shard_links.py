@@ -100,7 +100,7 @@ class ShardLinks:
         return PeerLostError(error.peer, error.reason)
 
     def state(self, seat: Seat) -> LinkState:
-        """Of the link to a neighbour, where nothing moves before it is there; from any thread.
+        """State of the link to a neighbour; before it is there, nothing has moved. From any thread.
         Raises ProtocolError for a seat that is not linked to this one."""
         if seat not in self.neighbours:
             raise ProtocolError("a link to a shard that is no neighbour")

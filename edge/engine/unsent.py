@@ -11,7 +11,8 @@ from edge.protocol.messages import Logits, States, Tokens
 from edge.protocol.token_logprobs import MOST_BYTES_OF_A_TOKEN
 
 MOST_UNSENT_BYTES = 256 << 10
-"""Of one session. The network's own buffers come before these, and hold as much again."""
+"""Most bytes of one session that wait. The network's own buffers come before these, and hold as
+much again."""
 
 _EVENT_BYTES, _TOKEN_BYTES = 500, 64
 

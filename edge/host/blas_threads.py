@@ -7,7 +7,7 @@ from threadpoolctl import threadpool_limits
 
 
 def limit_blas_threads(threads: int) -> None:
-    """Of this process, from now on.
+    """Limit this process, from now on.
 
     OpenBLAS takes one for each core of the machine where nobody says otherwise, and these spin
     while they wait for each other: the cores are not given for that.

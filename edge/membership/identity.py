@@ -86,7 +86,7 @@ def is_peer_of(id: str, device: str) -> bool:
 _ID = re.compile(rf"[0-9a-f]{{{2 * _ID_BYTES}}}", re.ASCII)
 
 LEAST_DIGITS = 16
-"""Of an id that somebody writes: fewer can be met by trying keys."""
+"""Fewest digits of an id that somebody writes: fewer can be met by trying keys."""
 
 
 def read_ids(text: str) -> tuple[str, ...] | None:

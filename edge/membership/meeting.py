@@ -29,7 +29,7 @@ from edge.membership.roles import ROLES
 from edge.transport import Channel, Discovery, Link, PeerFound, PeerRecord, ZeroconfDiscovery
 
 _TALK_LIMIT_S = 20.0
-"""Of one pairing, once the devices have met."""
+"""Time limit of one pairing, once the devices have met."""
 
 _MOST_TALKS = 8
 """Talked with at once, and half as many of one address. For one more, the oldest is hung up on

@@ -234,7 +234,7 @@ class Membership:
         return replace(self, others={**self.others, id: name})
 
     def next_edition(self, id: str) -> int:
-        """Of the certificate of a device that is taken in now, perhaps again."""
+        """Edition of the certificate of a device that is taken in now, perhaps again."""
         given = [0] if self.by_token else []
         if id in self.others:  # of which a version before this kept no certificate
             given.append(counted(self.taken_in[id]) if id in self.taken_in else 0)

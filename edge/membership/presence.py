@@ -17,7 +17,7 @@ from typing import Literal
 State = Literal["unknown", "alive", "silent", "lost", "leaving", "left"]
 
 MOST_EPOCHS = 4
-"""Of one device that are remembered, the greatest."""
+"""Most epochs of one device that are remembered: the greatest ones."""
 
 _MISSES_OF_LOST = 2
 """Looks in a row without an answer: then it is not silent but lost."""

@@ -20,7 +20,8 @@ from edge.transport import Credentials, Member, Past, RefusedError
 
 _UNIT = "organizationalUnitName"
 _BEGIN_S = 946_684_800
-"""Of the year 2000: a certificate's first moment counts from there, see `authority`."""
+"""Seconds at the beginning of the year 2000: a certificate's first moment counts from there, see
+`authority`."""
 
 _NO_CHECK_TIME = 0x200000
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL, for which `ssl` has no name: since that moment counts, a

@@ -190,7 +190,7 @@ class Attention:
         return shapes
 
     def _norms(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
-        """Of the hidden state."""
+        """Shapes of the norms of the hidden state, by name."""
         names = {
             "attention_norm": self.has_norm,
             "attention_norm_bias": self.norm_bias,
@@ -343,8 +343,8 @@ class Attention:
 
     @property
     def _value(self) -> str:
-        """Of which role values are made; a shard has its rows twice where keys are made of it, too:
-        a product more, and nothing else that would be unlike."""
+        """The role that values are made of. Where keys are made of it, too, a shard has its rows
+        twice: one product more, and nothing else that would be unlike."""
         return "key" if self.keys_are_values else "value"
 
     @property

@@ -54,7 +54,8 @@ class Claims:
 
 
 def claims_of(config: Mapping[str, Any]) -> Claims:
-    """Of the values of a config.json; where a text model is a part of a larger one, of that."""
+    """Claims in the values of a config.json; where a text model is a part of a larger one, in that
+    part."""
     note, part = note_on(config), config.get("text_config")
     if "hidden_size" not in config and isinstance(part, Mapping):
         config = {**config, **part}

@@ -119,7 +119,7 @@ def num_layers(config: Config) -> int:
 
 
 def one_window(config: Config) -> Sequence[int | None] | None:
-    """Of families with one for every layer, or none."""
+    """Windows of families that have the same one for every layer, or none."""
     if config.values.get("sliding_window") is None:
         return None
     return (config.integer("sliding_window"),) * num_layers(config)
@@ -155,7 +155,7 @@ def layer_windows(
 
 
 def switched_windows(config: Config) -> Sequence[int | None]:
-    """Of families that have a switch for windows, and a first layer with one."""
+    """Windows of families that have a switch for them, and a first layer with one."""
     count = num_layers(config)
     if not config.flag("use_sliding_window", False):
         return (None,) * count

@@ -1,5 +1,4 @@
-"""DeepSeek-V3 and R1: latent attention; the first layers without experts, the others with a shared
-one besides.
+"""DeepSeek-V3 and R1: latent attention; experts, and a shared one, in all but the first layers.
 
 Layers behind the last, which predict further tokens and which checkpoints have as well, are not
 computed.

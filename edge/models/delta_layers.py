@@ -16,7 +16,7 @@ from edge.models.spec import MAX_LAYERS, FeedForward, ModelSpec
 
 _LINEAR = "linear_attention"
 _PATTERN = 4
-"""One of so many layers is attention."""
+"""One layer in this number is attention."""
 _HEAD_SIZE = 256
 
 
@@ -49,7 +49,7 @@ def delta_decoder(
 
 
 def _kinds(config: Config) -> Sequence[str]:
-    """Of each layer."""
+    """Kind of each layer."""
     count = num_layers(config)
     kinds = config.values.get("layer_types")
     if kinds is None:

@@ -1,6 +1,6 @@
 """A router, and gated feed-forward blocks of which each token goes through a few.
 
-Some models have a shared expert beside them: a block that every token goes through.
+Some models have a shared expert in addition: a block that every token goes through.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SHARED = "shared."
 
 _NORMS_BEFORE = ("experts_norm", "router_norm")
 NORMS_BEHIND = ("shared_post_norm", "experts_post_norm")
-"""Of what the shared expert gives, and the others, where those are apart."""
+"""Norms of what the shared expert gives, and of what the others give, where those are apart."""
 
 MAX_EXPERTS = 1024
-"""Of one layer; Kimi K2 has 384."""
+"""Most experts of one layer; Kimi K2 has 384."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Experts:
     top_k: int
     """How many each token goes through."""
     columns: int
-    """Of each expert."""
+    """Columns of each expert."""
     activation: Activation
     renormalized: bool
     """Weights of those that are chosen add up to 1."""
@@ -77,7 +77,7 @@ class Experts:
     """Experts are chosen by their scores and a number of each, which is no part of the weights."""
     groups: int = 1
     chosen_groups: int = 1
-    """Experts are chosen from so many of the groups."""
+    """Number of the groups that experts are chosen from."""
     weight_scale: float = 1.0
     """What the weights of those that are chosen are multiplied by."""
     least_sum: float = 0.0
@@ -235,10 +235,10 @@ class Experts:
         )
 
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
-        """Of each chosen expert what a gated block has, its inputs and results, and those once
-        more in the order of tokens, and weighted; and who has chosen what. Of a shared one what
-        such a block has, and its results; where it is apart, further inputs, and both results side
-        by side."""
+        """Values of one row: for each chosen expert what a gated block has, its inputs and results,
+        and those once more in the order of tokens, and weighted; and who has chosen what. For a
+        shared one what such a block has, and its results; where it is apart, further inputs, and
+        both results side by side."""
         shared = 0 if self.shared is None else 3 * self.shared.columns + 2 * hidden_size
         shared += 4 * hidden_size * self.is_apart
         return shared + self.top_k * (3 * self.columns + 5 * hidden_size + 4 * self.num_experts)
@@ -313,7 +313,7 @@ class Experts:
             yield VectorSlice(name=f"{layer}experts_down_bias", parts=parts)
 
     def _columns(self, units: range) -> range:
-        """Of each expert here that a shard with these units has."""
+        """Columns, of each expert here, that a shard with these units has."""
         return units
 
     def _adds_biases(self, *, is_first: bool) -> bool:
@@ -375,7 +375,7 @@ def shared_name(layer: str) -> str:
 
 
 def expert_number(name: str) -> int | None:
-    """Of which expert of its layer a matrix is; None for others."""
+    """Number, in its layer, of the expert that a matrix belongs to; None for other matrices."""
     _before, is_one, after = name.partition(".experts.")
     return int(after.partition(".")[0]) if is_one else None
 

@@ -114,7 +114,7 @@ _USUAL_TEXT = {
     "max_position_embeddings": 131_072,
     "sliding_window": 4096,
 }
-"""Of Mistral: what is usual is left out where a configuration is a part of another."""
+"""Mistral's usual values, which are left out where a configuration is a part of another."""
 
 
 _MISSING = {
@@ -133,7 +133,7 @@ _MISSING = {
     "stablelm": ("llama", "LayerNorm"),
     "starcoder2": ("gpt2", "rotary positions"),
 }
-"""Of families that do not run here: the nearest that does, and what is missing of it."""
+"""Families that do not run here: the nearest that does, and what is missing of it."""
 
 
 def unknown_family(name: object) -> str:

@@ -19,7 +19,7 @@ from edge.models.rotary import Rotary
 from edge.models.spec import ModelSpec
 
 _PATTERN = 6
-"""One of so many layers sees all tokens."""
+"""One layer in this number sees all tokens."""
 
 
 def describe(config: Config) -> ModelSpec:

@@ -1,8 +1,8 @@
 """Gemma 4: Gemma 3 whose layers without a window have heads of their own, and layers with a scale.
 
 The small sizes (E2B, E4B) have inputs of each layer by token, and later layers that attend to the
-keys and values of earlier ones; of the large ones some have experts beside the feed-forward block
-of each layer.
+keys and values of earlier ones; of the large ones some have experts in addition to the feed-forward
+block of each layer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edge.models.rope import read_rotary
 from edge.models.spec import FeedForward, ModelSpec
 
 _PATTERN = 6
-"""One of so many layers sees all tokens."""
+"""One layer in this number sees all tokens."""
 _GLOBAL_HEAD_SIZE = 512
 _ROPE = {
     LOCAL: {"rope_type": "default", "rope_theta": 10_000.0},

@@ -62,7 +62,7 @@ class GgufModel:
     keys: Mapping[str, str]
 
     def interleaved(self, num_layers: int, head_size: int) -> dict[str, int]:
-        """Of each tensor whose rows are turned, the head size."""
+        """Head size of each tensor whose rows are turned, by the name of the tensor."""
         if not self.architecture.interleaves:
             return {}
         return {

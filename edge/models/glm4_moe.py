@@ -1,4 +1,4 @@
-"""GLM-4.5 and later with experts: the first layers without, the others with shared ones besides.
+"""GLM-4.5 and later with experts: the first layers without, the others with shared ones, too.
 
 A layer behind the last, which predicts further tokens and which checkpoints have as well, is not
 computed.

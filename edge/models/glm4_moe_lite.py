@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: latent attention; experts, and a shared one besides, in all layers but the first.
+"""GLM-4.7-Flash: latent attention; experts, and a shared one, in all layers but the first.
 
 A layer behind the last, which predicts further tokens and which checkpoints have as well, is not
 computed.

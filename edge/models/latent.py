@@ -38,7 +38,7 @@ class Latent:
 
     @property
     def rows(self) -> int:
-        """Of the product that makes what heads share."""
+        """Rows of the product that makes what heads share."""
         return self.rank + self.shared_size
 
     def shapes(
@@ -94,7 +94,8 @@ class Latent:
             yield VectorSlice(name=f"{layer}latent.bias", parts=down)
 
     def _queries(self, heads: range, head_size: int) -> Iterator[range]:
-        """Of each head the elements that turn, which are the last, and then the others."""
+        """Ranges of each head's elements: those that turn, which are the last, and then the
+        others."""
         for head in heads:
             start, stop = head * head_size, (head + 1) * head_size
             yield range(stop - self.shared_size, stop)

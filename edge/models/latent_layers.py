@@ -38,7 +38,7 @@ def latent_attention(config: Config) -> Attention:
 
 
 def _gain(config: Config) -> float:
-    """Of scores, where the context is longer than the one that was trained in (YaRN)."""
+    """Gain of scores, where the context is longer than the one that was trained in (YaRN)."""
     found: dict[str, Any] = {**config.mapping("rope_scaling"), **config.mapping("rope_parameters")}
     rope = Config(found, source=f"{config.source}: rope_parameters")
     share = rope.number("mscale_all_dim", 0.0)

@@ -71,7 +71,7 @@ def convolution_decoder(
 
 
 def _kinds(config: Config) -> Sequence[str]:
-    """Of each layer."""
+    """Kind of each layer."""
     count, kinds = num_layers(config), config.values.get("layer_types")
     if kinds is None:
         numbers = config.values.get("full_attn_idxs")
@@ -86,7 +86,8 @@ def _kinds(config: Config) -> Sequence[str]:
 
 
 def _columns(config: Config) -> int:
-    """Of the feed-forward blocks: two thirds of what is said, times a number, up to a multiple."""
+    """Columns of the feed-forward blocks: two thirds of what is said, times a number, up to a
+    multiple."""
     columns = config.size("block_ff_dim", config.size("intermediate_size"))
     if not config.flag("block_auto_adjust_ff_dim", True):
         return columns

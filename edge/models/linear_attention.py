@@ -28,7 +28,7 @@ class LinearAttention:
 
     kind: ClassVar[str] = "linear_attention"
     state_names: ClassVar[tuple[str, ...]] = ("channels", "state")
-    """Of what `state_shapes` are the shapes."""
+    """Names of the states that `state_shapes` are the shapes of."""
 
     num_key_heads: int
     num_value_heads: int
@@ -69,7 +69,7 @@ class LinearAttention:
 
     @property
     def value_heads(self) -> int:
-        """Of each key head."""
+        """Value heads of each key head."""
         return self.num_value_heads // self.num_key_heads
 
     @property
@@ -79,8 +79,8 @@ class LinearAttention:
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of one request, float32: what the convolution saw last, and the state of each value
-        head."""
+        """Shapes of one request's states, float32: what the convolution saw last, and the state of
+        each value head."""
         return (
             (self.convolution - 1, self.channels),
             (self.num_value_heads, self.key_size, self.value_size),

@@ -26,7 +26,7 @@ _ROPE = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""Of files that say nothing of it."""
+"""Rotation where a file says nothing of it."""
 
 
 def describe(config: Config) -> ModelSpec:

@@ -38,7 +38,7 @@ class MatrixSlice:
     columns: range
     """Columns of the whole matrix; all of them for a slice by rows."""
     grade: int = 0
-    """Of its layer; see LayerSpec."""
+    """Grade of its layer; see LayerSpec."""
 
     @property
     def num_rows(self) -> int:
@@ -123,7 +123,7 @@ def whole_vector(role: str, length: int) -> VectorSlice:
 
 
 def layer_number(layer: str) -> int:
-    """Of the layer whose roles begin like this; 0 where they are without one."""
+    """Number of the layer whose roles begin like this; 0 where they are without one."""
     return int(layer.split(".")[1]) if layer else 0
 
 

@@ -8,7 +8,7 @@ from edge.models.families import Family, llama_tensor_name
 from edge.models.spec import ModelSpec
 
 _OLD_NAMES = ("su", "yarn")
-"""Of longrope, in older files."""
+"""Names of longrope in older files."""
 
 
 def describe(config: Config) -> ModelSpec:

@@ -34,7 +34,7 @@ def describe(config: Config) -> ModelSpec:
 
 
 def _windows(config: Config) -> Sequence[int | None]:
-    """Of the first layers every other one, where the file does not name them."""
+    """Windows of the layers: of every other one of the first, where the file does not name them."""
     count = num_layers(config)
     if not config.flag("use_sliding_window", False):
         return (None,) * count

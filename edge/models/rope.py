@@ -30,13 +30,13 @@ class _Rope:
     """The values of one rotation, as its kind reads them."""
 
     config: Config
-    """Of `rope_parameters`."""
+    """Values of `rope_parameters`."""
     theta: float
     elements: int
-    """Of a head, that turn."""
+    """Elements of a head that turn."""
     head_size: int
     context_tokens: int
-    """Of the whole model's configuration."""
+    """Context of the whole model's configuration."""
     trained_tokens: int
     """The longest context before frequencies were scaled."""
 

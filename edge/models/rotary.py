@@ -46,7 +46,7 @@ class Rotary:
 
     @property
     def turned_elements(self) -> int:
-        """Of a head."""
+        """Elements of a head that turn."""
         return 2 * len(self.inverse_frequencies)
 
     def is_long(self, context_tokens: int) -> bool:
@@ -58,7 +58,7 @@ class Rotary:
         return bool(self.long_inverse_frequencies) and context_tokens > self.trained_tokens
 
     def frequencies(self, context_tokens: int) -> tuple[float, ...]:
-        """Of such a session."""
+        """Inverse frequencies of a session that takes requests of `context_tokens` tokens."""
         is_long = self.is_long(context_tokens)
         return self.long_inverse_frequencies if is_long else self.inverse_frequencies
 

@@ -31,7 +31,7 @@ class ShortConvolution:
 
     num_units: int
     unit_channels: int
-    """Of each unit."""
+    """Channels of each unit."""
     convolution: int
     """How many last tokens it sees."""
     bias: bool
@@ -61,7 +61,7 @@ class ShortConvolution:
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of one request, float32: what it saw last."""
+        """Shape of one request's state, float32: what it saw last."""
         return ((self.convolution - 1, self.channels),)
 
     @property

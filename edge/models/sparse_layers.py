@@ -18,7 +18,8 @@ def num_experts(config: Config) -> int:
 
 
 def check_routing(config: Config, **known: str) -> None:
-    """Of these fields, what the family computes. Raises CheckpointError for anything else."""
+    """Check that these fields say what the family computes. Raises CheckpointError for anything
+    else."""
     for name, value in known.items():
         if config.values.get(name, value) != value:
             raise config.error(f"{name} must be {value}, which is what this family computes")

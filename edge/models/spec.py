@@ -224,7 +224,7 @@ class ModelSpec:
 
     @property
     def partial_parts(self) -> int:
-        """Of how many hidden states' width the widest sum over a stage's shards is."""
+        """Width of the widest sum over a stage's shards, in widths of a hidden state."""
         blocks = (kind.feed_forward for kind in self.kinds)
         return 1 + any(isinstance(each, Experts) and each.is_apart for each in blocks)
 
@@ -241,8 +241,8 @@ class ModelSpec:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What a back end must have kernels for: its kinds of parts, and what some of those have
-        besides."""
+        """What a back end must have kernels for: its kinds of parts, and what some of those have in
+        addition."""
         attentions = self.attentions.values()
         found = [
             name

@@ -84,11 +84,11 @@ class End:
     why: Ending
     new_tokens: int
     calls: int = 0
-    """Of tools, in the whole answer."""
+    """Number of calls of tools in the whole answer."""
     found_tokens: int = 0
-    """Of the prompt, those that were in memory and not computed."""
+    """Tokens of the prompt that were in memory and not computed."""
     thought_tokens: int = 0
-    """Of the new ones, those that were thought and not said."""
+    """New tokens that were thought and not said."""
     stopped_by: str | None = None
     """The text that ended it, of those that were to."""
     first_token_s: float = 0.0

@@ -23,7 +23,7 @@ from edge.server.tools import arguments_text, called, new_id
 Json = dict[str, Any]
 
 PING: Json = {"type": "ping"}
-"""Of no meaning; clients know it."""
+"""An event without meaning; clients know it."""
 
 _BILLS = "x-anthropic-billing-header:"
 
@@ -33,7 +33,7 @@ _REFUSED = {
     "compaction": "this server makes no summaries; ask for one in a message of the user",
     "thread": "this server stores no conversations; send all of its messages",
 }
-"""Of a request, and what helps."""
+"""Fields of a request that are refused, and what helps."""
 
 
 def question_of(body: Fields, *, counts_only: bool = False) -> Question:
@@ -76,8 +76,8 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
 
 
 def _form(body: Fields) -> Fields | None:
-    """Of `output_config`, or of `output_format`, where it was before. One may have an effort in
-    the first, and the form in the second."""
+    """The form of an answer in `output_config`, or in `output_format`, where it was before. A
+    request may have an effort in the first, and the form in the second."""
     config = body.object("output_config")
     form = None if config is None else config.object("format")
     return body.object("output_format") if form is None else form
@@ -189,7 +189,7 @@ def _under(*texts: str | None) -> str:
 
 
 def described(name: str, created: int, context_tokens: int | None) -> Json:
-    """Of /v1/models. An answer may have what the prompt leaves of the context."""
+    """A model as /v1/models has it. An answer may have what the prompt leaves of the context."""
     return {
         "type": "model",
         "id": name,
@@ -202,7 +202,7 @@ def described(name: str, created: int, context_tokens: int | None) -> Json:
 
 
 def page_of(models: Sequence[Json]) -> Json:
-    """All of them: there are never so many that they come in pages."""
+    """All of them on one page: there are never enough for several."""
     ids = [each["id"] for each in models]
     return {"data": list(models), "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
 

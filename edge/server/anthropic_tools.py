@@ -17,8 +17,9 @@ _OF_SERVERS = ("mcp_tool_reference", "mcp_toolset_reference")
 
 
 def offered(body: Fields) -> Offer:
-    """Of tools that a service would run beside them, the model is not told. Raises Refusal where
-    there are no others: an answer without a search would be taken for what was found."""
+    """The offer of a request. The model is not told of tools that a service would run. Raises
+    Refusal where there are no others: an answer without a search would be taken for what was
+    found."""
     choice = body.object("tool_choice") or Fields({"type": "auto"}, body.place("tool_choice"))
     kind = choice.one_of("type", ("auto", "none", "any", "tool"))
     several = not choice.flag("disable_parallel_tool_use")

@@ -68,11 +68,11 @@ class Server:
         pooling: Pooling | None = None,
     ) -> None:
         """previews: of other placements; None: it has none. candidates: peers that were ever seen,
-        beside those of the models.
-        pooling: how embeddings are made; None: as each model says."""
+        in addition to those of the models. pooling: how embeddings are made; None: as each model
+        says."""
         self._pool = pool
         self._observers: dict[str, tuple[AsyncModel, Observer]] = {}
-        """Of models that are loaded."""
+        """An observer for each loaded model that was looked at."""
         self._previews = previews
         self._candidates = candidates
         self._created = int(time.time())
@@ -138,7 +138,7 @@ class Server:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _cluster(self, request: Request) -> Response:
-        """Of the model that `model` names, or was used last."""
+        """Shows the cluster of the model that `model` names, or that was used last."""
         loaded = self._pool.loaded
         asked = request.query_params.get("model")
         name = next(iter(loaded), None) if asked is None else self._pool.find(asked)

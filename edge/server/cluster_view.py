@@ -22,9 +22,9 @@ def plan_view(proposal: Proposal, names: Mapping[str, str]) -> Json:
     """What would run where, and how fast that should be.
 
     names: of devices, by id. devices: in the order of the plan, what each has of the model; of its
-    layers, so many are brought into memory for each step (streamed_layers), some of them from its
-    host's memory (host_layers) and the others from its disk. links: between them, as measured.
-    predicted: of a reply alone, null where the devices were not measured.
+    layers, `streamed_layers` are brought into memory for each step, `host_layers` of them from its
+    host's memory and the others from its disk. links: between them, as measured. predicted: of a
+    reply alone, null where the devices were not measured.
     """
     predicted = proposal.choice.predicted
     used = set(proposal.plan.devices)
@@ -66,14 +66,14 @@ def plan_view(proposal: Proposal, names: Mapping[str, str]) -> Json:
 def cluster_view(model: AsyncModel, observed: Observed, metrics: Metrics, *, answers: int) -> Json:
     """What runs where, how fast it should be, and how it is doing. No secret is in it, no prompt.
 
-    Beside what `plan_view` has: model: its name, format and context. devices: with their health,
-    with `decode`, where the time of their steps went so far, in seconds, and with `tiers`, the
-    bytes that lie elsewhere than in their memory now, and of beginnings of prompts; null where that
-    is not known. spares: peers without a part. answers: under way or waiting; replies: those that
-    have begun. measured: of the last reply of 8 tokens or more. recoveries: how it went on after
-    devices were lost, or joined, the first time first; returns: of peers that had not answered,
-    after so many of these. Counters (new_tokens, decode) only grow while `loads` is the same;
-    `at_s` is when they were read.
+    In addition to what `plan_view` has: model: its name, format and context. devices: with their
+    health, with `decode`, where the time of their steps went so far, in seconds, and with `tiers`,
+    the bytes that lie elsewhere than in their memory now, and of beginnings of prompts; null where
+    that is not known. spares: peers without a part. answers: under way or waiting; replies: those
+    that have begun. measured: of the last reply of 8 tokens or more. recoveries: how it went on
+    after devices were lost, or joined, the first time first; returns: of peers that had not
+    answered, each with the number of recoveries before it. Counters (new_tokens, decode) only grow
+    while `loads` is the same; `at_s` is when they were read.
     """
     proposal = model.proposal
     peers = model.peers

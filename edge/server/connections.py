@@ -35,7 +35,8 @@ _MOST_HEAD_BYTES = 64 << 10
 
 
 def most_connections(most_answers: int) -> int:
-    """For clients of so many answers at once, those that are told to come again, and pages."""
+    """Most connections: for clients of `most_answers` answers, those that are told to come again,
+    and pages."""
     return most_answers + most_answers // 4 + _FURTHER
 
 

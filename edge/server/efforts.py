@@ -20,7 +20,7 @@ EFFORTS: Mapping[str, str | None] = {
 
 
 def effort_variables(body: Fields | None, name: str) -> dict[str, object]:
-    """Of a field with an effort; nothing where it is not there."""
+    """Variables for a field with an effort; none where it is not there."""
     if body is None or name not in body:
         return {}
     effort = EFFORTS[body.one_of(name, tuple(EFFORTS))]
@@ -34,7 +34,8 @@ def switched(thinks: bool) -> dict[str, object]:
 
 
 def anthropic_variables(body: Fields, messages: Sequence[Fields] = ()) -> dict[str, object]:
-    """Of `thinking`, and of the effort in `output_config`: of the last message, or of the body."""
+    """Variables for `thinking`, and for the effort in `output_config` of the last message or the
+    body."""
     found = effort_variables(body.object("output_config"), "effort")
     if messages:
         found |= effort_variables(messages[-1].object("output_config"), "effort")
@@ -46,7 +47,7 @@ def anthropic_variables(body: Fields, messages: Sequence[Fields] = ()) -> dict[s
 
 
 def ollama_variables(body: Fields) -> dict[str, object]:
-    """Of `think`: whether, or how much."""
+    """Variables for `think`: whether, or how much."""
     if isinstance(body.raw("think"), str):
         return effort_variables(body, "think")
     return {} if "think" not in body else switched(body.flag("think"))

@@ -18,7 +18,7 @@ from edge.server.priorities import priority_of, priority_or_tier_of
 Json = dict[str, Any]
 
 MOST_INPUTS = 2048
-"""Of one request, as OpenAI has it."""
+"""Most inputs of one request, as OpenAI has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ def openai_asked(body: Fields) -> Asked:
 
 
 def ollama_asked(body: Fields) -> Asked:
-    """Of /api/embed. Texts that are too long are cut, unless `truncate` is false."""
+    """Reads the fields of /api/embed. Texts that are too long are cut, unless `truncate` is
+    false."""
     body.flag("truncate")
     return Asked(
         inputs=_inputs(body, "input"),
@@ -59,7 +60,7 @@ def ollama_asked(body: Fields) -> Asked:
 
 
 def ollama_prompt(body: Fields) -> Asked:
-    """Of /api/embeddings, which was before it and knows one text only."""
+    """Reads the fields of /api/embeddings, the older interface, which knows one text only."""
     prompt = body.need_text("prompt")
     if not prompt:
         raise body.refuse("prompt", "must not be empty")

@@ -9,9 +9,9 @@ from edge.offload import parse_json
 from edge.server.refusals import Refusal
 
 _MOST_VALUES = 1 << 20
-"""Of one body: a prompt of token ids has one for each."""
+"""Most values of one body: a prompt of token ids has one for each."""
 _MOST = 1 << 53
-"""Of whole numbers: all up to it are exact wherever JSON is read."""
+"""Largest whole number: all up to it are exact wherever JSON is read."""
 
 
 def parse_body(body: bytes) -> Fields:

@@ -11,7 +11,7 @@ from edge.server.refusals import Refusal
 
 
 def has_room(inside: Mapping[str, int], client: str, answers: int, *, most: int) -> bool:
-    """Whether a client may have so many answers more, where these have some under way or waiting.
+    """Whether a client may have `answers` more answers, where these have some under way or waiting.
 
     While three quarters of the places are taken, no client takes more than an equal part of all.
     One that has none finds a place when all are taken, too: there are a quarter more for those.
@@ -38,7 +38,7 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def entered(self, answers: int, caller: Caller) -> AsyncIterator[None]:
-        """Raises Refusal where there is no room for so many answers of the client."""
+        """Raises Refusal where there is no room for `answers` more answers of the client."""
         client = caller.name
         if self.is_draining:
             raise Refusal(503, "this server is about to end; ask another one")

@@ -37,9 +37,9 @@ class Rules:
     keys: tuple[Key, ...] = ()
     """One of them must be shown; none: everybody may come."""
     hosts: tuple[str, ...] = ()
-    """Names that it is known by, beside numbers; empty: any."""
+    """Names that it is known by, in addition to numeric addresses; empty: any."""
     origins: tuple[str, ...] = ()
-    """Of pages from elsewhere that may use it."""
+    """Origins of pages from elsewhere that may use it."""
     most_body_bytes: int = MOST_BODY_BYTES
     most_body_s: float = 120.0
     """From the end of a request's head to that of its body: 8 MiB come at 0.6 Mbit/s."""
@@ -56,7 +56,7 @@ def dialect_of(scope: Scope) -> Dialect:
 
 
 def says_anthropic(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Of the header that clients of Anthropic's interface send with every request."""
+    """Whether the header is there that clients of Anthropic's interface send with every request."""
     return any(name == b"anthropic-version" for name, _value in headers)
 
 

@@ -45,7 +45,7 @@ class Caller:
     """Who sent a request, and what it may do."""
 
     name: str = ""
-    """Of a key, or an address: clients are served alike."""
+    """Name of a key, or an address: clients are served alike."""
     request_id: str | None = None
     """What logs call it, on every device."""
     most_answers: int | None = None
@@ -66,8 +66,8 @@ def find_key(keys: Sequence[Key], shown: bytes) -> Key | None:
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """Of a file with a key on each line, and behind it what it may do: `answers=N`, `priority=P`,
-    `shares=WORD`.
+    """Reads a file with a key on each line, and behind it what it may do: `answers=N`,
+    `priority=P`, `shares=WORD`.
 
     Raises RequestError for a file without keys, with one that can be guessed, or with a limit that
     there is not.

@@ -61,10 +61,10 @@ class Metrics:
             "edge_steps", "Steps that the peers were given", ["model"], registry=self._registry
         )
         self._seen: dict[str, Work] = {}
-        """Of each model, when it was looked at last."""
+        """Work of each model when it was looked at last."""
         self.new_tokens = 0
         self.last_tokens_per_s: float | None = None
-        """Of the last whole reply that was long enough to tell."""
+        """Decoding rate of the last whole reply that was long enough to tell."""
         self._replies: set[ObservedReply] = set()
 
     def reply(self, prompt_tokens: int) -> ObservedReply:
@@ -79,7 +79,7 @@ class Metrics:
             self._loaded.labels(name).set(is_loaded)
 
     def note_work(self, name: str, work: Work) -> None:
-        """Of a model that is loaded, since it was."""
+        """Takes note of the work of a loaded model since it was loaded."""
         seen = self._seen.get(name, Work())
         if work.steps < seen.steps:
             seen = Work()  # it was loaded anew
@@ -89,7 +89,7 @@ class Metrics:
         self._steps.labels(name).inc(work.steps - seen.steps)
 
     def under_way(self) -> list[dict[str, float]]:
-        """Of each reply that has begun and not ended, the oldest first."""
+        """Age and tokens of each reply that has begun and not ended, the oldest first."""
         now_s = time.perf_counter()
         found = sorted(self._replies, key=lambda reply: reply.begun_s)
         return [

@@ -23,7 +23,7 @@ _NEWEST = ":latest"
 
 Load = Callable[[str, bool], Awaitable[AsyncModel]]
 """Loads the model of a name; with True only where all of it fits into memory. Raises CapacityError
-where it does not fit beside what is loaded."""
+where it does not fit next to what is loaded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class ModelPool:
 
     @classmethod
     def of(cls, model: AsyncModel, name: str) -> ModelPool:
-        """Of one model, which stays."""
+        """A pool of one model, which stays."""
 
         async def load(_name: str, _whole: bool) -> AsyncModel:
             return model

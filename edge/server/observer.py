@@ -31,7 +31,7 @@ class Return:
     name: str
     away_s: float
     recoveries: int
-    """Of the model, that were behind it by then."""
+    """Number of recoveries that the model had had by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +45,13 @@ class Observed:
     peers: Mapping[str, PeerInfo | None] = field(default_factory=dict)
     """By id, of all that are known; None for one that has gone, or never answered."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Of the same."""
+    """Names of the same peers, by id."""
     returns: tuple[Return, ...] = ()
     """The latest, the first one first."""
 
 
 class Observer:
-    """Of one model."""
+    """Looks at one model."""
 
     def __init__(self, model: AsyncModel, candidates: Callable[[], Sequence[PeerInfo]]) -> None:
         """candidates: peers that were ever seen, whether the model may use them now or not."""

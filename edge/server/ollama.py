@@ -37,7 +37,7 @@ _INSTEAD = {
 """What helps where a field is not supported."""
 
 VERSION = "0.12.0"
-"""Of Ollama's interface that is spoken here; clients ask for it."""
+"""Version of Ollama's interface that is spoken here; clients ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _details(facts: Facts | None) -> Json:
 
 
 def shown(created: int, facts: Facts) -> Json:
-    """Of /api/show."""
+    """A model as /api/show has it."""
     made = datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat()
     return {
         "modelfile": "",

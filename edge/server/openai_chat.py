@@ -47,7 +47,7 @@ class Translator:
     _said: dict[int, int] = field(default_factory=dict)
     """How many characters of each answer have been told with logprobs."""
     _untold: dict[int, Sequence[Token]] = field(default_factory=dict)
-    """Of each answer the tokens that came without a word; they go with what comes next."""
+    """Tokens of each answer that came without a word; they go with what comes next."""
     _begun: set[int] = field(default_factory=set)
     _calls: dict[int, int] = field(default_factory=dict)
     """How many each answer has made."""
@@ -208,7 +208,7 @@ class Translator:
 
 
 def logprobs_of(tokens: Sequence[Token]) -> list[Json]:
-    """Of each, with those of the likeliest in its place."""
+    """One object for each token, with the likeliest in its place."""
     return [
         {
             **_spelt(token.text, token.logprob),

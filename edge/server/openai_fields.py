@@ -29,7 +29,7 @@ _NOT_SENT_BACK = {
     "function_call": "is outdated; give tool_calls",
     "audio": "names what is not here: this server stores nothing; give its transcript as content",
 }
-"""Of a message of the assistant."""
+"""Fields of an assistant's message that are refused, and why."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _NO_TEXT = ("image_url", "input_image", "file", "input_file", "input_audio")
 _OUTDATED = ("functions", "function_call")
@@ -38,9 +38,9 @@ _OTHER_FORMS = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("structured_outputs", "grammar"),
 )
-"""Of an answer, as other servers have them."""
+"""Names by which other servers take the form of an answer."""
 _NOT_RUN = {"web_search_options": "searches nothing", "moderation": "judges nothing"}
-"""What OpenAI does beside an answer, and what this server does instead."""
+"""What OpenAI does in addition to an answer, and what this server does instead."""
 
 
 def options_of(
@@ -50,7 +50,7 @@ def options_of(
     logprobs: int | None,
     json_schema: JsonSchema | None = None,
 ) -> GenerationOptions:
-    """Of the fields that every dialect of OpenAI has."""
+    """Options from the fields that every dialect of OpenAI has."""
     for name in _OUTDATED:
         if body.raw(name):
             raise body.refuse(name, "is outdated; give tools")
@@ -80,13 +80,14 @@ def options_of(
 
 
 def share_of(body: Fields) -> float | None:
-    """Of top_p, where 0 is as much as the likeliest token."""
+    """The value of top_p, where 0 is as much as the likeliest token."""
     share = body.number("top_p", least=0, most=1)
     return None if share is None else max(share, _LEAST_SHARE)
 
 
 def schema_of(form: Fields | None, *, flat: bool = False) -> JsonSchema | None:
-    """Of response_format, and with `flat` of text.format: what an answer must be, if anything."""
+    """What response_format, or with `flat` text.format, says that an answer must be, if
+    anything."""
     if form is None:
         return None
     kind = form.one_of("type", ("text", "json_object", "json_schema"))
@@ -100,7 +101,7 @@ def schema_of(form: Fields | None, *, flat: bool = False) -> JsonSchema | None:
 
 
 def chat_question(body: Fields) -> Question:
-    """Of /v1/chat/completions."""
+    """The question in the fields of /v1/chat/completions."""
     longest = body.whole("max_completion_tokens", least=1)
     if longest is None:
         longest = body.whole("max_tokens", least=1)
@@ -133,7 +134,7 @@ def chat_question(body: Fields) -> Question:
 
 
 def completion_question(body: Fields) -> Question:
-    """Of /v1/completions: a text or token ids, or a list of either."""
+    """The question in the fields of /v1/completions: a text or token ids, or a list of either."""
     prompts = body.raw("prompt")
     if not isinstance(prompts, list) or all(type(each) is int for each in prompts):
         prompts = [prompts]

@@ -133,7 +133,7 @@ def _told(value: object) -> str:
 
 
 def not_stored(body: Fields, name: str) -> Refusal:
-    """Of what names an earlier response or a part of it."""
+    """A refusal of what names an earlier response or a part of it."""
     refusal = body.refuse(
         name,
         "names what is not here: this server stores no responses; send the whole conversation as "

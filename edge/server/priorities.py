@@ -21,7 +21,7 @@ TIERS: Mapping[str, Priority] = {
 
 
 def priority_of(body: Fields) -> Priority:
-    """Of `priority`, which every dialect has here."""
+    """The value of `priority`, which every dialect has here."""
     if "priority" not in body:
         return "normal"
     return cast(Priority, body.one_of("priority", PRIORITIES))

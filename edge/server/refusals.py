@@ -25,7 +25,7 @@ _KINDS = {
     503: "overloaded_error",
 }
 CONTEXT_CODE = "context_length_exceeded"
-"""Of a prompt that does not fit, to OpenAI's clients."""
+"""Code for OpenAI's clients where a prompt does not fit."""
 
 RETRY_AFTER_S = 2
 """A request waits for others' tokens, so soon there is room."""

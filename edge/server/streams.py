@@ -23,7 +23,7 @@ SILENCE_S = 10.0
 long prompt, a device that is lost, or others that come first take longer."""
 
 COMMENT = ": waiting\n\n"
-"""Of server-sent events: every client passes it over."""
+"""A comment of server-sent events: every client passes it over."""
 
 
 class Begun:
@@ -112,7 +112,7 @@ def events(lines: AsyncGenerator[str], begun: Begun, sign: str = COMMENT) -> Str
 
 
 async def data_lines(chunks: AsyncGenerator[Json]) -> AsyncGenerator[str]:
-    """Of OpenAI's chunks."""
+    """Lines of OpenAI's chunks."""
     async with contextlib.aclosing(chunks):
         try:
             async for chunk in chunks:
@@ -126,7 +126,8 @@ async def data_lines(chunks: AsyncGenerator[Json]) -> AsyncGenerator[str]:
 async def named_lines(
     events: AsyncGenerator[Json], failed: Callable[[Refusal], Json]
 ) -> AsyncGenerator[str]:
-    """Of events whose `type` is their name. failed: the last event, where there is no other."""
+    """Lines of events whose `type` is their name. failed: the last event, where there is no
+    other."""
     async with contextlib.aclosing(events):
         try:
             async for event in events:
@@ -140,7 +141,7 @@ def named_line(event: Json) -> str:
 
 
 async def json_lines(lines: AsyncGenerator[Json]) -> AsyncGenerator[str]:
-    """Of Ollama's objects."""
+    """Lines of Ollama's objects."""
     async with contextlib.aclosing(lines):
         try:
             async for line in lines:

@@ -56,7 +56,7 @@ def forced_offer(
 
 
 def openai_tools(body: Fields, *, flat: bool = False) -> Offer:
-    """flat: a tool's name lies beside its type, as in /v1/responses. Of tools that a service would
+    """flat: a tool's name lies next to its type, as in /v1/responses. Of tools that a service would
     run, which agents offer there unasked, the model is not told."""
     found = []
     unkept: dict[str, Fields] = {}
@@ -154,7 +154,7 @@ def called(name: str, arguments: object, call_id: str | None, place: Fields) -> 
 
 
 def openai_calls(message: Fields) -> list[Json]:
-    """Of an assistant's message."""
+    """Calls of tools in an assistant's message."""
     calls = []
     for call in message.objects("tool_calls"):
         if call.text("type") == "custom":

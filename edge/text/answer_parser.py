@@ -82,7 +82,7 @@ def _said(text: str) -> list[AnswerPart]:
 
 
 class _MarkReader:
-    """Of answers that are text, but for what has marks."""
+    """Reads answers that are text, but for what has marks."""
 
     def __init__(self, form: AnswerForm, tools: ToolTypes, *, thinking: bool) -> None:
         self._thinking = ThinkingSplitter(thinking, marks=form.thinking_marks)

@@ -9,7 +9,8 @@ from edge.errors import RequestError
 Messages = Sequence[Mapping[str, object]]
 
 _HERE = "\ue000\ue001"
-"""Of no script: told where a template writes the content, and what it strips of it."""
+"""Characters of no script: they tell where a template writes the content, and what it strips of
+it."""
 
 
 def begun_answer(messages: Messages) -> tuple[Messages, bool]:

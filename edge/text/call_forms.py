@@ -42,7 +42,7 @@ from edge.text.loose_values import gemma_call, python_calls, python_lines
 from edge.text.tool_types import ToolTypes, typed
 
 Bare = Callable[[ToolTypes, str], "tuple[Body, int] | str | None"]
-"""Of the beginning of an answer what it is; see ChosenBody."""
+"""Tells what the beginning of an answer is; see ChosenBody."""
 
 Begin = Callable[[ToolTypes], Body]
 """A reader of what comes behind a mark."""
@@ -88,7 +88,7 @@ class CallForm:
     known_by_vocabulary: str = ""
     """Or it says nothing of calls, and the vocabulary has this token."""
     marks: Mapping[str, Begin] = field(default_factory=dict)
-    """What a call begins with, beside the usual ones."""
+    """What a call begins with, in addition to the usual ones."""
     bare: Bare = bare_json
     """Tells calls without a mark."""
     shape: CallShape

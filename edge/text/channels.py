@@ -51,7 +51,7 @@ class ChannelReader:
         self._tools = tools
         self._state: Literal["first", "header", "message", "outside"] = "first"
         self._kind: type[Said | Thought] | None = Said
-        """Of the message; None: a call."""
+        """Kind of the message; None: a call."""
         self._header = ""
         self._call: list[str] = []
         self._tail = ""

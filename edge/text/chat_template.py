@@ -23,12 +23,12 @@ from edge.text.template_turns import template_turns
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
 _CPU_S = 1.5
-"""Of compiling a template and rendering it once: those of publishers take 0.1 s together."""
+"""Limit for compiling a template and rendering it once: those of publishers take 0.1 s together."""
 _WALL_S = 60.0
 """A process that uses no time of a processor is not heard of either."""
 _MEMORY_BYTES = 512 << 20
 _MAX_TEXT_BYTES = 32 << 20
-"""Of the messages, and of the prompt."""
+"""Size limit of the messages, and of the prompt."""
 _MAX_SOURCE_CHARACTERS = 1 << 20  # the longest published one has 20,000
 _LENGTH_BYTES = 8
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")

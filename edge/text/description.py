@@ -19,7 +19,7 @@ from edge.text.files import MAX_TOKENIZER_VALUES, TokenizerFiles
 MAX_NAMED = 32
 """Special tokens that are told; files name two to seven."""
 MAX_TOKEN_CHARACTERS = 100
-"""Of a token that is told; the rest of a longer one is left out."""
+"""Most characters that are told of a token; the rest of a longer one is left out."""
 
 BYTE_LEVEL = "BPE, byte level"
 BYTE_FALLBACK = "BPE, byte fallback"
@@ -47,7 +47,7 @@ class TokenizerFacts:
 
 
 def describe_tokenizer(files: TokenizerFiles, end_ids: Iterable[int]) -> TokenizerFacts:
-    """Of the files of a folder. Raises CheckpointError where they hold no tokenizer."""
+    """Facts from the files of a folder. Raises CheckpointError where they hold no tokenizer."""
     serialized = _parsed(files)
     model = serialized.get("model")
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None

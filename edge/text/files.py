@@ -22,7 +22,7 @@ NAMED_SPECIAL_TOKENS = (
 )
 
 MAX_FILE_BYTES = 16 << 20
-"""Of every text file but `TOKENIZER`; settings with 10,000 added tokens are 2 MB."""
+"""Size limit of every text file but `TOKENIZER`; settings with 10,000 added tokens are 2 MB."""
 TOKENIZER = "tokenizer.json"
 _MAX_TOKENIZER_BYTES = 64 << 20  # the largest published one is 35 MB
 MAX_TOKENIZER_VALUES = 3_000_000  # 260,000 tokens and 515,000 merges as pairs: 1.9 million

@@ -17,7 +17,7 @@ from edge.text.schema_errors import whose
 from edge.text.tool_types import tool_types
 
 MOST_CALLS = 16
-"""Of one answer."""
+"""Most calls in one answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class CallShape:
     argument: ArgumentShape | None = None
     """None: arguments are a JSON object."""
     names: re.Pattern[str] = re.compile(r"(?s:.*)")
-    """Of tools, those that can be written so."""
+    """Names of tools that can be written so."""
     otherwise: CallShape | None = None
     """For tools whose names or arguments cannot be written so; the same reader reads it."""
     most_calls: int = MOST_CALLS
@@ -79,7 +79,7 @@ def calls_grammar(
     several: bool,
     or_else: JsonSchema | None = None,
 ) -> Grammar:
-    """Of answers that call some of these tools, with arguments as their schemas say.
+    """A grammar of answers that call some of these tools, with arguments as their schemas say.
 
     tools: schemas as `tool_schemas` makes them, at least one. several: or exactly one is called.
     or_else: what an answer without calls must be; None: it must call.

@@ -39,8 +39,8 @@ _WITHOUT_EFFECT: Mapping[str, object] = {
 """Values that fields have in transformers where a file says nothing."""
 
 _OF_THE_FILE = {"do_sample", "transformers_version", "chat_format"}
-"""Beside `_SAMPLING`, names that end in _token_id or begin with _: what is used, or sets nothing of
-an answer."""
+"""Names, apart from `_SAMPLING` and those that end in _token_id or begin with _, of what is used or
+sets nothing of an answer."""
 
 
 def read_end_ids(path: Path) -> tuple[int, ...]:
@@ -108,7 +108,8 @@ def _is_fit(name: str, value: object) -> bool:
 
 
 def sampling_of(values: Mapping[str, object], source: str) -> SamplingParameters:
-    """Of values by the names of fields. Raises CheckpointError naming `source` and the field."""
+    """Parameters from values by the names of fields. Raises CheckpointError naming `source` and the
+    field."""
     chosen: dict[str, Any] = dict(values)
     if chosen.get("top_k") == -1:  # as some publishers write "all"
         chosen["top_k"] = 0

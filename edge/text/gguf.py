@@ -68,8 +68,8 @@ _SAMPLING = {
 _MOST_CHARACTERS = 4 << 20
 _LONGEST_PIECE = 512
 _MOST_MERGED = 32 << 20
-"""Of vocabularies whose merges are found by trying every cut of every token: characters of all
-tokens, of one, and of all merges. With 256,000 tokens there are 2 and 5 million."""
+"""Limits for vocabularies whose merges are found by trying every cut of every token: characters of
+all tokens, of one, and of all merges. With 256,000 tokens there are 2 and 5 million."""
 _MOST_ADDED = 100_000
 
 

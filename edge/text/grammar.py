@@ -28,7 +28,7 @@ MOST_GRAMMAR_BYTES = 256 << 10
 """Schemas that people write have a few KiB."""
 
 _MOST_DEPTH = 64
-"""Of objects and lists in a schema."""
+"""Most levels of objects and lists in a schema."""
 
 _WHITE_SPACE = r" |\n[ \t]{0,24}"
 """Between the parts of a JSON text: as people write it. Small models that may write more of it
@@ -73,7 +73,8 @@ class Grammar:
 
 
 def schema_grammar(schema: JsonSchema) -> Grammar:
-    """Of JSON texts that a schema describes. Raises RequestError for what is no JSON object."""
+    """A grammar of the JSON texts that a schema describes. Raises RequestError for what is no JSON
+    object."""
     return Grammar(f"start: {json_rule(schema)}")
 
 

@@ -34,7 +34,7 @@ _ASSERTIONS = frozenset("bBAzZGKyY")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternCost:
-    """Of a part of a pattern."""
+    """Cost of a part of a pattern."""
 
     least: int
     """Letters that it matches at least."""

@@ -26,7 +26,7 @@ _MOST_TRIED = 64
 _MOST_SEARCHED_BYTES = 32 << 10
 
 Check = Callable[[Mapping[str, Any]], str]
-"""Of a schema what llguidance says of it; "" for one that is kept to."""
+"""What llguidance says of a schema; "" for one that is kept to."""
 
 
 def whose(words: str) -> str:

@@ -93,7 +93,7 @@ def _thought_only(turn: Turn) -> Turn:
 
 
 def _with_metadata(turn: Turn) -> Iterator[Turn]:
-    """As GLM 4 has it: the name of a tool beside its arguments, and results as observations."""
+    """As GLM 4 has it: the name of a tool next to its arguments, and results as observations."""
     calls = turn.get("tool_calls")
     if not isinstance(calls, list | tuple) or not calls:
         yield turn | _role(turn, "observation")

@@ -24,21 +24,22 @@ from edge import offload
 from edge.text.pattern_cost import pattern_cost
 
 MAX_STEPS = 256
-"""Of each part, and what they are made of: the longest that was seen has ten."""
+"""Most steps of each part, those that they are made of included: the longest that was seen has
+ten."""
 MAX_ITEMS = 64
-"""Of a list of steps, or of tokens that are put around a text."""
+"""Longest list of steps, or of tokens that are put around a text."""
 MAX_GROWTH = 64
 """Letters that all steps together make of one. Bytes as letters make four."""
 MAX_STEP_LETTERS = 256
-"""Of a text that a step has or adds."""
+"""Longest text that a step has or adds."""
 MAX_ADDED_LETTERS = 2_000_000
-"""Of all added tokens, as the normalizer writes them: 10,000 of usual ones have 200,000. 30 million
-took 2.2 GB."""
+"""Letters of all added tokens, as the normalizer writes them: 10,000 usual ones have 200,000. 30
+million took 2.2 GB."""
 MAX_AFFIX_LETTERS = 64
 MAX_WORD_LETTERS = 1000
-"""Of a word that is cut greedily, which takes the cube of its length."""
+"""Longest word that is cut greedily, which takes the cube of its length."""
 _MOST_PART_LETTERS = 8 << 20
-"""Of the text of a part; 10,000 added tokens take 2 million."""
+"""Longest text of a part; 10,000 added tokens take 2 million."""
 
 _ONCE = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents"})
 """Changes nothing where it was done before: what these make of a text is the text's own."""
@@ -89,7 +90,7 @@ def check_parts(parts: Mapping[str, Any], more_tokens: Iterable[str] = ()) -> No
 
 
 def check_model(model: object) -> None:
-    """Of one that the library has read. Raises ValueError for what no model needs."""
+    """Check a model that the library has read. Raises ValueError for what no model needs."""
     for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
         if len(getattr(model, affix, None) or "") > MAX_AFFIX_LETTERS:
             raise ValueError(f"its {affix} has more than {MAX_AFFIX_LETTERS} letters")
@@ -217,7 +218,7 @@ def _growth(step: Mapping[str, Any], kind: str, *, is_again: bool) -> float:
 
 
 def _longest_entry(charsmap: object) -> float:
-    """Of the texts that a table of SentencePiece puts in place of others."""
+    """Longest of the texts that a table of SentencePiece puts in place of others."""
     try:
         table = base64.b64decode(str(charsmap), validate=True)
         (size,) = struct.unpack_from("<I", table)

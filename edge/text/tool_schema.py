@@ -34,7 +34,7 @@ _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE | re.DOTALL)
 
 
 def tool_schemas(tools: Sequence[Tool] | None) -> list[Mapping[str, object]] | None:
-    """Of each tool its schema, as chat templates take it. None, or no tools at all, is None.
+    """The schema of each tool, as chat templates take it. None, or no tools at all, is None.
 
     Raises RequestError naming the function and what it lacks.
     """

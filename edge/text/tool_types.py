@@ -16,7 +16,7 @@ ToolTypes = Mapping[str, Mapping[str, tuple[str, ...]]]
 nothing."""
 
 _MOST_DEPTH = 8
-"""Of schemas that say "any of these"."""
+"""Most levels of schemas that say "any of these"."""
 
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _KINDS: Mapping[type, str] = {
@@ -29,7 +29,7 @@ _KNOWN = frozenset(_KINDS.values())
 def tool_types(
     schemas: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Of tools as `tool_schemas` makes them. Schemas may be anything."""
+    """Types for tools as `tool_schemas` makes them. Schemas may be anything."""
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     for schema in schemas or ():
         function = schema.get("function", schema)

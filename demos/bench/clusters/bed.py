@@ -21,10 +21,10 @@ OVERHEAD_BYTES = 768 << 20
 made. Less, and Linux ends it while it loads."""
 
 _GROUP_BYTES = 128 << 20
-"""Of that, what the daemon leaves to the group: its page tables, and pages of files."""
+"""The part of that which the daemon leaves to the group: its page tables, and pages of files."""
 
 CACHE_LIMIT = "16GiB"
-"""Of the daemons together: every plan cuts other shards out of a model."""
+"""Limit of the cache that the daemons share: every plan cuts other shards out of a model."""
 
 _TOOLS = ("ip", "nsenter", "taskset")
 

@@ -48,7 +48,7 @@ class Network:
         return f"eb{self.owner}c{index}"
 
     def control_addresses(self, index: int) -> tuple[str, str]:
-        """Of the coordinator and of the device, on the cable between them."""
+        """Addresses of the coordinator and of the device, on the cable between them."""
         number = self.owner % (_CONTROL_NETWORK.num_addresses // 4 // _MOST_DEVICES)
         first = _CONTROL_NETWORK[4 * (number * _MOST_DEVICES + index)]
         return str(first + 1), str(first + 2)

@@ -23,7 +23,7 @@ ROUNDS = 3
 """Each measures anew: the speed of a machine moves within a minute, and a prediction with it."""
 
 ANSWERS = 5
-"""Of each plan in a round."""
+"""Answers of each plan in a round."""
 
 WITHIN = 0.1
 LEAST_OF_SOLO = 0.97

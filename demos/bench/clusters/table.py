@@ -31,7 +31,7 @@ class Device:
     memory_bytes: int = 4 * GIB
     """What its daemon offers."""
     bytes_per_s: float | None = None
-    """Of its network, each way; None: as fast as the machine."""
+    """Rate of its network, each way; None: as fast as the machine."""
     delay_s: float = 0.0
     """From it to the switch; two such devices are two of these apart."""
 

@@ -12,7 +12,7 @@ from edge.weights.formats import Dtype
 CONTEXT_TOKENS = 64
 
 STORED_BITS = {"int4-pure": 4.5, "float32": 32.0}
-"""Of a weight: in Q4_0, in int4-pure with blocks of 128 as it is packed, and as it is."""
+"""Bits of a weight: in Q4_0, in int4-pure with blocks of 128 as it is packed, and as it is."""
 
 Kind = Literal["alone", "two peers", "sliding window", "lending"]
 
@@ -25,7 +25,7 @@ class Case:
     shape: str
     share: Fraction
     new_tokens: int
-    """Of each reply; as many as take a few seconds."""
+    """Tokens of each reply; as many as take a few seconds."""
     kind: Kind = "alone"
     dtype: Dtype = "int4-pure"
     context_tokens: int = CONTEXT_TOKENS
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def stored_bytes(self) -> int:
-        """Of the weights on disk: what budgets are shares of, for every program the same."""
+        """Bytes of the weights on disk: what budgets are shares of, for every program the same."""
         return int(SHAPES[self.shape].num_parameters * STORED_BITS[self.dtype] / 8)
 
     @property

@@ -34,12 +34,13 @@ from edge.demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
 from edge.partition import Plan
 
 PREFIX = "edgelimit"
-"""Of the control groups' names; the owner's process id follows."""
+"""Prefix of the control groups' names; the owner's process id follows."""
 
 MIB = float(1 << 20)
 
 DISK_SHARE = 0.4
-"""Of the real disk's rate, what each of two emulated disks gives: both at once do not fill it."""
+"""Share of the real disk's rate that each of two emulated disks gives: both at once do not fill
+it."""
 
 ACCELERATE_TOKENS = 3
 ACCELERATE_LIMITS = (1, 2, 4, 8)
@@ -54,7 +55,7 @@ class Setting:
     rounds: int
     threads: int
     block_size: int
-    """Of int4-pure weights."""
+    """Block size of int4-pure weights."""
     llama_python: str | None
 
     @property
@@ -394,7 +395,7 @@ def _same(found: Reply, expected: Roomy) -> float:
 
 
 def _rate(peer: LimitedPeer) -> float | None:
-    """Of the disk, measured on the file that the peer streams; None if it streams nothing."""
+    """Rate of the disk, measured on the file that the peer streams; None if it streams nothing."""
     try:
         return disk_rate(peer.streamed_file())
     except LookupError:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
 
 _PASTES_ARE_TOLD, _PASTES_ARE_NOT_TOLD = "\x1b[?2004h", "\x1b[?2004l"
-"""Of terminals: what is pasted comes between two marks, which the editor knows."""
+"""Escape sequences that turn a terminal's bracketed paste on and off: what is pasted comes between
+two marks, which the editor knows."""
 
 _LEAVING = "Press Ctrl-C again, or Ctrl-D, to leave."
 
@@ -221,7 +222,8 @@ def is_a_terminal() -> bool:
 
 
 def _history() -> History:
-    """Of this user, for nobody else to read; of this conversation alone where no file can be."""
+    """History of this user, for nobody else to read; of this conversation alone where no file can
+    be."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     with contextlib.suppress(OSError):

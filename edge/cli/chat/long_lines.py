@@ -23,7 +23,7 @@ class LongLineInput:
     interrupted = False
 
     def __init__(self, descriptor: int) -> None:
-        """Of a terminal."""
+        """descriptor: of a terminal."""
         self._descriptor = descriptor
         self._came = b""
         """Behind the line that was asked for."""

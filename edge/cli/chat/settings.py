@@ -20,7 +20,7 @@ _SWITCH = {"on": True, "off": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of a conversation."""
+    """Settings of a conversation."""
 
     generation: GenerationOptions
     markdown: bool = True
@@ -85,7 +85,7 @@ def _generation_names() -> list[str]:
 
 
 def _generation_facts() -> dict[str, OptionFacts]:
-    """Of what a command line sets, by name."""
+    """Facts on the options that a command line sets, by name."""
     every = ((each.name, option_facts(each)) for each in fields(GenerationOptions))
     return {name: facts for name, facts in every if facts is not None}
 

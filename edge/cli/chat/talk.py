@@ -54,9 +54,9 @@ class TerminalTalk:
         self._is_terminal = is_terminal
         self._console = Console() if is_terminal else None
         self._figures = ""
-        """Of the last answer."""
+        """Figures of the last answer."""
         self._told = 0
-        """Of the model's recoveries."""
+        """Number of the model's recoveries that were told."""
         self._measured_again: set[tuple[str, ...]] = set()
         # A template that cannot be used is told before anyone types.
         self.check()

@@ -245,7 +245,7 @@ def _print(files: Mapping[str, Sequence[KeptFiles]]) -> None:
 
 
 def age_in_words(seconds: float) -> str:
-    """Of a few minutes: now."""
+    """An age in words; less than two minutes is "now"."""
     for size, word in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {word} ago"

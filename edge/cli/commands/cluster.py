@@ -195,8 +195,7 @@ def rotate(
 async def _carried(
     credentials: Credentials, cluster: str, interfaces: tuple[str, ...] | None, most: int
 ) -> int:
-    """How many peers, of those that are announced, have followed to the cluster's new key; there
-    are so many at the most."""
+    """Number of announced peers that have followed to the cluster's new key, at most `most`."""
     told = 0
 
     def count() -> None:

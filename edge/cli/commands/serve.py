@@ -230,7 +230,8 @@ class Offered:
 
 
 def offered(models: Sequence[str], first: str | None) -> list[Offered]:
-    """Of MODEL or NAME=MODEL each. first: the name of the first one, if it is given apart.
+    """Read models that are each given as MODEL or NAME=MODEL. first: the name of the first one, if
+    it is given apart.
 
     Raises RequestError where two would have one name.
     """
