@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,13 +19,11 @@ from edge.planning import drift
 from edge.planning.link_profile import LinkFacts
 from edge.planning.measured_proposal import forget_measured
 from edge.planning.profile_cache import FactsCache
-from edge.progress import Progress
 from edge.protocol.measurements import LinkTimes, PeerProfile
 from edge.weights.formats import Dtype
 from tests.property.measured_situations import scaled
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
-from tests.support.plans import make_plan
 from tests.support.processes import Daemon, start_together
 from tests.support.processes import edge as run_edge
 
@@ -206,31 +203,6 @@ def test_loading_onto_one_device_does_not_wait_for_a_measurement(
     assert "measure" not in phases
 
 
-@pytest.mark.usefixtures("remembered")
-def test_a_plan_by_hand_is_loaded_without_measuring(
-    checkpoint: TinyCheckpoint, daemons: list[Daemon]
-) -> None:
-    events: list[Progress] = []
-    with edge.Cluster.connect([daemon.address for daemon in daemons]) as cluster:
-        plan = cluster.propose(checkpoint.path, dtype=DTYPE, plan="pipeline").plan
-
-        def load() -> edge.Model:
-            return cluster.load(
-                checkpoint.path,
-                dtype=DTYPE,
-                plan=plan,
-                progress=events.append,
-            )
-
-        with load() as model:
-            assert model.proposal.choice.predicted is not None
-        forget_measured(cluster.peers)
-        with load() as model:
-            assert model.proposal.choice.predicted is None
-    # A link that has changed meanwhile is measured: it was known.
-    assert not [each for each in events if each.phase == "measure" and each.peer]
-
-
 def test_what_would_change(checkpoint: TinyCheckpoint, peers: list[str]) -> None:
     command = ("plan", checkpoint.path, "--dtype", DTYPE, "--parallel", "tensor", *peers)
     value = json.loads(run_edge(*command, "--json", "--what-if", "without right").out)
@@ -275,27 +247,6 @@ def test_memory_that_is_missing_can_be_tried_out(
         assert with_more.code == 0
         assert "Without the changes: The model does not fit" in with_more.err
         assert [row["name"] for row in json.loads(with_more.out)["devices"]] == ["small"]
-
-
-@pytest.mark.parametrize("kind", ["auto", "by hand"])
-def test_what_does_not_fit_says_which_dtype_would(
-    checkpoint: TinyCheckpoint, tmp_path: Path, kind: str
-) -> None:
-    with (
-        Daemon(
-            tmp_path, "--no-announce", "--name", "local-1", "--model-memory", "400KiB"
-        ) as daemon,
-        edge.Cluster.connect([daemon.address]) as cluster,
-    ):
-        plan = make_plan(checkpoint.spec, "solo", model=checkpoint.path.name, column_multiple=1)
-        options: dict[str, Any] = {"dtype": "float32", "context_tokens": 64, "stream": "off"}
-        with pytest.raises(edge.CapacityError) as raised:
-            cluster.propose(checkpoint.path, plan="auto" if kind == "auto" else plan, **options)
-        assert "lacks" in str(raised.value)
-        assert str(raised.value).endswith("With int8 it would fit.")
-        assert cluster.propose(checkpoint.path, dtype="int8", context_tokens=64).plan
-        with pytest.raises(edge.CapacityError, match="No smaller dtype would be enough"):
-            cluster.propose(checkpoint.path, dtype="int4", context_tokens=512, concurrency=64)
 
 
 def facts(

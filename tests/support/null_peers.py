@@ -43,10 +43,11 @@ async def null_peers(
     count: int,
     *,
     kv_disk_bytes: int = 0,
+    model_memory_bytes: int | None = None,
     membership: Membership | None = None,
 ) -> AsyncIterator[list[PeerDaemon]]:
-    """N daemons; each may keep `kv_disk_bytes` of keys and values on disk. `membership` is that of
-    one."""
+    """N daemons; each may keep `kv_disk_bytes` of keys and values on disk, and has
+    `model_memory_bytes` for weights and those. `membership` is that of one."""
     async with contextlib.AsyncExitStack() as stack:
         daemons = []
         for number in range(count):
@@ -58,6 +59,7 @@ async def null_peers(
                 cache_root=folder / str(number),
                 cache_limit_bytes=1 << 30,
                 kv_disk=(folder / f"{number}-kv", kv_disk_bytes) if kv_disk_bytes else None,
+                model_memory_bytes=model_memory_bytes,
                 backend="null",
             )
             shown, id = None, None
