@@ -7,7 +7,7 @@ from edge.host.free_memory import free_memory_bytes, process_memory, usable_memo
 from edge.memory.ledger import Floor
 
 LARGE_FRAMES_BYTES = 23 << 20
-"""Of frames that are read or wait to be answered, those of all coordinators together."""
+"""Bytes of frames that are read or wait to be answered, of all coordinators together."""
 
 WORK_BYTES = LARGE_FRAMES_BYTES + (17 << 20)
 """Overhead of a daemon once it works: those frames, mostly pieces of weights on their way to disk,

@@ -23,7 +23,8 @@ from edge.weights.formats import KvDtype
 from edge.weights.layout import ShardLayout, shard_layout, whole_layout
 
 _MOST_NUMBERS = 128
-"""Of layers on disk that are considered, from none to all: with 4,096 layers 2 s of work."""
+"""Numbers of layers on disk that are considered, from none to all: with 4,096 layers 2 s of
+work."""
 
 
 def shard_use(
@@ -33,7 +34,7 @@ def shard_use(
     host_bytes: int | None = None,
     streamed: int | None = None,
 ) -> Use:
-    """What the shard takes; with so many `streamed` layers, or as many as its plan says.
+    """What the shard takes, with `streamed` layers on disk, or as many as its plan says.
 
     host_bytes: what the host of a device with memory of its own has for it; None: it has not.
 
@@ -174,7 +175,7 @@ def most_overhead(
 
 
 def with_streamed(plan: Plan, stage: int, rank: int, count: int) -> Plan:
-    """The plan with so many layers of one shard read from disk."""
+    """The plan with `count` layers of one shard read from disk."""
     stages = list(plan.stages)
     shards = list(stages[stage].slices)
     shards[rank] = stages[stage].slices[rank].streaming(count)

@@ -63,7 +63,7 @@ _OUTPUTS = 48
 """Outputs of a product that are compared; the others must only be finite."""
 
 _EXPERTS = 3
-"""Of a layer, that are compared."""
+"""Experts of a layer that are compared."""
 
 _REQUEST = "agreement"
 
