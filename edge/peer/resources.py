@@ -52,13 +52,14 @@ MAX_SHARDS = 16
 """That one device may offer to a peer, or run there."""
 
 MAX_LINKS = 256
-"""Of one device's plans, with the other shards: each is a descriptor, and up to a MiB."""
+"""Links of one device's plans with the other shards: each is a descriptor, and up to a MiB."""
 
 MAX_MANIFEST_ENTRIES = 1 << 18
-"""Of all offers together: 400 bytes of memory each, and a TiB of weights has as many pieces."""
+"""Entries of all offers together: 400 bytes of memory each, and a TiB of weights has as many
+pieces."""
 
 SMALL_FRAMES_BYTES = 4 << 20
-"""Of small frames that are read or wait to be answered, those of all coordinators together."""
+"""Bytes of small frames that are read or wait to be answered, of all coordinators together."""
 
 MAX_LARGE_ANSWERS = 8
 
@@ -509,7 +510,7 @@ def _in_words(user: Member | None) -> str:
 
 
 async def _stream(counts: Mapping[HostedShard, int]) -> list[BaseException]:
-    """Have each read so many layers from disk; what went wrong, once all have answered."""
+    """Have each read its count of layers from disk; what went wrong, once all have answered."""
     outcomes = await asyncio.gather(
         *(asyncio.wrap_future(hosted.shard.stream(count)) for hosted, count in counts.items()),
         return_exceptions=True,

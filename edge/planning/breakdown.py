@@ -22,9 +22,9 @@ class Part:
 def step_parts(
     plan: Plan, predicted: Estimate, times: Sequence[PeerTimes], token_s: float
 ) -> list[Part]:
-    """Of the peers' counters over some replies, of which a decoded token took `token_s`.
+    """Parts by the peers' counters over some replies, of which a decoded token took `token_s`.
 
-    Of each stage the shard counts that computed longest. What the counters do not tell is the last
+    In each stage the shard counts that computed longest. What the counters do not tell is the last
     part before the whole: handing on from stage to stage, and to the caller.
     """
     predicted_s = dict(predicted.device_s)
@@ -56,7 +56,8 @@ def step_parts(
 
 
 def reads_in_words(times: Sequence[PeerTimes]) -> list[str]:
-    """Of each peer that read weights while it decoded: how much, and how many experts it had."""
+    """A line for each peer that read weights while it decoded: how much, and the part of the
+    experts it needed that it had."""
     lines = []
     for each in times:
         token, hits = each.decode.each, each.decode.expert_hits
@@ -69,7 +70,7 @@ def reads_in_words(times: Sequence[PeerTimes]) -> list[str]:
 
 
 def _slowest(times: Sequence[PeerTimes]) -> list[PeerTimes]:
-    """Of each stage the shard that waited least in its sums."""
+    """The shard of each stage that waited least in its sums."""
     stages = sorted({each.stage for each in times})
     return [
         min((each for each in times if each.stage == stage), key=lambda each: each.decode.reduce_s)
