@@ -43,8 +43,8 @@ class CodeType:
     """The codes of a type.
 
     codes: bytes [..., blocks, block_bytes] to Codes [..., blocks, runs, run]. bits: signed numbers
-    of that many hold the values, once `shift` is added: where there are offsets, so that 0 is in
-    the middle, as products round their inputs and lose the less the smaller the codes are. run:
+    of this many bits hold the values, once `shift` is added: where there are offsets, so that 0 is
+    in the middle, as products round their inputs and lose the less the smaller the codes are. run:
     weights with one scale.
     """
 

@@ -68,8 +68,8 @@ class UnitCache(Generic[P]):
         """Begins to read as many as there is room for, as many of each group.
 
         kinds: of each group's units, which are alike in size. `open_place`: one of a kind.
-        `place_bytes`: overhead of a place over its memory, which takes
-        nothing while no unit is in it.
+        `place_bytes`: overhead of a place over its memory, which takes nothing while no unit is in
+        it.
         """
         self._first: list[int] = []
         """Number of each group's first unit."""

@@ -108,7 +108,7 @@ class Shard:
         return replace(self, device=device)
 
     def streaming(self, layers: int) -> "Shard":
-        """The same with `layers` layers on disk. Experts were kept for another number: now none is."""
+        """The same with `layers` on disk. What was kept of experts was for another number."""
         if layers == self.streamed_layers:
             return self
         return replace(self, streamed_layers=layers, kept_experts=0)
