@@ -24,10 +24,10 @@ from edge.host.addresses import reachable
 from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
 from edge.host.identity import device_identity, host_id
 from edge.membership.identity import fingerprint, is_peer_of
-from edge.memory.baseline import LARGE_FRAMES_BYTES, budget_bytes, device_floor, process_floor
+from edge.memory.baseline import LARGE_FRAMES_BYTES, budget_bytes, device_baseline, process_baseline
 from edge.memory.disk_cache import OF_PEERS, kept_files, remove_kept
 from edge.memory.kv_budget import KvRoom
-from edge.memory.ledger import MEASURING, Floor, Ledger, Use
+from edge.memory.ledger import MEASURING, Baseline, Ledger, Use
 from edge.memory.rebalance import fit
 from edge.memory.shard_memory import elastic
 from edge.offload import DerivedCache, ShardCache
@@ -172,14 +172,14 @@ class PeerResources:
         Raises RequestError for a budget below the minimum.
         """
         backend = await run_blocking(self.backend)
-        floor = device_floor() if backend.has_own_memory else process_floor()
+        baseline = device_baseline() if backend.has_own_memory else process_baseline()
         self._host_bytes = self.settings.host_memory_bytes
         if self._host_bytes is None and backend.has_own_memory:
             self._host_bytes = usable_memory_bytes() // 2
         self._change(
             Ledger(
-                budget_bytes=self._budget_bytes(self.settings.memory_bytes, floor),
-                floor=floor,
+                budget_bytes=self._budget_bytes(self.settings.memory_bytes, baseline),
+                baseline=baseline,
                 model_limit_bytes=self.settings.model_memory_bytes,
             )
         )
@@ -400,7 +400,7 @@ class PeerResources:
             # None has come meanwhile, since that waits for its turn to load; some may have ended.
             shards = {name: each for name, each in known.items() if name in self.sessions}
             before = self.ledger
-            wanted_bytes = self._budget_bytes(asked_bytes, before.floor)
+            wanted_bytes = self._budget_bytes(asked_bytes, before.baseline)
             fitted, counts = fit(before, wanted_bytes, shards)
             self._change(fitted)
             failures = await _stream({sessions[name]: count for name, count in counts.items()})
@@ -419,10 +419,10 @@ class PeerResources:
             await _stream({hosted: hosted.streamed for hosted in sessions.values()})
             raise failures[0]
 
-    def _budget_bytes(self, asked_bytes: int | None, floor: Floor) -> int:
+    def _budget_bytes(self, asked_bytes: int | None, baseline: Baseline) -> int:
         backend = self.backend()
         if not backend.has_own_memory:
-            return budget_bytes(asked_bytes, floor)
+            return budget_bytes(asked_bytes, baseline)
         usable_bytes = backend.usable_memory_bytes()
         return usable_bytes if asked_bytes is None else min(asked_bytes, usable_bytes)
 
@@ -460,7 +460,7 @@ class PeerResources:
             processor=settings.processor,
             threads=settings.threads,
             memory_bytes=ledger.budget_bytes,
-            floor_bytes=ledger.floor.total,
+            floor_bytes=ledger.baseline.total,
             free_bytes=free_bytes,
             model_free_bytes=min(free_bytes, ledger.model_free_bytes),
             host_memory_bytes=self.host_free_bytes,

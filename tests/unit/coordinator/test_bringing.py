@@ -157,7 +157,7 @@ def test_what_a_changed_promise_is_not_yet_kept_by_is_not_parked(
             monkeypatch.setattr("edge.peer.resources.elastic", counted)
             other = Use(weight_bytes=LEAST_MODEL_BYTES)
             resources._ledger = resources.ledger.with_use("other", other)
-            budget_bytes = resources.ledger.floor.total + other.total + less.total
+            budget_bytes = resources.ledger.baseline.total + other.total + less.total
             hosted.shard._thread.post(lambda: (may_go_on.wait(), None)[1])
             try:
                 changing = asyncio.create_task(resources.promise(budget_bytes))
