@@ -24,7 +24,7 @@ from edge.backends.ort.expert_rows import ExpertRows
 from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.runtime import ort
 from edge.backends.ort.segments import GraphSegment, gram_names, rotation_names
-from edge.backends.ort.self_check import Agreement
+from edge.backends.ort.self_check import SelfCheck
 from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.overlap import parts_of
 from edge.backends.watched_file import WatchedFile
@@ -99,7 +99,7 @@ class OrtProgram(HostKvStorage):
         layout: ShardLayout,
         open_graphs: Callable[[int | None, int], OpenGraphs],
         *,
-        agreement: Agreement,
+        self_check: SelfCheck,
         weight_bytes: int,
         limits: StepLimits,
         kv_dtype: KvDtype,
@@ -114,9 +114,9 @@ class OrtProgram(HostKvStorage):
         """
         self._kv_bits = kv_bits(kv_dtype)
         # What remainders add is summed in an order that depends on where steps are cut.
-        self.rows_agree = agreement.of_chunks and not keeps_remainders(self._kv_bits)
-        self._fills_up = limits.batch_invariant and agreement.of_pairs and not agreement.of_single
-        self.batches_agree = agreement.of_single or self._fills_up
+        self.rows_agree = self_check.of_chunks and not keeps_remainders(self._kv_bits)
+        self._fills_up = limits.batch_invariant and self_check.of_pairs and not self_check.of_single
+        self.batches_agree = self_check.of_single or self._fills_up
         self.weight_bytes = weight_bytes
         self._spec = spec
         self._layout = layout

@@ -65,12 +65,12 @@ _OUTPUTS = 48
 _EXPERTS = 3
 """Experts of a layer that are compared."""
 
-_REQUEST = "agreement"
+_REQUEST = "self_check"
 
 Array = NDArray[np.float32]
 
 
-def check_agreement(
+def run_self_check(
     operators: ShardOperators,
     arrays: ShardArrays,
     device: Device,
