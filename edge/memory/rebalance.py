@@ -11,7 +11,7 @@ from edge.memory.ledger import Ledger, Use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elastic:
+class RebalanceOptions:
     """What one shard would take with some numbers of its layers read from disk."""
 
     uses: Mapping[int, Use]
@@ -21,7 +21,7 @@ class Elastic:
 
 
 def fit(
-    ledger: Ledger, budget_bytes: int, shards: Mapping[str, Elastic]
+    ledger: Ledger, budget_bytes: int, shards: Mapping[str, RebalanceOptions]
 ) -> tuple[Ledger, dict[str, int]]:
     """The ledger of the new promise, and how many layers each shard reads from disk under it.
 
@@ -65,7 +65,7 @@ def _taken(ledger: Ledger, changed: Mapping[str, Use]) -> int:
     return ledger.baseline.total + sum(use.total for use in {**ledger.uses, **changed}.values())
 
 
-def _next(shard: Elastic, count: int) -> int | None:
+def _next(shard: RebalanceOptions, count: int) -> int | None:
     """The next number with which the shard takes less; None where there is none."""
     now = shard.uses[count].total
     return next(

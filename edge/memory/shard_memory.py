@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edge.memory.ledger import Use
 from edge.memory.model_sizes import model_facts
-from edge.memory.rebalance import Elastic
+from edge.memory.rebalance import RebalanceOptions
 from edge.memory.step_memory import (
     Widths,
     buffer_bytes,
@@ -130,9 +130,9 @@ def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> i
     return min(most, shard_use(assignment, manifest, host_bytes=most, streamed=count).host_bytes)
 
 
-def elastic(
+def rebalance_options(
     assignment: Assignment, manifest: Manifest, *, host_bytes: int | None = None
-) -> Elastic:
+) -> RebalanceOptions:
     """What the shard would take with more of its layers on disk.
 
     Of many layers the numbers are some apart: each takes as long to work out as there are layers.
@@ -142,7 +142,7 @@ def elastic(
     layout = shard_layout(assignment.model, plan, stage=stage, rank=rank)
     planned, most = layout.streamed_layers, len(layout.layers)
     step = 1 + (most - planned) // _MOST_NUMBERS
-    return Elastic(
+    return RebalanceOptions(
         uses={
             count: _use(
                 replace(assignment, plan=with_streamed(plan, stage, rank, count)),

@@ -29,7 +29,7 @@ from edge.memory.disk_cache import OF_PEERS, kept_files, remove_kept
 from edge.memory.kv_budget import KvRoom
 from edge.memory.ledger import MEASURING, Baseline, Ledger, Use
 from edge.memory.rebalance import fit
-from edge.memory.shard_memory import elastic
+from edge.memory.shard_memory import rebalance_options
 from edge.offload import DerivedCache, ShardCache
 from edge.peer.access import UserLimits, check_may_use
 from edge.peer.audit import Audit
@@ -389,7 +389,7 @@ class PeerResources:
             # Next to the loop: of many layers it takes seconds.
             known = await run_blocking(
                 lambda: {
-                    name: elastic(
+                    name: rebalance_options(
                         hosted.assignment,
                         hosted.manifest,
                         host_bytes=hosted.host_bytes if has_host else None,

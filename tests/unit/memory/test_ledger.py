@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edge.errors import CapacityError, RequestError
 from edge.memory.ledger import LEAST_MODEL_BYTES, Baseline, Ledger, Use
-from edge.memory.rebalance import Elastic, fit
+from edge.memory.rebalance import RebalanceOptions, fit
 
 MIB = 1 << 20
 BASELINE = Baseline(process_bytes=70 * MIB, work_bytes=30 * MIB)
@@ -88,7 +88,7 @@ def test_the_promise_holds_after_any_changes(
 
 
 @st.composite
-def elastics(draw: st.DrawFn) -> Elastic:
+def rebalance_options(draw: st.DrawFn) -> RebalanceOptions:
     """A shard as `edge.partition.memory_use` counts one: a window stays, the other layers go."""
     layers, layer_bytes = draw(st.integers(1, 12)), draw(st.integers(1, 8)) * MIB
     rest = Use(kv_bytes=draw(st.integers(0, 9)) * MIB, buffer_bytes=draw(st.integers(0, 9)) * MIB)
@@ -104,16 +104,16 @@ def elastics(draw: st.DrawFn) -> Elastic:
         )
     planned = draw(st.integers(0, layers))
     some = {planned, layers, *draw(st.sets(st.integers(planned, layers)))}
-    return Elastic(uses={count: uses[count] for count in sorted(some)}, planned=planned)
+    return RebalanceOptions(uses={count: uses[count] for count in sorted(some)}, planned=planned)
 
 
 @given(
-    shards=st.dictionaries(st.sampled_from("abcd"), elastics(), max_size=4),
+    shards=st.dictionaries(st.sampled_from("abcd"), rebalance_options(), max_size=4),
     model_mib=st.lists(st.integers(0, 300), min_size=1, max_size=6),
 )
 @settings(deadline=None)
 def test_whatever_is_promised_next_is_kept(
-    shards: dict[str, Elastic], model_mib: list[int]
+    shards: dict[str, RebalanceOptions], model_mib: list[int]
 ) -> None:
     """Budgets that move: each is kept or refused with the minimum, and none is forgotten."""
     book = ledger(1000)
@@ -138,7 +138,7 @@ def test_whatever_is_promised_next_is_kept(
 
 def test_no_shard_gives_more_than_it_must() -> None:
     uses = tuple(Use(weight_bytes=(10 - count + min(count, 3)) * MIB) for count in range(10))
-    shards = {"a": Elastic(uses=dict(enumerate(uses)), planned=0)}
+    shards = {"a": RebalanceOptions(uses=dict(enumerate(uses)), planned=0)}
     book = ledger().with_use("a", uses[0])
     for mib, streamed in ((10, 0), (9, 4), (8, 5)):
         changed, counts = fit(book, BASELINE.total + mib * MIB, shards)
