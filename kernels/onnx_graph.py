@@ -52,7 +52,7 @@ class OnnxGraph:
     def __init__(self, name: str) -> None:
         self.name = name
         self._prefix = ""
-        """Of names that nodes give: those of a branch must be unlike any around it."""
+        """Prefix of names that nodes give: those of a branch must be unlike any around it."""
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []

@@ -129,7 +129,7 @@ def check_rows(x: Tensor) -> None:
 def added_outputs(
     x: Tensor, addend: Tensor, out: Tensor | None, total: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Of a norm behind x + addend: where it goes, and where the sum, of x's type. ValueError."""
+    """Outputs of a norm behind x + addend: of the norm, and of the sum, in x's type. ValueError."""
     check("addend", addend, dtypes=FLOATS, shape=x.shape, like=x)
     out = output("out", out, shape=x.shape, like=x)
     total = output("total", total, shape=x.shape, like=x, dtypes=(x.dtype,))

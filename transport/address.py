@@ -110,7 +110,7 @@ async def resolve(address: str, *, to_listen: bool) -> list[SocketAddress]:
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
             )
         except socket.gaierror:
-            if _number(host) is not None:  # beside an interface that is not here
+            if _number(host) is not None:  # with an interface that is not here
                 raise
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:

@@ -16,7 +16,7 @@ class Member:
     """Who has shown a certificate."""
 
     id: str
-    """Of the device."""
+    """Id of the device."""
     name: str
     """As those who took it in know it; for people."""
     roles: frozenset[str]

@@ -37,8 +37,8 @@ MAX_HEADER_CONTAINERS = 1 << 15
 second."""
 
 MOST_VALUES_BYTES = 8 << 20
-"""Of one header's values that are asked for: an odd one may take twice as much, and whoever waits
-for more room than there is waits for ever."""
+"""Bytes of one header's values that are asked for: an odd one may take twice as much, and a reader
+that waits for more room than there is waits for ever."""
 
 _VALUE_BYTES, _ENTRY_BYTES, _CONTAINER_BYTES = 88, 110, 240
 """The most that CPython takes for a short value with its place in a list, for the place of a key in
@@ -77,7 +77,7 @@ LimitsOf = Callable[[str], FrameLimits]
 payload."""
 
 Admit = Callable[[int], Awaitable[None]]
-"""Returns once so many bytes may be set aside: for a part of a frame, and for the record in which
+"""Returns once this many bytes may be set aside: for a part of a frame, and for the record in which
 it comes; or for what a header becomes when it is read."""
 
 

@@ -103,7 +103,7 @@ class Greeted:
     """What the other side says of itself; with credentials also its device, which it has
     proved."""
     secrets: RecordSecrets | None
-    """Of the records that follow; None: what follows is plain."""
+    """Secrets of the records that follow; None: what follows is plain."""
     connection: AsyncSocket
     """That it follows on: the one that was greeted over, or what has taken its place."""
 
@@ -347,7 +347,7 @@ async def _answer_other_key(
 
 
 async def _follow(credentials: Credentials, cover: SealedSocket) -> None:
-    """Take what is told; beside the loop, because it is read, checked and written to a file."""
+    """Take what is told; in a thread, because it is read, checked and written to a file."""
     rotation = await _receive_payload(cover, _ROTATION)
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(None, credentials.follow, rotation)

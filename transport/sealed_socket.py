@@ -36,7 +36,7 @@ SMALL_BYTES = 8 << 10
 """Frames up to this are one record, and any record may have so much."""
 
 _SPARE_BYTES = 4096
-"""Of a buffer that waits for a record: most are small."""
+"""Size of a buffer that waits for a record: most are small."""
 
 _RECORDS_A_TURN = 2
 """Before other tasks get theirs."""
@@ -141,7 +141,7 @@ class SealedSocket:
             self._end += await self._plain.receive_into(space)
 
     def _make_room(self, needed: int) -> None:
-        """So that a record of so many bytes fits behind where the next one begins."""
+        """So that a record of `needed` bytes fits behind where the next one begins."""
         if self._begin == self._end:
             self._begin = self._end = 0
         if self._begin + needed > len(self._arrived):
@@ -153,7 +153,7 @@ class SealedSocket:
             self._move(max(_SPARE_BYTES, self._end - self._begin))
 
     def _move(self, num_bytes: int) -> None:
-        """What is not opened yet, to the beginning of so many bytes."""
+        """Move what is not opened yet to the beginning of `num_bytes` bytes."""
         rest = self._arrived[self._begin : self._end]
         if num_bytes != len(self._arrived):
             self._arrived = bytearray(num_bytes)

@@ -17,7 +17,7 @@ from typing import Any
 from edge.api.hub_download import model_path_now
 from edge.errors import CheckpointError, printable
 from edge.host.free_memory import format_size, usable_memory_bytes
-from edge.memory.baseline import USUAL_FLOOR_BYTES
+from edge.memory.baseline import USUAL_BASELINE_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
 from edge.models.attention import Attention
@@ -347,7 +347,7 @@ def _held(header: Header, options: LoadOptions, usable_bytes: int) -> tuple[Held
             kv_dtype=options.kv_dtype,
         )
         kv_bytes = limits.cached_tokens * _token_bytes(facts)
-        total_bytes = _weight_bytes(facts) + kv_bytes + beside_bytes + USUAL_FLOOR_BYTES
+        total_bytes = _weight_bytes(facts) + kv_bytes + beside_bytes + USUAL_BASELINE_BYTES
         found.append(
             HeldAs(
                 dtype=dtype,

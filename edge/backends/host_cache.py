@@ -26,7 +26,7 @@ class HostCache:
         bits: int | None,
         beside: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        """beside: shapes of what each request has besides, float32, whatever its length."""
+        """beside: shapes of what else each request has, float32, whatever its length."""
         caches, states = layout.caches, layout.states
         rows = [cache_row(each.head_size, bits) for each in caches.values()]
         heads = [each.num_kv_heads for each in caches.values()]
@@ -52,7 +52,7 @@ class HostCache:
         """What a tier must keep of one request."""
         numbers = {layer: number for number, layer in enumerate(caches)}
         self.numbers = {layer: numbers[layout.cache_layer(layer)] for layer in layout.attentions}
-        """Of layers that use a cache: which it is, as they are counted here."""
+        """For each layer that uses a cache: which one it is, as caches are counted here."""
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
         """Memory for N tokens in every layer, as `put_rows` takes it."""
@@ -60,7 +60,7 @@ class HostCache:
 
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
         """Keys and values of tokens [first, last), layer by layer; None if there are fewer, or
-        states besides."""
+        states as well."""
         if (
             not self.pool.can_cut
             or request not in self.pool
@@ -74,7 +74,7 @@ class HostCache:
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
         """Let the request have these from token `first` on.
 
-        Raises RequestError where it would need states besides.
+        Raises RequestError where it would need states as well.
         """
         if not self.pool.can_cut:
             raise RequestError("keys and values of a model whose layers have states besides")

@@ -53,7 +53,7 @@ class Logits(Protocol):
         ...
 
     def states(self) -> NDArray[np.float32]:
-        """Of a step with `states`, on the host: what the head is given [1, logit_rows, hidden], on
+        """What the head is given [1, logit_rows, hidden] in a step with `states`, on the host; on
         every shard that has a part of the vocabulary."""
         ...
 
@@ -84,7 +84,7 @@ class HostLogits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightReads:
-    """Of weights that steps brought in from disk, since loading."""
+    """Counts of weights that steps brought in from disk, since loading."""
 
     nbytes: int = 0
     experts: int = 0
@@ -250,8 +250,8 @@ class Observation(Protocol):
     """What a shard's products were given, where the limits say that it is observed."""
 
     def gram(self, run: int) -> NDArray[np.float32]:
-        """Of one of `observed_runs`: x transposed times x, or how many tokens went through each
-        expert, summed over all tokens so far.
+        """Gram matrix of one of `observed_runs`, x transposed times x, or how many tokens went
+        through each expert; summed over all tokens so far.
 
         Valid until the program's next call.
         """

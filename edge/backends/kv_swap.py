@@ -193,8 +193,8 @@ class CacheMoves:
         return tokens
 
     def save_state(self, request: str, tokens: int, place: int) -> None:
-        """Copy the state that a request has now, of so many tokens, to a place, for who begins with
-        these. What was there is gone, also where the request has another number of tokens."""
+        """Copy the state that a request has now, of `tokens` tokens, to a place, for a request that
+        begins with these. What was there is gone, also where the request has another number."""
         self._saved.pop(place, None)
         if request in self._pool and not self._pool.can_cut:
             slot = self._pool.open(request)
@@ -203,12 +203,12 @@ class CacheMoves:
                 self._saved[place] = (request, tokens)
 
     def _has_first(self, request: str, tokens: int) -> bool:
-        """Whether there is what it had when it had so many tokens."""
+        """Whether there is what it had when it had `tokens` tokens."""
         has = self._pool.length(self._pool.open(request)) >= tokens
         return has and (self._pool.can_cut or self._place_of(request, tokens) is not None)
 
     def _place_of(self, request: str, tokens: int) -> int | None:
-        """Where its state of so many tokens is saved."""
+        """Where its state of `tokens` tokens is saved."""
         found = (place for place, of in self._saved.items() if of == (request, tokens))
         return next(found, None)
 
@@ -413,7 +413,7 @@ class _Window:
     tokens: int
     """That it has after the step."""
     stays: int
-    """So many layers are in memory from step to step."""
+    """How many layers are in memory from step to step."""
     reads_ahead: bool
     coming: dict[int, Future[None]] = field(default_factory=dict)
 

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from edge.host.cgroup import memory_left_bytes
 from edge.host.free_memory import free_memory_bytes, process_memory, usable_memory_bytes
-from edge.memory.ledger import Floor
+from edge.memory.ledger import Baseline
 
 LARGE_FRAMES_BYTES = 23 << 20
-"""Of frames that are read or wait to be answered, those of all coordinators together."""
+"""Bytes of frames that are read or wait to be answered, of all coordinators together."""
 
 WORK_BYTES = LARGE_FRAMES_BYTES + (17 << 20)
 """Overhead of a daemon once it works: those frames, mostly pieces of weights on their way to disk,
 and 15 to 20 MiB of code and tables of ONNX Runtime that the first session touches."""
 
-USUAL_FLOOR_BYTES = 125 << 20
-"""What a daemon's floor comes to, for who has none to ask: 83 MiB are resident once it listens."""
+USUAL_BASELINE_BYTES = 125 << 20
+"""What a daemon's baseline comes to, where there is none to ask: 83 MiB are resident once it
+listens."""
 
 
-def process_floor() -> Floor:
+def process_baseline() -> Baseline:
     """The baseline, measured now: call it after all imports, and before the process serves."""
-    return Floor(process_bytes=process_memory()["resident_bytes"], work_bytes=WORK_BYTES)
+    return Baseline(process_bytes=process_memory()["resident_bytes"], work_bytes=WORK_BYTES)
 
 
-def device_floor() -> Floor:
+def device_baseline() -> Baseline:
     """The baseline of a device with memory of its own: what the process has taken of it counts as
     used, not as free; a step's scratch space comes on top."""
-    return Floor(process_bytes=0, work_bytes=WORK_BYTES)
+    return Baseline(process_bytes=0, work_bytes=WORK_BYTES)
 
 
-def budget_bytes(asked_bytes: int | None, floor: Floor) -> int:
+def budget_bytes(asked_bytes: int | None, baseline: Baseline) -> int:
     """What to promise: what was asked for, as far as the control group leaves it.
 
     None asks for what is usable; where that is little, for the minimum, if it is free.
@@ -37,6 +38,6 @@ def budget_bytes(asked_bytes: int | None, floor: Floor) -> int:
     own_bytes = process_memory()["anonymous_bytes"]
     if asked_bytes is None:
         most_bytes = own_bytes + free_memory_bytes()
-        return max(own_bytes + usable_memory_bytes(), min(floor.minimum_bytes, most_bytes))
+        return max(own_bytes + usable_memory_bytes(), min(baseline.minimum_bytes, most_bytes))
     left_bytes = memory_left_bytes()
     return asked_bytes if left_bytes is None else min(asked_bytes, own_bytes + left_bytes)

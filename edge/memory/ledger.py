@@ -1,7 +1,7 @@
 """One device's memory as a ledger: what is promised, what is taken and by what, what is free. Pure.
 
-The promise is of the whole process. What it takes of itself is its floor; the rest is for models,
-and each of them is written down, line by line, before anything is allocated for it.
+The promise is of the whole process. What it takes of itself is its baseline; the rest is for
+models, and each of them is written down, line by line, before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
+class Baseline:
     """What the process takes whatever is loaded."""
 
     process_bytes: int
@@ -74,29 +74,29 @@ class Ledger:
 
     budget_bytes: int
     """The promise."""
-    floor: Floor
+    baseline: Baseline
     model_limit_bytes: int | None = None
     """The most that weights and KV caches may take together; None: what the promise leaves."""
     uses: Mapping[str, Use] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.budget_bytes < self.floor.minimum_bytes:
+        if self.budget_bytes < self.baseline.minimum_bytes:
             raise RequestError(
                 f"a budget of {format_size(self.budget_bytes)} is below the minimum of "
-                f"{format_size(self.floor.minimum_bytes)}: {self.floor}, and a model needs room, "
-                "too"
+                f"{format_size(self.baseline.minimum_bytes)}: {self.baseline}, and a model needs "
+                "room, too"
             )
 
     @property
     def room_bytes(self) -> int:
         """What the promise leaves to models and measurements, free or not."""
-        room = self.budget_bytes - self.floor.total
+        room = self.budget_bytes - self.baseline.total
         return room if self.model_limit_bytes is None else min(room, self.model_limit_bytes)
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the promise that are left; never below 0."""
-        taken = self.floor.total + sum(use.total for use in self.uses.values())
+        taken = self.baseline.total + sum(use.total for use in self.uses.values())
         return max(0, self.budget_bytes - taken)
 
     @property

@@ -28,8 +28,8 @@ class Lending:
     """Else weights may have what is kept for keys and values alone."""
 
     def unused_bytes(self, rows: int, lengths: Iterable[int]) -> int:
-        """What weights may take more while a step of so many rows is computed, after which requests
-        have keys and values of these `lengths`, in tokens."""
+        """Bytes that weights may take more while a step of `rows` rows is computed, after which
+        requests have keys and values of these `lengths`, in tokens."""
         spare = self._unused_kv(lengths)
         if self.lends_buffers:
             spare += buffers_unused(self.widths, self.limits, rows)
@@ -48,7 +48,7 @@ def unused_by_decoding(spec: ModelSpec, limits: StepLimits) -> int:
 
 
 def buffers_unused(widths: Widths, limits: StepLimits, rows: int) -> int:
-    """Bytes that the largest step computes with and one of so many rows does not."""
+    """Bytes that the largest step computes with and one of `rows` rows does not."""
     rows = max(rows, FEW_ROWS)
     smaller = replace(limits, chunk_tokens=rows, requests=rows)
     return max(0, activation_bytes(widths, limits) - activation_bytes(widths, smaller))

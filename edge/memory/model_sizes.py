@@ -42,7 +42,7 @@ def model_facts(
         return round(matrix_bytes) + _FLOAT_BYTES * weights.vector
 
     def of_one_expert(block: FeedForward, grade: int) -> int:
-        """Of one of its columns."""
+        """Bytes of one expert's part of a feed-forward column."""
         if not isinstance(block, Experts):
             return 0
         unit = block.weights(hidden).unit
@@ -100,7 +100,7 @@ def _kept(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def attended_heads(mixer: Mixer) -> int:
-    """Of each unit: heads that look at earlier tokens, one by one."""
+    """Heads of each unit that look at earlier tokens, one by one."""
     return mixer.num_heads // mixer.num_units if isinstance(mixer, Attention) else 0
 
 

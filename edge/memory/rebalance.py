@@ -11,7 +11,7 @@ from edge.memory.ledger import Ledger, Use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elastic:
+class RebalanceOptions:
     """What one shard would take with some numbers of its layers read from disk."""
 
     uses: Mapping[int, Use]
@@ -21,7 +21,7 @@ class Elastic:
 
 
 def fit(
-    ledger: Ledger, budget_bytes: int, shards: Mapping[str, Elastic]
+    ledger: Ledger, budget_bytes: int, shards: Mapping[str, RebalanceOptions]
 ) -> tuple[Ledger, dict[str, int]]:
     """The ledger of the new promise, and how many layers each shard reads from disk under it.
 
@@ -31,12 +31,12 @@ def fit(
     least = {
         name: min(each.uses.values(), key=lambda use: use.total) for name, each in shards.items()
     }
-    minimum_bytes = max(ledger.floor.minimum_bytes, _taken(ledger, least))
+    minimum_bytes = max(ledger.baseline.minimum_bytes, _taken(ledger, least))
     if budget_bytes < minimum_bytes:
         models = sum(use.total for use in least.values())
         raise RequestError(
             f"a budget of {format_size(budget_bytes)} is below the minimum of "
-            f"{format_size(minimum_bytes)}: {ledger.floor}, and "
+            f"{format_size(minimum_bytes)}: {ledger.baseline}, and "
             + (
                 f"what is loaded takes {format_size(models)} even with every layer read from disk"
                 if shards
@@ -62,10 +62,10 @@ def fit(
 
 def _taken(ledger: Ledger, changed: Mapping[str, Use]) -> int:
     """By the process and every use, some of which are changed."""
-    return ledger.floor.total + sum(use.total for use in {**ledger.uses, **changed}.values())
+    return ledger.baseline.total + sum(use.total for use in {**ledger.uses, **changed}.values())
 
 
-def _next(shard: Elastic, count: int) -> int | None:
+def _next(shard: RebalanceOptions, count: int) -> int | None:
     """The next number with which the shard takes less; None where there is none."""
     now = shard.uses[count].total
     return next(

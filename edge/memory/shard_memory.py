@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edge.memory.ledger import Use
 from edge.memory.model_sizes import model_facts
-from edge.memory.rebalance import Elastic
+from edge.memory.rebalance import RebalanceOptions
 from edge.memory.step_memory import (
     Widths,
     buffer_bytes,
@@ -23,7 +23,8 @@ from edge.weights.formats import KvDtype
 from edge.weights.layout import ShardLayout, shard_layout, whole_layout
 
 _MOST_NUMBERS = 128
-"""Of layers on disk that are considered, from none to all: with 4,096 layers 2 s of work."""
+"""Numbers of layers on disk that are considered, from none to all: with 4,096 layers 2 s of
+work."""
 
 
 def shard_use(
@@ -33,7 +34,7 @@ def shard_use(
     host_bytes: int | None = None,
     streamed: int | None = None,
 ) -> Use:
-    """What the shard takes; with so many `streamed` layers, or as many as its plan says.
+    """What the shard takes, with `streamed` layers on disk, or as many as its plan says.
 
     host_bytes: what the host of a device with memory of its own has for it; None: it has not.
 
@@ -129,9 +130,9 @@ def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> i
     return min(most, shard_use(assignment, manifest, host_bytes=most, streamed=count).host_bytes)
 
 
-def elastic(
+def rebalance_options(
     assignment: Assignment, manifest: Manifest, *, host_bytes: int | None = None
-) -> Elastic:
+) -> RebalanceOptions:
     """What the shard would take with more of its layers on disk.
 
     Of many layers the numbers are some apart: each takes as long to work out as there are layers.
@@ -141,7 +142,7 @@ def elastic(
     layout = shard_layout(assignment.model, plan, stage=stage, rank=rank)
     planned, most = layout.streamed_layers, len(layout.layers)
     step = 1 + (most - planned) // _MOST_NUMBERS
-    return Elastic(
+    return RebalanceOptions(
         uses={
             count: _use(
                 replace(assignment, plan=with_streamed(plan, stage, rank, count)),
@@ -174,7 +175,7 @@ def most_overhead(
 
 
 def with_streamed(plan: Plan, stage: int, rank: int, count: int) -> Plan:
-    """The plan with so many layers of one shard read from disk."""
+    """The plan with `count` layers of one shard read from disk."""
     stages = list(plan.stages)
     shards = list(stages[stage].slices)
     shards[rank] = stages[stage].slices[rank].streaming(count)

@@ -72,14 +72,14 @@ class Widths:
     state_bytes: int = 0
     """What layers have of one request however long it is."""
     keeps_remainders: bool = False
-    """Beside codes of keys and values."""
+    """Whether there are remainders in addition to codes of keys and values."""
     measured_token_bytes: int = 0
     """Bytes of one token's keys and values in float32, where codes are made of them."""
     observed_bytes: int = 0
-    """Of what is summed up of its matrices' inputs."""
+    """Bytes of what is summed up of its matrices' inputs."""
     beside_values: int = 0
-    """What each row has beside the hidden state: inputs of layers that others need, and of each
-    layer by token."""
+    """Values of each row's side inputs: inputs of layers that others need, and of each layer by
+    token."""
 
     @classmethod
     def of_shard(
@@ -138,7 +138,7 @@ def page_tokens(spec: ModelSpec, kv_dtype: KvDtype) -> int:
 
 
 def held_tokens(tokens: int, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDtype) -> int:
-    """How many tokens' memory so many of one request take.
+    """How many tokens' memory `tokens` of one request take.
 
     Each head's keys, and values, lie in pages of their own, but for a whole context's.
     """
@@ -174,7 +174,8 @@ def has_states(spec: ModelSpec, kv_dtype: KvDtype) -> bool:
 
 
 def layer_state_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
-    """What a layer has of one request in place of them, or beside them, however long it is."""
+    """Bytes that a layer has of one request in place of keys and values, or in addition to them,
+    however long it is."""
     if not isinstance(mixer, Attention):
         return _FLOAT_BYTES * mixer.state_values
     if not keeps_remainders(kv_bits(kv_dtype)):
@@ -276,7 +277,7 @@ def stacked_experts_fit(part: Experts, hidden_size: int, threads: int) -> bool:
     """Whether a node of all experts takes no more than is kept for a step's rows.
 
     Each thread of it has results of its own for all uses of experts, and what one expert is given
-    and makes, which all rows may go through; beside them are the inputs and the results.
+    and makes, which all rows may go through; the inputs and the results are in addition to these.
     """
     of_uses = part.top_k * ((2 + threads) * hidden_size + part.num_experts)
     of_expert = threads * (3 * hidden_size + 4 * part.columns)

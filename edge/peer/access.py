@@ -14,13 +14,13 @@ from edge.transport import Member
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserLimits:
-    """Of one device that uses this peer. None: no other limit than the peer's own."""
+    """Limits of one device that uses this peer. None: no other limit than the peer's own."""
 
     memory_bytes: int | None = None
-    """Of what it has loaded, together. Beginnings of its prompts have what is left of it."""
+    """Memory of what it has loaded, together. Beginnings of its prompts have what is left of it."""
     cache_bytes: int | None = None
-    """Of the weights that it has sent and that are kept; again of packed copies of them, which are
-    not in use; and again of beginnings of its prompts."""
+    """Bytes of the weights that it has sent and that are kept; as many again of packed copies of
+    them, which are not in use; and as many again of beginnings of its prompts."""
     sessions: int | None = None
     """Shards that it has loaded at once."""
 

@@ -109,7 +109,7 @@ class CoordinatorSessions:
 
     @property
     def assignments(self) -> list[Assignment]:
-        """Of those that are open."""
+        """Assignments of the sessions that are open."""
         return [hosted.assignment for hosted in self._mine.values()]
 
     @property
@@ -125,7 +125,7 @@ class CoordinatorSessions:
         return hosted
 
     def end_waits(self, session: object) -> None:
-        """Of one that is to be closed; anything else is ignored."""
+        """End the waits of a session that is to be closed; anything else is ignored."""
         hosted = self._mine.get(session) if isinstance(session, str) else None
         if hosted is not None:
             hosted.end_waits()

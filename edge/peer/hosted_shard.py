@@ -27,7 +27,7 @@ CONNECT_TIMEOUT_S = 20.0
 """How long the shards of a plan may take to link up with each other."""
 
 MAX_REQUESTS_UNDER_WAY = 4 * MAX_REQUESTS
-"""Of a session, those that are swapped out among them."""
+"""Requests under way of one session, those that are swapped out among them."""
 
 
 class HostedShard:
@@ -70,7 +70,7 @@ class HostedShard:
             raise
         self._most_prompt_tokens = 2 * (assignment.limits.cached_tokens + self._disk_tokens)
         self._prompt_tokens: dict[str, int] = {}
-        """Of the requests under way, as far as it keeps their prompts."""
+        """Prompt tokens of each request under way, as far as it keeps their prompts."""
         self._arrived: dict[Seat, Link] = {}
         self._from: dict[Seat, str | None] = {}
         """Whose device each link comes from that was not dialled."""
@@ -119,7 +119,7 @@ class HostedShard:
 
     @property
     def neighbour_devices(self) -> frozenset[str | None]:
-        """Of those that it is linked with, or is to be."""
+        """Devices of the neighbours that it is linked with, or is to be."""
         return frozenset(place.device for place in (self._places or {}).values())
 
     def announce(self, request: str, *, prompt_tokens: int = 0) -> None:

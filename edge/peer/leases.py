@@ -11,9 +11,9 @@ from edge.protocol.heartbeat import CUT_OFF_AFTER_S
 from edge.protocol.lease import Lease
 
 MOST_RUNS = 64
-"""Of one owner, and:"""
+"""Runs of one owner whose last terms are remembered."""
 MOST_OWNERS = 256
-"""whose last terms are remembered. What is open is not forgotten."""
+"""Owners whose last terms are remembered. What is open is not forgotten."""
 
 Owner = str | None
 """A device's id; None: of a peer that wants no keys, all devices are one."""

@@ -79,7 +79,7 @@ class Room:
         return self._of_all - self._free
 
     async def take(self, owner: object, count: int) -> None:
-        """Wait until there are so many. One owner never waits for what it holds itself alone, if
+        """Wait until there are `count`. One owner never waits for what it holds itself alone, if
         that is nothing: so what is larger than its share passes, too."""
         while not self._fits(owner, count):
             self._freed.clear()

@@ -24,12 +24,12 @@ from edge.host.addresses import reachable
 from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
 from edge.host.identity import device_identity, host_id
 from edge.membership.identity import fingerprint, is_peer_of
-from edge.memory.baseline import LARGE_FRAMES_BYTES, budget_bytes, device_floor, process_floor
+from edge.memory.baseline import LARGE_FRAMES_BYTES, budget_bytes, device_baseline, process_baseline
 from edge.memory.disk_cache import OF_PEERS, kept_files, remove_kept
 from edge.memory.kv_budget import KvRoom
-from edge.memory.ledger import MEASURING, Floor, Ledger, Use
+from edge.memory.ledger import MEASURING, Baseline, Ledger, Use
 from edge.memory.rebalance import fit
-from edge.memory.shard_memory import elastic
+from edge.memory.shard_memory import rebalance_options
 from edge.offload import DerivedCache, ShardCache
 from edge.peer.access import UserLimits, check_may_use
 from edge.peer.audit import Audit
@@ -52,13 +52,14 @@ MAX_SHARDS = 16
 """That one device may offer to a peer, or run there."""
 
 MAX_LINKS = 256
-"""Of one device's plans, with the other shards: each is a descriptor, and up to a MiB."""
+"""Links of one device's plans with the other shards: each is a descriptor, and up to a MiB."""
 
 MAX_MANIFEST_ENTRIES = 1 << 18
-"""Of all offers together: 400 bytes of memory each, and a TiB of weights has as many pieces."""
+"""Entries of all offers together: 400 bytes of memory each, and a TiB of weights has as many
+pieces."""
 
 SMALL_FRAMES_BYTES = 4 << 20
-"""Of small frames that are read or wait to be answered, those of all coordinators together."""
+"""Bytes of small frames that are read or wait to be answered, of all coordinators together."""
 
 MAX_LARGE_ANSWERS = 8
 
@@ -171,14 +172,14 @@ class PeerResources:
         Raises RequestError for a budget below the minimum.
         """
         backend = await run_blocking(self.backend)
-        floor = device_floor() if backend.has_own_memory else process_floor()
+        baseline = device_baseline() if backend.has_own_memory else process_baseline()
         self._host_bytes = self.settings.host_memory_bytes
         if self._host_bytes is None and backend.has_own_memory:
             self._host_bytes = usable_memory_bytes() // 2
         self._change(
             Ledger(
-                budget_bytes=self._budget_bytes(self.settings.memory_bytes, floor),
-                floor=floor,
+                budget_bytes=self._budget_bytes(self.settings.memory_bytes, baseline),
+                baseline=baseline,
                 model_limit_bytes=self.settings.model_memory_bytes,
             )
         )
@@ -388,7 +389,7 @@ class PeerResources:
             # Next to the loop: of many layers it takes seconds.
             known = await run_blocking(
                 lambda: {
-                    name: elastic(
+                    name: rebalance_options(
                         hosted.assignment,
                         hosted.manifest,
                         host_bytes=hosted.host_bytes if has_host else None,
@@ -399,7 +400,7 @@ class PeerResources:
             # None has come meanwhile, since that waits for its turn to load; some may have ended.
             shards = {name: each for name, each in known.items() if name in self.sessions}
             before = self.ledger
-            wanted_bytes = self._budget_bytes(asked_bytes, before.floor)
+            wanted_bytes = self._budget_bytes(asked_bytes, before.baseline)
             fitted, counts = fit(before, wanted_bytes, shards)
             self._change(fitted)
             failures = await _stream({sessions[name]: count for name, count in counts.items()})
@@ -418,10 +419,10 @@ class PeerResources:
             await _stream({hosted: hosted.streamed for hosted in sessions.values()})
             raise failures[0]
 
-    def _budget_bytes(self, asked_bytes: int | None, floor: Floor) -> int:
+    def _budget_bytes(self, asked_bytes: int | None, baseline: Baseline) -> int:
         backend = self.backend()
         if not backend.has_own_memory:
-            return budget_bytes(asked_bytes, floor)
+            return budget_bytes(asked_bytes, baseline)
         usable_bytes = backend.usable_memory_bytes()
         return usable_bytes if asked_bytes is None else min(asked_bytes, usable_bytes)
 
@@ -459,7 +460,7 @@ class PeerResources:
             processor=settings.processor,
             threads=settings.threads,
             memory_bytes=ledger.budget_bytes,
-            floor_bytes=ledger.floor.total,
+            floor_bytes=ledger.baseline.total,
             free_bytes=free_bytes,
             model_free_bytes=min(free_bytes, ledger.model_free_bytes),
             host_memory_bytes=self.host_free_bytes,
@@ -509,7 +510,7 @@ def _in_words(user: Member | None) -> str:
 
 
 async def _stream(counts: Mapping[HostedShard, int]) -> list[BaseException]:
-    """Have each read so many layers from disk; what went wrong, once all have answered."""
+    """Have each read its count of layers from disk; what went wrong, once all have answered."""
     outcomes = await asyncio.gather(
         *(asyncio.wrap_future(hosted.shard.stream(count)) for hosted, count in counts.items()),
         return_exceptions=True,

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """So many owners work at once, each at one thing: whoever asks a hundred times keeps the others
-    waiting for one of these, not for all."""
+    """`at_once` owners work at the same time, each at one thing: one that asks a hundred times
+    keeps the others waiting for one of these, not for all."""
 
     def __init__(self, at_once: int = 1) -> None:
         self._at_once = at_once

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 MOST_UNBEGUN_BYTES = 1 << 20
-"""Of one session: prompts of 200,000 tokens, or 500 steps of one token."""
+"""Bytes of one session: prompts of 200,000 tokens, or 500 steps of one token."""
 
 
 class Unbegun:

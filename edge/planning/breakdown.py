@@ -111,7 +111,8 @@ def step_parts(
 
 
 def reads_in_words(times: Sequence[PeerTimes]) -> list[str]:
-    """Of each peer that read weights while it decoded: how much, and how many experts it had."""
+    """A line for each peer that read weights while it decoded: how much, and the part of the
+    experts it needed that it had."""
     lines = []
     for each in times:
         token, hits = each.decode.each, each.decode.expert_hits

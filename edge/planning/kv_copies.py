@@ -1,4 +1,4 @@
-"""Of what a coordinator has its peers send copies of the keys and values; what that costs. Pure."""
+"""Copies of keys and values that a coordinator has its peers send: which, and their cost. Pure."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def kv_copies(standby: Standby, proposal: Proposal, *, here: str) -> Copies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesCost:
-    """Of a plan, for the device that asks; in the form in which its shards keep them."""
+    """Cost of a plan's copies, for the device that asks; in the form in which shards keep them."""
 
     copies: Copies
     token_bytes: Mapping[str, int]
-    """Of each token that is copied, by the device that sends it."""
+    """Bytes of each token that is copied, by the device that sends it."""
     bytes_per_s: Mapping[str, float] | None
     """That come from each device while answers are made at the predicted speed; None where that is
     not known."""
 
     @property
     def kept_tokens(self) -> int:
-        """Of all requests under way, that there is memory for."""
+        """Tokens of all requests under way that there is memory for."""
         return MOST_KEPT_KV_BYTES[self.copies] // max(1, sum(self.token_bytes.values()))
 
 

@@ -53,7 +53,7 @@ MAX_REQUESTS_AT_ONCE = 64
 
 STATES_AT_ONCE = 4
 """Requests under way, where each has states however short it is: 50 MiB for Qwen3.5-9B. More where
-more are asked for. As many states are saved besides, for prompts that begin alike."""
+more are asked for. As many more states are saved, for prompts that begin alike."""
 
 CHUNK_TOKENS = 256
 """Prompt tokens per step: large enough to fill the matrix kernels, small enough to pipeline."""
@@ -157,8 +157,8 @@ class LoadOptions:
         "was an answer before. int4 then answers one request alone a fifth slower, and the next "
         "turn of a conversation reads the last answer again; CPU peers only.",
     )
-    """In int4, and in int8 with blocks of 128, a row is rounded slightly differently beside
-    another. Float32 and blocks of 32 need nothing for it and lose nothing."""
+    """In int4, and in int8 with blocks of 128, a row is rounded slightly differently when
+    others are in its step. Float32 and blocks of 32 need nothing for it and lose nothing."""
 
     wire: Wire = option(
         "float32",
@@ -179,7 +179,7 @@ class LoadOptions:
     fixed tokens (fewer where the context or the peers' KV memory has no room for them) and for the
     places that this context has: another context_tokens may mean slightly other scales, and where
     two tokens are nearly as likely, another answer. With "int4" a CPU sees the first token and the
-    96 newest without rounding, and a request takes what those lack besides. The logits of the
+    96 newest without rounding, and a request also takes what those lack. The logits of the
     bundled model change by 0.5 % of their norm with either, those of random models by up to 3 and
     11 %. Prompts are read more slowly. With "int4" a prompt that begins like
     another goes on from a saved state, in the same session alone."""

@@ -48,7 +48,7 @@ def can_lose(device_id: str, proposal: Proposal, options: LoadOptions) -> bool:
 
 
 def _loss_of(device_id: str, proposal: Proposal, options: LoadOptions) -> Loss:
-    """Of one device."""
+    """What the loss of one device would do."""
     device = proposal.cluster.device(device_id)
     refused: PartitionError | None = None
     for stream in _STREAMS[options.stream]:

@@ -94,7 +94,7 @@ class FactsCache:
             self._write(self._path(peer, spec, weight_format, of="host"), value)
 
     def forget_device(self, peer: PeerInfo) -> None:
-        """Of all models and formats."""
+        """Forget what was measured of a device, for all models and formats."""
         shutil.rmtree(self._root / "devices" / device_key(peer), ignore_errors=True)
 
     def link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:

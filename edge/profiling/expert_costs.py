@@ -1,4 +1,4 @@
-"""What an expert takes beside its weights where each is brought in, and is a graph of its own.
+"""Overhead of an expert over its weights where each is brought in, and is a graph of its own.
 
 A few layers with as many experts as a token goes through are measured twice: as they are computed
 where all experts stay in memory, and as they are where some are on disk. All of these are found in
@@ -26,7 +26,7 @@ def brings_experts(backend: Backend) -> bool:
 
 
 def expert_seconds(site: Site, order: Profile, caches: Caches) -> float | None:
-    """Of a token and each expert that it goes through; noise may make it less than nothing.
+    """Overhead in seconds of a token and each expert it goes through; noise may make it negative.
 
     None for a model without experts, where the budget or the disk has no room for it, and where its
     layers cannot be read from disk at all.

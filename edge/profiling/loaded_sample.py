@@ -66,7 +66,7 @@ class LoadedSample:
         self.nbytes = sample.nbytes(width, weight_format)
         self.runs = Runs()
         self._ends: dict[str, int] = {}
-        """Of each request, the tokens so far, where layers have states."""
+        """Tokens of each request so far, where layers have states."""
         with contextlib.ExitStack() as stack:
             weights = stack.enter_context(
                 written_weights(layout, weight_format, site.folder, packs=True)
@@ -134,7 +134,7 @@ class Runs(SoloCollective):
 
 
 def decode_step(rows: int, position: int = EARLY_POSITION) -> Step:
-    """A token of each of so many requests."""
+    """A step of one token of each of `rows` requests."""
     return Step(
         entries=tuple(
             StepEntry(request=str(number), position=position, tokens=(0,), logit_rows=0)
@@ -144,6 +144,6 @@ def decode_step(rows: int, position: int = EARLY_POSITION) -> Step:
 
 
 def chunk_step(rows: int, position: int = 0) -> Step:
-    """So many tokens of one request."""
+    """A step of `rows` tokens of one request."""
     entry = StepEntry(request="0", position=position, tokens=(0,) * rows, logit_rows=0)
     return Step(entries=(entry,))

@@ -37,7 +37,7 @@ def written_weights(
 ) -> Iterator[ShardWeights]:
     """A file of random weights for the shard, in `folder`, until the block ends.
 
-    packs: and room beside it for what a back end makes of them.
+    packs: and room next to it for what a back end makes of them.
 
     It takes `written_bytes` of the disk. Raises CapacityError where that has no room for them.
     """

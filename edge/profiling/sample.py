@@ -49,7 +49,7 @@ CONTEXT_TOKENS = 1024
 
 
 _EXPERT_LAYERS = 4
-"""Of a sample of experts, if there is room: what only the first one of a step costs counts
+"""Layers of a sample of experts, if there is room: what only the first one of a step costs counts
 less."""
 
 _FEW_TOKENS, _FEW_ROWS = 32, 8
@@ -99,7 +99,7 @@ class Sample:
 
     @property
     def num_experts(self) -> int:
-        """Of all its layers together."""
+        """Experts of all its layers together."""
         blocks = [self.spec.layer(number).feed_forward for number in self._middle]
         return sum(each.num_experts for each in blocks if isinstance(each, Experts))
 
@@ -352,7 +352,7 @@ def _resized(spec: ModelSpec, layers: Sequence[LayerSpec]) -> ModelSpec:
 
 
 def _cut(layer: LayerFacts, parts: int, column_multiple: int) -> tuple[LayerSlice, LayerSlice]:
-    """One of so many parts of a layer, rounded up, and the rest."""
+    """One of `parts` parts of a layer, rounded up, and the rest."""
     heads, columns = range(layer.num_heads), range(layer.ffn_columns)
     head = -(-len(heads) // parts)
     column = -(-len(columns) // (parts * column_multiple)) * column_multiple
@@ -373,7 +373,7 @@ def _layer_bytes(layer: LayerFacts, kv_heads: int, columns: int) -> int:
 
 
 def _work_bytes(spec: ModelSpec, rows: int, *, context_tokens: int = CONTEXT_TOKENS) -> int:
-    """What a step of so many rows takes over its weights: activations, rotary tables, KV."""
+    """Overhead of a step of `rows` rows over its weights: activations, rotary tables, KV."""
     return max(
         _layer_work_bytes(spec.hidden_size, kind, rows, context_tokens) for kind in spec.kinds
     )

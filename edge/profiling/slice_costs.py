@@ -181,7 +181,7 @@ def _in_turn(
 
 
 def _whole_parts(turns: Sequence[Sequence[float]], parts: int) -> NDArray[np.float64]:
-    """[turns, parts + 1]: so many parts, each of one run or of two halves, and the last graph."""
+    """[turns, parts + 1]: `parts` parts, each of one run or of two halves, and the last graph."""
     runs = np.asarray(turns)
     split = runs[:, :-1].reshape(len(runs), parts, -1).sum(axis=2)
     return np.concatenate([split, runs[:, -1:]], axis=1)

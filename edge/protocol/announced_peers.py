@@ -31,8 +31,8 @@ async def is_any(record: PeerRecord, asked: Callable[[str], Awaitable[bool]]) ->
 async def first_answer(
     record: PeerRecord, asked: Callable[[str], Coroutine[Any, Any, Answer]]
 ) -> Answer:
-    """By one of the peer's addresses: the first of them, unless that fails or lets wait; each is
-    asked a moment after the one before, and goes on being asked beside it.
+    """The answer by one of the peer's addresses: the first of them, unless that fails or lets wait;
+    each is asked a moment after the one before, which is still being asked at the same time.
 
     Raises the last error where none answers, or NetworkError where there is none.
     """

@@ -23,7 +23,7 @@ Copies = Literal["none", "answers", "all"]
 """all: of prompts and answers."""
 
 COPIED_TOKENS: Mapping[Copies, int] = {"answers": 32, "all": 8}
-"""Of an answer, in one copy, by what is copied: a frame costs the same for one token and for
+"""Tokens of an answer in one copy, by what is copied: a frame costs the same for one token and for
 several. Of 200 tokens a second that two peers make on two cores, copies of 8 took 7 %, and those of
 32 take 3 %."""
 
@@ -42,11 +42,11 @@ class Assignment:
     limits: StepLimits
     kv_dtype: KvDtype
     weights_digest: str
-    """Of the whole model's weights: those of other shards decide what this one computes."""
+    """Digest of the whole model's weights: those of other shards decide what this one computes."""
     wire_rules: WireRules
     """The same for every shard of the plan, so both ends of a link agree."""
     copies_kv: Copies = "none"
-    """Of what the coordinator wants copies of the keys and values."""
+    """What the coordinator wants copies of the keys and values of."""
 
     def __post_init__(self) -> None:
         stages, limits = self.plan.stages, self.limits

@@ -39,7 +39,7 @@ async def carry_along(
 
 
 class Carrying:
-    """Peers are told beside each other, so many at once, in the order in which they were found."""
+    """Peers are told at the same time, `MOST_AT_ONCE` at most, in the order they were found in."""
 
     def __init__(self, credentials: Credentials, on_carried: Callable[[], None]) -> None:
         self._credentials = credentials

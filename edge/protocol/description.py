@@ -53,7 +53,7 @@ class PeerDescription:
 
     id: str
     epoch: int
-    """Of this start of its daemon: greater each time."""
+    """Number of this start of its daemon: greater each time."""
     name: Printable
     software: Printable
     addresses: tuple[Address, ...]

@@ -38,7 +38,7 @@ class Look:
 async def browse(
     discovery: Discovery, *, timeout_s: float, at_least: int = 1
 ) -> tuple[PeerRecord, ...]:
-    """Peers announced within `timeout_s`; ends early when `at_least` so many are there and no new
+    """Peers announced within `timeout_s`; ends early when `at_least` of them are there and no new
     one came for SETTLE_S."""
     found: dict[str, PeerRecord] = {}
     loop = asyncio.get_running_loop()

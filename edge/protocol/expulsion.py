@@ -19,7 +19,7 @@ async def until_expelled(
     devices: Callable[[], Iterable[str | None]] = tuple,
 ) -> None:
     """Return once the other end is no member any more, or by a later certificate only; or one of
-    the devices that are dealt with beside it is none.
+    the other `devices` that are dealt with is none.
 
     None stands for one without a key, as all have where there are no credentials.
     """

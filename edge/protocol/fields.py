@@ -33,7 +33,8 @@ MALFORMED = (
 _LONGEST_TEXT = 1024
 _LARGEST_INTEGER = 1 << 53
 _MOST_ITEMS = 4096
-"""Of a list or an object that is not marked otherwise: tokens of a chunk, layers of a model."""
+"""Items of a list or an object that is not marked otherwise: tokens of a chunk, layers of a
+model."""
 _LARGEST_NUMBER = 1e18
 
 
@@ -157,7 +158,7 @@ _PLAIN: dict[Any, Reader] = {str: text, int: integer, float: number, bool: boole
 
 @cache
 def reader(annotation: Any, most: int = _MOST_ITEMS) -> Reader:
-    """The reader of a field with this annotation, of at most so many items.
+    """The reader of a field with this annotation, of at most `most` items.
 
     TypeError for one that no record may hold.
     """

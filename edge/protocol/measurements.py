@@ -14,7 +14,8 @@ from edge.transport.frame import MAX_HEADER_BYTES, FrameLimits
 from edge.weights.formats import WeightFormat
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Of a probe: no step's hidden state is larger than what a peer buffers for a stranger."""
+"""Largest message of a probe: no step's hidden state is larger than what a peer buffers for a
+stranger."""
 
 _MAX_BUSY = 64
 
@@ -153,9 +154,9 @@ class LinkQuestion:
 
     place: Place
     small_bytes: int
-    """Of one token's hidden state."""
+    """Bytes of one token's hidden state."""
     large_bytes: int
-    """Of a chunk's."""
+    """Bytes of a chunk's."""
 
     def __post_init__(self) -> None:
         if not 0 < self.small_bytes <= self.large_bytes <= MAX_MESSAGE_BYTES:

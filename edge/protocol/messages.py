@@ -52,7 +52,7 @@ MAX_MANIFEST_BYTES = 16 << 20
 """One of 400 layers with 64 tensors each takes 3.7 MB, and 700 GB of weights in pieces 11 MB."""
 
 MOST_COPY_BYTES = 1 << 20
-"""Of one copy of keys and values: tokens that are chosen meanwhile wait until it is sent."""
+"""Largest copy of keys and values: tokens that are chosen meanwhile wait until it is sent."""
 
 _MOST_PIECES = MAX_MANIFEST_BYTES // 64
 """That such a manifest can name."""
@@ -185,7 +185,7 @@ class Open(Call[Opened]):
     lease: Lease
     """Sessions of earlier terms of the same run end first."""
     prefix_secret: _Secret
-    """Of whom beginnings of prompts belong to that are kept. Forgotten with the session."""
+    """Secret of the owner of beginnings of prompts that are kept. Forgotten with the session."""
     prefixes_of: Annotated[tuple[str, ...], AtMost(MOST_TRUSTED)] = ()
     """Beginnings of ids of other devices with the same secret: what they have left is taken."""
     expected: ExpectedStep | None = None
@@ -197,8 +197,8 @@ class Connected:
     """A shard that is linked with its neighbours, and ready."""
 
     kv_digest: str | None
-    """Of how it keeps keys and values: those of shards that are cut alike and have the same may be
-    exchanged. None: it hands none out."""
+    """Digest of how it keeps keys and values: those of shards that are cut alike and have the same
+    digest may be exchanged. None: it hands none out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +235,7 @@ class MatchPrefix(Post):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixMatched(Event):
-    """So many tokens of the prompt need not be computed."""
+    """The first `tokens` tokens of the prompt need not be computed."""
 
     kind = "prefix_matched"
     request: str
@@ -272,7 +272,7 @@ class RunStep(Post):
     terms: Annotated[Mapping[str, SamplingTerms], AtMost(MAX_REQUESTS)] = field(
         default_factory=dict
     )
-    """Of each request whose first step this is and that wants tokens; others want logits."""
+    """Terms of each request whose first step this is and that wants tokens; others want logits."""
     masked: Annotated[tuple[str, ...], AtMost(MAX_REQUESTS)] = ()
     """Requests whose next token not every token may be."""
     masks: Raw = b""
@@ -362,7 +362,7 @@ class Tokens(Event):
     chosen_s: float
     """When they were chosen, by the sampler's monotonic clock."""
     logprobs: Annotated[tuple[Logprobs | None, ...], Payload(write_logprobs, read_logprobs)] = ()
-    """Of each token, where its request wants them; empty where none does."""
+    """Log probabilities of each token, where its request wants them; empty where none does."""
 
     def __post_init__(self) -> None:
         if len(self.ends) != len(self.tokens):
@@ -438,7 +438,7 @@ class Finish(Post):
     session: str
     request: str
     kept_tokens: int = 0
-    """So many tokens of its cache stay for who begins with them, until it is finished again."""
+    """Tokens of its cache that stay for who begins with them, until it is finished again."""
     answer: Raw = b""
     """Those of them that follow the prompt that was matched; see `fields.token_bytes`."""
 
@@ -508,7 +508,7 @@ class AskLink(Post):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSent(Event):
-    """So many messages were begun to be sent over the link to the shard of this seat."""
+    """How many messages were begun to be sent over the link to the shard of this seat."""
 
     kind = "link_sent"
     stage: int

@@ -27,13 +27,13 @@ from edge.protocol.topology import Place, Seat
 from edge.transport import Credentials, parse_number
 
 _NOBODYS_SECRET = bytes(32)
-"""Of peers that want no keys, and whose caches anybody may read."""
+"""Secret of peers that want no keys, and whose caches anybody may read."""
 
 SLOW_FROM = 1.5
 """Times the prediction; below, it is the unrest of devices that do other things, too."""
 
 LOST_AFTER_S = COORDINATOR_SILENT_AFTER_S
-"""Of silence; by then it has given up its coordinators as well."""
+"""Silence of a peer; by then it has given up its coordinators as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,8 +322,8 @@ def with_unique_names(
 def places(devices: Mapping[Seat, PeerInfo]) -> dict[Seat, Place]:
     """Where each shard's neighbours reach it.
 
-    That is where the coordinator reached it, by number; but a peer beside the coordinator, reached
-    by loopback, must be named to other devices by addresses of its own. Raises NetworkError when
+    That is where the coordinator reached it, by number; but a peer on its machine, reached by
+    loopback, must be named to other devices by addresses of its own. Raises NetworkError when
     it has none.
     """
     everywhere = {seat: (peer.reached_at, *peer.addresses) for seat, peer in devices.items()}

@@ -186,7 +186,7 @@ class StepLimits:
 
     @property
     def states(self) -> int:
-        """For so many there is memory, where layers have some."""
+        """States that there is memory for, where layers have some."""
         return self.requests + self.saved_states
 
     @property

@@ -12,7 +12,7 @@ from edge.transport.frame import Buffer
 
 
 def mask_bytes(vocab_size: int) -> int:
-    """Of one request."""
+    """Bytes of one request's mask."""
     return -(-vocab_size // 8)
 
 

@@ -34,5 +34,5 @@ class WireRules:
 
 
 def number_bytes(wire: Wire) -> float:
-    """Of each number on the wire; at most so many where each link's form is yet to be chosen."""
+    """Bytes of each number on the wire; the most where each link's form is yet to be chosen."""
     return {"float16": 2.0, "int8": 1 + 4 / 32}.get(wire, 4.0)

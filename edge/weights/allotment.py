@@ -33,7 +33,7 @@ Choices = Mapping[str, Sequence[Choice]]
 
 
 def allot(choices: Choices, total_bytes: float) -> dict[str, Choice]:
-    """For each matrix one of its choices, together within so many bytes; at least the smallest."""
+    """For each matrix one of its choices, together within `total_bytes`; at least the smallest."""
     members = _alike(choices)
     merged = {name: _sum([choices[role] for role in roles]) for name, roles in members.items()}
     found = dict.fromkeys(merged, 0)

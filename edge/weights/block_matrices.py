@@ -42,7 +42,7 @@ class Blocks(MatrixKind[QuantizedMatrix]):
     operator = "matmul_nbits"
     can_round_inputs = True
     more: ClassVar[str] = ""
-    """What blocks have besides scales, for people."""
+    """What blocks have in addition to scales, for people."""
 
     code_bits: int
     block_size: int

@@ -43,10 +43,10 @@ MADE_BY = "edge_quantize"
 """Where config.json says how the codes were found."""
 
 _VERSION = 1
-"""Of how codes are written: raise it when that changes, so that no folder is of two versions."""
+"""Version of how codes are written: raise it when that changes, so that no folder has two."""
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _SPARE_DISK_BYTES = 256 << 20
-"""Left free; also for the files beside the weights."""
+"""Left free; also for the files next to the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class CompressedFolder:
         self._present.add(group.name)
 
     def finish(self) -> None:
-        """With all groups written: writes what lies beside them; then the folder has its name.
+        """With all groups written: writes what lies next to them; then the folder has its name.
 
         Raises RequestError where something else has it by now, CapacityError, CheckpointError.
         """
@@ -235,7 +235,7 @@ class CompressedFolder:
             )
 
     def _module(self, role: str) -> str:
-        """Of a matrix: what its tensors' names begin with."""
+        """What the names of a matrix's tensors begin with."""
         return self._name(role).removesuffix(".weight")
 
     def _index(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _MOST_BYTES = 4 << 20
 _VERSION = 1
 _MOST_USES = 1e15
 _UNSEEN = 0.5
-"""What every expert is counted beside what was seen of it: none is sure never to be chosen."""
+"""Added to what was seen of every expert: none is sure never to be chosen."""
 
 
 def expert_uses(spec: ModelSpec, counts: Mapping[int, NDArray[np.float32]]) -> ExpertUses:
@@ -47,7 +47,7 @@ def expert_uses(spec: ModelSpec, counts: Mapping[int, NDArray[np.float32]]) -> E
 def keep_expert_uses(
     root: Path, fingerprint: str, counts: Mapping[int, NDArray[np.float32]]
 ) -> None:
-    """Of the checkpoint with this fingerprint. Raises CapacityError for a full disk."""
+    """Keep those of the checkpoint with this fingerprint. Raises CapacityError for a full disk."""
     value = {
         "version": _VERSION,
         "counts": {str(layer): each.astype(int).tolist() for layer, each in counts.items()},

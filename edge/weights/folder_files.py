@@ -1,4 +1,4 @@
-"""What lies in a model's folder beside its weights and config.json: the tokenizer, and small files.
+"""Other files of a model's folder than its weights and config.json: the tokenizer, and small ones.
 
 Copied from a folder; made of what a GGUF file says.
 """
@@ -34,7 +34,7 @@ SMALL_FILES = (
 )
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 _MOST_BYTES = 64 << 20
-"""Of one file; see `edge/text/files.py`."""
+"""Most bytes of one file; see `edge/text/files.py`."""
 
 
 def other_files(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:

@@ -10,7 +10,7 @@ from edge.text.files import read_json
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _OF_TRAINING = ("training_args", "optimizer", "scheduler", "rng_state")
-"""Pickles that lie beside weights."""
+"""Pickles that lie next to weights."""
 
 
 def check_folder(folder: Path) -> None:

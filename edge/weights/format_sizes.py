@@ -43,7 +43,7 @@ def counted_matrices(
 
 
 def num_weights(spec: ModelSpec) -> int:
-    """Of all matrices that a token is multiplied with."""
+    """Number of weights of all matrices that a token is multiplied with."""
     shapes = tensor_shapes(spec).items()
     return sum(math.prod(shape) for role, shape in shapes if len(shape) == 2 and role not in TABLES)
 

@@ -77,7 +77,7 @@ class WeightFormat:
     accuracy: Accuracy
     """How products with integer weights are computed; float32 knows one way only."""
     grades: tuple[int, ...] = field(default=(), compare=False, repr=False)
-    """Of the model's layers; peers find them in its description."""
+    """Grades of the model's layers; peers find them in its description."""
     note: str = field(default="", compare=False, repr=False)
     """What people are told of it, next to its kinds of matrices."""
     open_source: OpenSource | None = field(default=None, compare=False, repr=False)

@@ -74,7 +74,7 @@ class RowsOfHeads:
     tensor: str
     heads: int
     rows: range
-    """Of the first head."""
+    """Rows of the first head."""
     height: int
     """Rows that a head has in all."""
 

@@ -243,7 +243,7 @@ def _rope_factors(files: Sequence[GgufFile]) -> dict[str, NDArray[np.float32]]:
 def _tokenizer_reader(
     path: Path, metadata: Mapping[str, Any]
 ) -> Callable[[], TokenizerFiles] | None:
-    """The file's own; where it has none, or one that is not known, tokenizer.json beside it."""
+    """The file's own; where it has none, or one that is not known, tokenizer.json next to it."""
     beside = path.with_name(TOKENIZER)
 
     def read() -> TokenizerFiles:

@@ -83,7 +83,7 @@ def linear_parts(
 def _of_heads(
     tensor: str, heads: int, sizes: dict[str, int], name: Callable[[str], str]
 ) -> dict[str, TensorPart]:
-    """Parts of so many rows of each key head, one under the other."""
+    """Parts of `sizes` rows of each key head, one under the other."""
     found: dict[str, TensorPart] = {}
     first, height = 0, sum(sizes.values())
     for part, size in sizes.items():

@@ -73,7 +73,7 @@ class Header:
 
 
 def read_header(path: str | Path) -> Header:
-    """Of a folder, a GGUF file, or a folder with one GGUF model.
+    """Header of a folder, a GGUF file, or a folder with one GGUF model.
 
     Raises CheckpointError, naming the file, the cause and what to do, where there is nothing that
     could be described; RequestError for what is no path.
@@ -224,7 +224,7 @@ def _of_gguf(files: Sequence[GgufFile], name: str) -> _Parts:
 
 
 def _gguf_tokenizer(file: GgufFile) -> tuple[TokenizerFacts | None, str | None]:
-    """The file's own, else that of tokenizer.json beside it, and what is wrong with it."""
+    """The file's own, else that of tokenizer.json next to it, and what is wrong with it."""
     metadata, path = file.metadata, file.path
     end_ids = gguf_end_ids(metadata)
     problem: str | None = None

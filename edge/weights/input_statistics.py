@@ -48,7 +48,7 @@ class InputStatistics(Closing):
             raise CheckpointError(f"{path} holds what another model was given", remedy="remove it")
 
     def grams(self, role: str) -> list[NDArray[np.float32]]:
-        """Of the inputs of a matrix, for one run of columns after the other."""
+        """Gram matrices of a matrix's inputs, for one run of columns after the other."""
         with store_errors_as_edge_errors():
             return [self._file.read(_name(run), ()) for run in self._runs[role]]
 

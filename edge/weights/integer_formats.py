@@ -17,7 +17,8 @@ DEFAULT_BLOCK_SIZE = 32
 _MIXED_INPUTS = ("key.weight", "value.weight", "kv_down.weight", "key_value.weight")
 _MIXED_OUTPUTS = ("output.weight", "linear_output.weight", "short_output.weight")
 _INT4_BLOCK = 64
-"""Of most matrices in int4: with zero points as close as blocks of 32 without, and faster."""
+"""Columns of a block of most matrices in int4: with zero points as close as blocks of 32 without,
+and faster."""
 _WIDEST_BLOCK, _WIDEST_CUT_BLOCK = 128, 64
 """Codes of 8 bits lose nothing by it that can be seen, and a quarter of the scales is left. Where
 columns are shared out among devices, in multiples of a block, those are better not too large."""
@@ -104,7 +105,7 @@ def head_kind(spec: ModelSpec, least_block: int = 32) -> Blocks:
 
 
 def _block_columns(spec: ModelSpec) -> Iterator[int]:
-    """Of all feed-forward blocks."""
+    """Columns of all feed-forward blocks."""
     for kind in spec.kinds:
         part = kind.feed_forward
         yield part.columns

@@ -59,7 +59,7 @@ class ShardLayout:
     streamed_layers: int
     """Number of layers whose matrices are read from disk for each step."""
     kept_experts: int = 0
-    """Of those layers, experts that stay in memory beside the layers that do."""
+    """Experts of those layers that stay in memory in addition to the layers that do."""
     of_experts: bool = False
     """The model has layers with experts, here or elsewhere."""
 
@@ -110,7 +110,7 @@ class ShardLayout:
         return tuple(each for each in rotations if each.turned_elements)
 
     def streaming(self, layers: int) -> ShardLayout:
-        """The same with so many layers on disk; see `Shard.streaming`."""
+        """The same with `layers` layers on disk; see `Shard.streaming`."""
         if layers == self.streamed_layers:
             return self
         return replace(self, streamed_layers=layers, kept_experts=0)
@@ -210,7 +210,7 @@ def _embedding(spec: ModelSpec, rows: range) -> range:
 
 
 def _grade(spec: ModelSpec, matrix: MatrixSlice, *, usual: int) -> int:
-    """Of the layer whose matrix it is, which may be another one than uses it."""
+    """Grade of the layer whose matrix it is, which may be another one than uses it."""
     role = matrix.parts[0][0]
     return spec.layer(layer_number(role)).grade if role.startswith("layers.") else usual
 
@@ -234,7 +234,7 @@ def _cache_layer(spec: ModelSpec, stage: range, shard: Shard, layer: int) -> int
 
 
 def whole_layout(spec: ModelSpec) -> ShardLayout:
-    """Of one device that has all of the model."""
+    """Layout of one device that has all of the model."""
     slices = [
         LayerSlice(heads=range(kind.mixer.num_units), ffn_columns=range(kind.feed_forward.columns))
         for kind in spec.kinds

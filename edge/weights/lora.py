@@ -252,7 +252,7 @@ def _change(
 
 
 def _alpha(config: Mapping[str, Any], module: str, source: str) -> float:
-    """Of the first of alpha_pattern's keys that is the module's name, or the end of it."""
+    """Alpha by the first of alpha_pattern's keys that is the module's name, or the end of it."""
     patterns = config.get("alpha_pattern") or {}
     alpha = config.get("lora_alpha", 8)
     if not isinstance(patterns, Mapping):

@@ -19,7 +19,7 @@ from edge.weights.folder_form import CONFIG
 from edge.weights.hub_cache import cached_repositories, folder_of, repository_of, snapshots
 
 _DEFAULT_CHOICE = "Q4_K_M"
-"""Of several GGUF models: what other programs take, too."""
+"""Choice among several GGUF models: what other programs take, too."""
 _MOST_SHOWN = 8
 _HUB = re.compile(r"(?:hf:/{1,2}|(?:https?:/{1,2})?(?:www\.)?(?:huggingface\.co|hf\.co)/)")
 _PART = r"[A-Za-z0-9][\w.-]{0,95}"
@@ -94,7 +94,7 @@ def find_model(model: str | Path, *, hub_cache: Path) -> Path | NotCached:
 
 
 def chosen_gguf(names: Collection[str], choice: str | None) -> str | None:
-    """Of a repository with these files the GGUF file that is meant, of a split one the first part;
+    """The GGUF file that is meant in a repository with these files, the first part of a split one;
     None where the safetensors are.
 
     Raises CheckpointError, naming what there is, where the choice is none or not clear.

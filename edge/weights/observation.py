@@ -28,13 +28,13 @@ class ObservedRun:
     matrix: str
     """As ShardLayout names it: fused matrices have the same inputs."""
     columns: range
-    """Of the whole matrix."""
+    """Columns of the whole matrix."""
     first: int
-    """Of the shard's."""
+    """The first one, among the shard's columns."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of its Gram matrix, which is float32."""
+        """Shape of its Gram matrix, which is float32."""
         return len(self.columns), len(self.columns)
 
     @property
@@ -43,7 +43,7 @@ class ObservedRun:
 
     @property
     def inputs(self) -> slice:
-        """Of the product's."""
+        """Slice of the product's inputs."""
         return slice(self.first, self.first + len(self.columns))
 
 
@@ -56,7 +56,7 @@ class ObservedExperts:
 
     @property
     def shape(self) -> tuple[int]:
-        """Of the counts, which are float32: exact up to 16 million."""
+        """Shape of the counts, which are float32: exact up to 16 million."""
         return (self.num_experts,)
 
     @property
@@ -81,7 +81,7 @@ def observed_runs(layout: ShardLayout) -> tuple[Observed, ...]:
 
 
 def observed_inputs(layout: ShardLayout) -> tuple[ObservedRun, ...]:
-    """Of all matrices of a shard, in their order. Runs begin at multiples of their length."""
+    """Runs of all matrices of a shard, in their order. They begin at multiples of their length."""
     return tuple(
         ObservedRun(matrix=matrix.name, columns=columns, first=columns.start - matrix.columns.start)
         for matrix in layout.matrices

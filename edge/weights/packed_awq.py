@@ -19,7 +19,7 @@ from edge.weights.packed_matrix import FLOATS, INTEGERS, CodedMatrix, Grid, Pack
 
 _WORD = 8
 _PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-"""Of each output, among the codes of its word."""
+"""Place of each output among the codes of its word."""
 
 
 def find_awq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:

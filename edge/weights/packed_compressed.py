@@ -41,7 +41,7 @@ _FLOATS = "float-quantized"
 _MIXED = "mixed-precision"
 _FORMATS = (_PACKED, *_PLAIN, _FLOATS, _MIXED)
 _MOST_GROUPS = 256
-"""Of a configuration; files have one or two."""
+"""Most groups of a configuration; files have one or two."""
 
 
 def find_compressed(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
@@ -147,7 +147,7 @@ def compressed_arrays(layer: str, matrix: QuantizedMatrix) -> dict[str, NDArray[
 
 
 def _words(codes: int, bits: int) -> int:
-    """Of 32 bits, that hold so many codes."""
+    """Words of 32 bits that hold `codes` codes."""
     return -(-codes * bits // 32)
 
 
@@ -244,7 +244,7 @@ def _weights(config: Config) -> list[Config]:
 
 
 def _schemes(config: Config) -> list[_Scheme]:
-    """Of those with integer codes."""
+    """Schemes of those with integer codes."""
     found: list[_Scheme] = []
     for weights in _weights(config):
         if weights.values.get("type", "int") != "int":

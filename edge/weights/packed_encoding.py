@@ -34,7 +34,7 @@ from edge.weights.stored_blocks import StoredBlocks, recipe_of
 
 _FINE_BITS = 8
 _ROUNDED_BLOCK, _LEAST_BLOCK = 64, 32
-"""Of what becomes 8 bits; devices share it out in multiples of a block."""
+"""Columns of a block in what becomes 8 bits; devices share it out in multiples of a block."""
 _SHUFFLED_NOTE = "what devices share by columns, whose groups are in act-order there, in 8 bits"
 
 Order = NDArray[np.int32]
@@ -126,7 +126,7 @@ def _cut_in_act_order(spec: ModelSpec, coded: Mapping[str, CodedMatrix]) -> dict
 
 
 def _numbers(spec: ModelSpec, orders: Mapping[str, Order]) -> dict[str, int]:
-    """Of each matrix, a number that those which are fused with it have if they are in one order."""
+    """For each matrix, a number that those fused with it have as well if they are in one order."""
     found: dict[str, int] = {}
     for matrix in _matrices(spec):
         known: list[bytes] = []

@@ -96,7 +96,7 @@ class CodedMatrix(PackedMatrix):
 
     @property
     def kind(self) -> Blocks:
-        """Of its columns as they lie; of one that is shuffled, sorted by their groups."""
+        """Kind of its columns as they lie; if it is shuffled, of them sorted by their groups."""
         return self.form(self.bits, self.block_size)
 
     def sorted_columns(self) -> NDArray[np.int32] | None:

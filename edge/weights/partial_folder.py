@@ -1,4 +1,4 @@
-"""A folder that is there once it is whole: begun beside its place, gone on with, then renamed."""
+"""A folder that is there once it is whole: begun next to its place, gone on with, then renamed."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class MakersPooling:
 
 
 def read_pooling(folder: Path) -> MakersPooling:
-    """Of modules.json and the file of the pooling that it names. Raises CheckpointError for files
-    that are not what they should be."""
+    """Pooling by modules.json and the file that it names. Raises CheckpointError for files that
+    are not what they should be."""
     place = PurePosixPath(POOLING)
     if (folder / MODULES).is_file():
         found = None

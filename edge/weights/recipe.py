@@ -29,7 +29,7 @@ class StoredMatrix:
     """Its name is that of the whole matrix, where all of it is of this kind."""
     kind: Kind
     rows: range
-    """Of the shard's matrix."""
+    """Rows of the shard's matrix."""
 
     @property
     def name(self) -> str:

@@ -42,7 +42,7 @@ _KL_PER_ERROR = {
 }
 _USUAL_KL_PER_ERROR = 0.2
 _LATE_ROLES, _LATE_FACTOR = ("gate.weight", "up.weight", "down.weight"), 2.5
-"""Of feed-forward blocks in the last sixth of the layers."""
+"""Roles of feed-forward blocks, and their factor in the last sixth of the layers."""
 _SAMPLES, _SAMPLE_ROWS = 8, 32
 """Runs of rows that stand for all."""
 _SIZES, _CUT_SIZES, _SMALLEST = (128, 64, 32), (64, 32), 32
@@ -89,7 +89,8 @@ def choices_of(
 
 
 def least_bytes(spec: ModelSpec, least_bits: int = 0) -> int:
-    """Of the choices of so many bits together that any model of this form has."""
+    """Bytes of the smallest choices of `least_bits` bits or more, all matrices together, that any
+    model of this form has."""
     return sum(
         min(_size(kind, rows, columns) for kind in _kinds(role, columns, least_bits))
         for role, (rows, columns) in _multiplied_with(spec).items()

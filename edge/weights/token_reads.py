@@ -9,7 +9,7 @@ from edge.weights.recipe import Recipe
 
 
 def packed_bytes_of_token(layout: ShardLayout, recipe: Recipe) -> int:
-    """Of all its matrices, but of a layer's experts as many as a token goes through."""
+    """Packed bytes of all its matrices, but of a layer's experts as many as a token uses."""
     total = 0.0
     for matrix in layout.matrices:
         packed = sum(each.packed_bytes for each in recipe.stored(matrix))

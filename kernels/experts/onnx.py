@@ -341,7 +341,7 @@ def _add_up(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepSizes:
-    """Of the step, as values that all layers share: they have the same rows."""
+    """Sizes of the step, as values that all layers share: they have the same rows."""
 
     num_rows: str
     """[1]."""
@@ -369,7 +369,7 @@ def _step_sizes(graph: OnnxGraph, rows: str, top_k: int) -> _StepSizes:
 
 
 def _shape(graph: OnnxGraph, x: str, hidden_size: int) -> str:
-    """Of the step's rows [batch, tokens, hidden], for all layers."""
+    """Shape of the step's rows [batch, tokens, hidden], for all layers."""
     return graph.once(f"experts.shape_{hidden_size}", lambda: (graph.node("Shape", x),))[0]
 
 
@@ -475,4 +475,4 @@ def _route(
 
 
 _FLOAT, _INT64, _BOOL = 1, 7, 9
-"""Of TensorProto."""
+"""Data types of TensorProto."""

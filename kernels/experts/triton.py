@@ -103,7 +103,7 @@ class ExpertStack:
 
     @property
     def arrays(self) -> tuple[Tensor, ...]:
-        """Of the first one; where an array is missing, something in its place."""
+        """Arrays of the first one; where an array is missing, something in its place."""
         words = self.first.arrays[0]
         assert words is not None
         return tuple(words if array is None else array for array in self.first.arrays)
@@ -455,7 +455,7 @@ Tiles: TypeAlias = GemvTiles | GemmTiles
 
 
 def product_tiles(rows: int, stack: ExpertStack, *, top_k: int, element_bytes: int) -> Tiles:
-    """The kind of kernel for a step of so many rows, and the usual sizes of its programs."""
+    """The kind of kernel for a step of `rows` rows, and the usual sizes of its programs."""
     device = stack.table.device
     processors = num_processors(device)
     if rows <= FEW_ROWS:

@@ -1,4 +1,4 @@
-"""Sizes of the KV cache of the CPU kernels, and of what is kept beside its codes."""
+"""Sizes of the KV cache of the CPU kernels, and of what is kept with its codes."""
 
 import numpy as np
 
@@ -32,19 +32,19 @@ values would cost`). With 64, it added 10.6 % to the loss of weights in int4; th
 
 
 def keeps_remainders(bits: int | None) -> bool:
-    """Whether what codes of the first and the newest tokens lack is kept beside them."""
+    """Whether what codes of the first and the newest tokens lack is kept with them."""
     return bits == 4
 
 
 def remainder_shape(
     num_kv_heads: int, head_size: int, *, has_soft_cap: bool
 ) -> tuple[int, int, int]:
-    """Of one layer and request, float32: see kv_remainders."""
+    """Shape for one layer and request, float32: see kv_remainders."""
     arrays = 3 if has_soft_cap else 2
     return arrays * num_kv_heads, 1 + NEWEST_TOKENS, cache_head_size(head_size, 4)
 
 
 def remainder_row_values(num_heads: int, context_tokens: int, chunk_tokens: int) -> int:
-    """Floats that are alive at once for each row of a step beside the scores: the bias and the
+    """Floats alive at once for each row of a step in addition to the scores: the bias and the
     weights over the whole context, and of the places some for each."""
     return num_heads * (2 * context_tokens + 8 * (1 + NEWEST_TOKENS + chunk_tokens))

@@ -1,6 +1,6 @@
 """Nodes around GroupQueryAttention over codes that make it exact at the first and newest tokens.
 
-The operator knows one cache. So what the codes of those tokens lack is kept beside it, and put in
+The operator knows one cache. So what the codes of those tokens lack is kept apart, and put in
 where it counts: scores are corrected by the operator's bias, and what it gives by the weights that
 it gave to those tokens. No second softmax has to be merged with the first, and whatever else the
 operator does to scores (a window, a soft cap, sinks) it does as before.
@@ -160,7 +160,7 @@ def _begins(graph: OnnxGraph, positions: str) -> str:
 
 
 def _places(graph: OnnxGraph, inputs: Inputs, num_heads: int) -> tuple[str, str, str]:
-    """Mask, places and a bias of zeros; the same for all layers of so many heads."""
+    """Mask, places and a bias of zeros; the same for all layers of `num_heads` heads."""
     newest = inputs.newest
 
     def make() -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""What a layer has of each token besides the hidden state."""
+"""What a layer has of each token in addition to the hidden state."""

@@ -300,7 +300,7 @@ def _note(path: Path) -> str | None:
 
 
 def _allocated_bytes(folder: Path) -> int:
-    """Of files with holes, what is written."""
+    """Bytes on disk; of files with holes, what is written."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 MAX_DEPTH = 64
 """Lists and objects within each other; a configuration has a handful."""
 MAX_VALUES = 800_000
-"""Of one file, unless its reader says otherwise: 100,000 tensors are described by as many."""
+"""Values of one file, unless its reader says otherwise: 100,000 tensors take as many."""
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:

@@ -57,7 +57,7 @@ def write_durably(path: Path, content: bytes, *, mode: int | None = None) -> Non
 
 
 def rename_durably(path: Path, target: Path) -> None:
-    """A file or folder under another name beside it, which survives a loss of power.
+    """Give a file or folder another name in its folder, which survives a loss of power.
 
     Raises StoreError.
     """

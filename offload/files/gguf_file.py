@@ -21,7 +21,8 @@ from edge.offload.files.positioned import EndedError, as_bytes, fill, fill_colum
 
 _FLOAT32 = np.dtype(np.float32)
 _CHUNK_WEIGHTS = 1 << 20
-"""Made into floats at once: what formulas need beside the result stays in a core's cache."""
+"""Weights made into floats at once: what formulas need apart from the result stays in a core's
+cache."""
 
 
 class GgufFile(Closing):

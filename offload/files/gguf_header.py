@@ -37,7 +37,7 @@ _DEFAULT_ALIGNMENT = 32
 _FIRST_PART_BYTES = 1 << 20
 
 Value = bool | int | float | str | tuple[str, ...] | NDArray[Any]
-"""Of metadata. Arrays of numbers are numpy's, arrays of strings tuples."""
+"""A value of metadata. Arrays of numbers are numpy's, arrays of strings tuples."""
 
 _NUMBERS: Mapping[int, str] = {
     0: "<u1",
@@ -115,7 +115,7 @@ class _Cursor:
         """In arrays so far."""
 
     def check_count(self, count: int, least_bytes: int, most: int, what: str) -> None:
-        """Raises HeaderError where so many things, each of some bytes, cannot be there."""
+        """Raises HeaderError where `count` things, each of some bytes, cannot be there."""
         if count > most:
             raise HeaderError(
                 f"announces {count:,} {what}, and {most:,} are the most that are read"

@@ -68,8 +68,8 @@ def first_part(path: Path) -> Path:
 
 
 def all_parts(path: Path) -> list[Path]:
-    """Of the split file whose first part this is by its name, all that there should be; else the
-    file itself."""
+    """All parts that there should be of the split file whose first part this is by its name; else
+    the file itself."""
     found = _PART.fullmatch(path.name)
     return _part_names(path, int(found[3])) if found else [path]
 
@@ -160,7 +160,7 @@ class GgufStore(Closing):
         return self._file(name).type(name)
 
     def blocks(self, name: str, rows: range, blocks: range) -> NDArray[np.uint8]:
-        """Of a matrix, raw blocks uint8 [rows, blocks, bytes of a block], rows in order as `read`.
+        """Raw blocks of a matrix, uint8 [rows, blocks, bytes of a block], rows in order as `read`.
 
         Of stacked matrices rows are counted through all. Raises like `read`.
         """

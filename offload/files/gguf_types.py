@@ -43,8 +43,8 @@ class CodeType:
     """The codes of a type.
 
     codes: bytes [..., blocks, block_bytes] to Codes [..., blocks, runs, run]. bits: signed numbers
-    of so many bits hold the values, once `shift` is added: where there are offsets, so that 0 is in
-    the middle, as products round their inputs and lose the less the smaller the codes are. run:
+    of this many bits hold the values, once `shift` is added: where there are offsets, so that 0 is
+    in the middle, as products round their inputs and lose the less the smaller the codes are. run:
     weights with one scale.
     """
 
@@ -138,7 +138,7 @@ def _fifth_bits(four_bytes: Bytes) -> Bytes:
 
 
 def _one_run(values: NDArray[Any], scales: Floats, offsets: Floats | None = None) -> Codes:
-    """Of blocks that are one run: values [..., 32], scales [..., 1]."""
+    """Codes of blocks that are one run: values [..., 32], scales [..., 1]."""
     return Codes(values=values.astype(np.int8)[..., None, :], scales=scales, offsets=offsets)
 
 

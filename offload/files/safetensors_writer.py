@@ -31,7 +31,7 @@ class SafetensorsWriter:
     ) -> None:
         """`tensors`: {name: (type as the format calls it, shape of one axis or more)}.
 
-        metadata: what the header says besides; some libraries want {"format": "pt"} there.
+        metadata: what else the header says; some libraries want {"format": "pt"} there.
         """
         self._path = path
         self._partial = path.with_name(f"{path.name}.partial")
@@ -55,7 +55,7 @@ class SafetensorsWriter:
         self._head = len(text).to_bytes(8, "little") + text
         self._begin = {name: len(self._head) + offset for name, offset in offsets.items()}
         self.total_bytes = len(self._head) + end
-        """Of the whole file."""
+        """Size of the whole file."""
 
     def __enter__(self) -> Self:
         self._file = self._partial.open("wb", buffering=0)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 
 class EvictionOrder:
-    """Of things by their keys. Of those that are worth the same, the least recently used goes
-    first; where costs are all alike, that decides alone."""
+    """The order in which things go, by their keys. Of those that are worth the same, the least
+    recently used goes first; where costs are all alike, that decides alone."""
 
     def __init__(self) -> None:
         self._worths: dict[str, float] = {}

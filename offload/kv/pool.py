@@ -87,14 +87,14 @@ class KVPool:
                 self._fixed.prefer_huge(begin, _page_bytes(rows))
             begin += _page_bytes(rows)
         self._states: list[NDArray[np.float32]] = [found[number] for number in range(len(found))]
-        """Of slots, and behind them of places."""
+        """States of slots, and behind them of places."""
         self._slots = slots
         self._places = places
         self._most_states = slots if most_states is None else most_states
         self._requests = SlotOrder()
         self._lengths: list[int] = []
         self._with_state: list[bool] = []
-        """Of each slot that is taken."""
+        """For each slot that is taken, whether it has a state."""
         self._spare: int | None = None
         """The slot without a request that may have pages."""
 
@@ -146,7 +146,7 @@ class KVPool:
         return not self._states
 
     def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
-        """Of `count` slots from `first`, as views of the pool."""
+        """States of `count` slots from `first`, as views of the pool."""
         return [state[first : first + count] for state in self._states]
 
     def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
@@ -373,7 +373,7 @@ class _Pages:
 
 
 def _page_bytes(shape: tuple[int, ...]) -> int:
-    """Of the pages for float32 of this shape."""
+    """Bytes of the pages for float32 of this shape."""
     page = _page_of(shape)
     return -(-math.prod(shape) * 4 // page) * page
 

@@ -60,7 +60,7 @@ class PrefixMemory:
             return self._taken.total()
 
     def limit(self, num_bytes: int) -> None:
-        """There is room for so many from now on. What is too much is gone when this returns."""
+        """There is room for `num_bytes` from now on. What is too much is gone when this returns."""
         with self._mutex:
             self._limit_bytes = num_bytes
             self._shrink(num_bytes)
@@ -154,7 +154,7 @@ class PrefixMemory:
 
 
 def _mapped_bytes(arrays: Arrays) -> int:
-    """Of the pages for copies of these; of nothing, too, which is a block like another."""
+    """Bytes of the pages for copies of these; for nothing, too, which is a block like another."""
     size = sum(map(_place_bytes, arrays))
     return max(1, math.ceil(size / mmap.PAGESIZE)) * mmap.PAGESIZE
 

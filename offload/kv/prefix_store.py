@@ -285,13 +285,13 @@ def _records(
 
 
 def _sealed_bytes(parts: Sequence[NDArray[np.uint8]]) -> int:
-    """Of the whole file."""
+    """Bytes of the whole file."""
     records = sum(-(-part.nbytes // _RECORD_BYTES) for part in parts)
     return _HEAD_BYTES + sum(part.nbytes for part in parts) + records * _TAG_BYTES
 
 
 def _name(key: str, owner: str) -> str:
-    """Of a block's file."""
+    """Name of a block's file."""
     return f"{key}.{owner}" if owner else key
 
 

@@ -74,7 +74,7 @@ class _Place:
         self._now = tiers.first.place(request, shape)
         self._is_first = True
         self._dtype: np.dtype[Any] = np.dtype(np.uint8)
-        """Of the rows that are here."""
+        """Type of the rows that are here."""
 
     def tokens(self, layer: int) -> int:
         return self._now.tokens(layer)

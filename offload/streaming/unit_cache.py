@@ -48,7 +48,7 @@ P = TypeVar("P", bound=Place)
 
 
 class UnitCache(Generic[P]):
-    """Units in groups, of which so many bytes are in memory at once, each in a place of its kind.
+    """Units in groups: `capacity_bytes` of them are in memory at once, each in a place of its kind.
 
     Places are opened as they are needed and go from unit to unit: to open one takes much longer
     than to read a unit. For one thread at a time, but for `keep` and `close`.
@@ -68,14 +68,14 @@ class UnitCache(Generic[P]):
         """Begins to read as many as there is room for, as many of each group.
 
         kinds: of each group's units, which are alike in size. `open_place`: one of a kind.
-        `place_bytes`: what a place takes beside its memory, which takes
-        nothing while no unit is in it.
+        `place_bytes`: overhead of a place over its memory, which takes nothing while no unit is in
+        it.
         """
         self._first: list[int] = []
-        """Of each group: the number of its first unit."""
+        """Number of each group's first unit."""
         self._counts = [len(group) for group in groups]
         self._kinds: list[int] = []
-        """Of each unit."""
+        """Kind of each unit."""
         for group, kind in zip(groups, kinds, strict=True):
             self._first.append(len(self._kinds))
             self._kinds += [kind] * len(group)
@@ -88,7 +88,7 @@ class UnitCache(Generic[P]):
         self._idle = {kind: [open_place(kind)] for kind in sorted({*self._kinds})}
         """Places of each kind without a unit."""
         self._sizes = {kind: sum(map(len, place.memory)) for kind, (place,) in self._idle.items()}
-        """Of units of each kind."""
+        """Bytes of a unit of each kind."""
         self._begun: dict[int, Begun] = {}
         """Units that are in memory or on their way there."""
         self._places: dict[int, P] = {}
@@ -96,14 +96,14 @@ class UnitCache(Generic[P]):
         self._held_bytes = place_bytes * len(self._idle)
         self._is_held = np.zeros(len(self._kinds), np.bool_)
         self._shares = np.zeros(len(self._kinds), np.float64)
-        """Of tokens, that used the unit."""
+        """Share of tokens that used each unit."""
         self._pinned: set[int] = set()
         self._failure: StoreError | None = None
         self._is_closed = False
         self.uses = 0
         """Units that steps used."""
         self.reads = 0
-        """Of these, units that were not in memory."""
+        """Those of them that were not in memory."""
         with self._mutex:
             self._fill()
 
@@ -114,7 +114,7 @@ class UnitCache(Generic[P]):
 
     @property
     def held_bytes(self) -> int:
-        """In memory, or on the way there, and what places take beside it."""
+        """In memory, or on the way there, and the overhead of places."""
         return self._held_bytes
 
     def runs(
@@ -154,7 +154,7 @@ class UnitCache(Generic[P]):
                     self._make_room(for_good=False)
 
     def keep(self, capacity_bytes: int, *, for_good: bool = True) -> None:
-        """From now on so many bytes may be in memory; any more are let go before this returns.
+        """From now on `capacity_bytes` may be in memory; any more are let go before this returns.
 
         But for units in use, which are let go after their use. From any thread. Not `for_good`: the
         places of those that are let go stay open, as far as there is room for them.

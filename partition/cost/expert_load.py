@@ -73,7 +73,7 @@ def expected_slowest(
 
 @lru_cache(maxsize=4096)
 def _counts(chances: tuple[float, ...], most: int) -> tuple[float, ...]:
-    """For 0 to `most` of them: how likely it is that so many are chosen."""
+    """For 0 to `most` of them: how likely it is that this many are chosen."""
     found = [1.0]
     for chance in chances:
         pairs = zip([*found, 0.0], [0.0, *found], strict=True)

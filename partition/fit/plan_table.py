@@ -20,10 +20,10 @@ class HeldLayers:
     kv_heads: tuple[int, ...]
     """Which KV heads of the model the shard holds; some more than once (see `kv_heads`)."""
     kv_copies: int
-    """Of these, so many are copies of what this shard or one before it in the stage holds."""
+    """How many of these are copies of what this shard or one before it in the stage holds."""
     ffn_columns: range
     whole_experts: int
-    """So many of each layer's experts, where they are not cut by columns; else 0."""
+    """How many of each layer's experts, where they are not cut by columns; else 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,10 @@ class PlanRow:
     """For each kind of layer in the stage; empty where the share is no slice of layers."""
     vocab: range
     streamed_layers: int
-    """Of `layers`, the last ones come into the device's memory for each step, as far as a window
-    does not hold them."""
+    """How many of `layers`, the last ones, come into the device's memory for each step, as far as a
+    window does not hold them."""
     host_layers: int
-    """Of these, so many stay in the memory of the device's host; the others come from disk."""
+    """How many of these stay in the memory of the device's host; the others come from disk."""
     memory: MemoryUse
     left_bytes: int
     """Memory of the device that stays free; negative when it is too small."""

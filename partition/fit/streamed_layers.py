@@ -40,9 +40,9 @@ class Load:
     copy_s: float
     """Copying all of them from the host's memory; nothing where the device computes in that."""
     routed_s: float = 0.0
-    """Of `disk_s`: experts, which are read only once it is known that they are needed."""
+    """Part of `disk_s` for experts, which are read only once it is known that they are needed."""
     runs_s: float = 0.0
-    """Beside that, what it takes that each expert is a graph."""
+    """In addition to that, what it takes that each expert is a graph."""
 
     @property
     def seconds(self) -> float:

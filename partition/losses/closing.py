@@ -20,7 +20,7 @@ _PARTS = 8
 """A lost slice is divided between two ranks at multiples of this part of it."""
 
 _MOST_CUTS = 16
-"""Of a lost stage's layers, spread over all there are."""
+"""Cuts of a lost stage's layers, spread over all there are."""
 
 Seats = Sequence[Sequence[Shard | None]]
 """The shards of each stage in rank order; None where nobody has the seat."""

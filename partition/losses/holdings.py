@@ -68,7 +68,7 @@ def _row_bytes(wanted: Holding, held: Sequence[Holding], model: ModelFacts) -> i
 
 
 def _layer_bytes(wanted: Holding, held: Sequence[Holding], model: ModelFacts) -> Iterator[int]:
-    """Of each run of layers that the same holdings have something of."""
+    """Bytes lacking in each run of layers that the same holdings have something of."""
     edges = {
         min(max(edge, wanted.layers.start), wanted.layers.stop)
         for each in (wanted, *held)
@@ -89,7 +89,7 @@ def _layer_bytes(wanted: Holding, held: Sequence[Holding], model: ModelFacts) ->
 
 
 def _expert_bytes(wanted: Holding, held: Sequence[Holding], layer: int, model: ModelFacts) -> int:
-    """Of one layer's experts, some of which are held whole."""
+    """Bytes lacking of one layer's experts, some of which are held whole."""
     kind = model.layers[layer]
     facts = model.kinds[kind]
     if not facts.num_experts:
@@ -113,7 +113,7 @@ def _expert_bytes(wanted: Holding, held: Sequence[Holding], layer: int, model: M
 def _slice_bytes(
     wanted: LayerSlice, held: Sequence[LayerSlice], facts: LayerFacts, column_bytes: int
 ) -> int:
-    """Of one layer."""
+    """Bytes lacking of one layer."""
     known = {head for each in held for head in _kv_heads(each, facts)}
     columns = uncovered(wanted.ffn_columns, [each.ffn_columns for each in held])
     return (

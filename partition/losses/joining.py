@@ -24,10 +24,10 @@ HORIZON_S = 60.0
 """In this time a move has to pay for itself."""
 
 LEAST_GAIN = 1.1
-"""So many times the tokens that there would be without: predictions err by as much."""
+"""Times the tokens that there would be without a move: predictions err by as much."""
 
 SHIPPING_COSTS = 0.1
-"""Of the time that weights are sent, what it takes from answers that go on meanwhile. Supposed:
+"""Part of the time of sending weights that answers going on meanwhile lose. Supposed:
 sending does not compute, but takes from the network, and from disks."""
 
 _MOST_SEATED = 64
@@ -42,7 +42,7 @@ class UnderWay:
 
     requests: int = 0
     prompt_tokens: int = 0
-    """Of all of them together: prompts are computed one after the other."""
+    """Prompt tokens of all of them together: prompts are computed one after the other."""
     answer_tokens: int = 0
     """So far, of the longest: answers are computed again side by side."""
     left_tokens: int = 0
@@ -58,13 +58,14 @@ class Move:
     to: Repair | None
     """The plan that is better, and what it asks for; None: there is none."""
     before: Estimate | None
-    """Of the plan that runs; None where a device of it has no rates."""
+    """Estimate of the plan that runs; None where a device of it has no rates."""
     ships_s: float = 0.0
     """Until the weights that devices lack are on their disks, while answers go on."""
     pause_s: float = 0.0
     """Until answers go on, from then."""
     gained_tokens: float | None = None
-    """Of each answer, in HORIZON_S or until it ends; None where a plan is not predicted."""
+    """Tokens that each answer gains, in HORIZON_S or until it ends; None where a plan is not
+    predicted."""
 
 
 def join(
@@ -135,7 +136,7 @@ class _Choosing:
     same_bits: frozenset[str]
 
     def best(self, found: list[Repair]) -> Move:
-        """Of all that are better, the one with the most tokens."""
+        """The move with the most tokens of all that are better."""
         none = UnderWay()
         if self.under_way.requests:
             alike = [

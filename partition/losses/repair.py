@@ -47,7 +47,7 @@ _MOST_ORDERS = 24
 """Ways to seat the planner's devices in its plan."""
 
 _EXACT_DEVICES = 4
-"""Of more, the planner does not look at every arrangement, for replies are waiting: 0.04 s of
+"""With more devices, the planner does not look at every arrangement: replies are waiting. 0.04 s of
 processor time for a model of 22 layers on 4 devices, 0.9 s on 5."""
 
 _MOST_DOUBLED = 64
@@ -79,11 +79,11 @@ class Repair:
     ready_s: float
     """Predicted until every device has its weights: sent, all at the same time, and loaded."""
     predicted: Estimate | None
-    """Of the workload; None when some device of the plan has no rates."""
+    """Estimate for the workload; None when some device of the plan has no rates."""
 
     @property
     def moved_bytes(self) -> int:
-        """Of all devices."""
+        """Bytes that all devices lack together."""
         return sum(self.lacking_bytes.values())
 
     def total_s(self, workload: Workload) -> float | None:
@@ -319,7 +319,7 @@ class Task:
         )
 
     def best(self, found: Sequence[Repair]) -> Repair:
-        """Of at least one."""
+        """The best of at least one repair."""
         alike: list[Repair] = []
         others: list[Repair] = []
         for each in found:

@@ -17,11 +17,11 @@ within a layer's computing, as those that stay are spread among those that are r
 it was not: there a window of three gave 1.2 to 2.7 times the tokens."""
 
 _LEAST_EXPERTS = 16
-"""Of a layer, that there is room for: those that a run of them waits for, while as many are read
-for the next one. Twice those of a token, where that is more."""
+"""Experts of a layer that there is room for: those that a run of them waits for, while as many are
+read for the next one. Twice those of a token, where that is more."""
 
 PLACE_BYTES = 80 << 10
-"""What an expert in memory takes beside its weights, for the graph that computes it there: measured
+"""Overhead of an expert in memory over its weights, for the graph that computes it there: measured
 71 KiB with ONNX Runtime."""
 
 
@@ -76,7 +76,7 @@ def expert_bytes(layers: Sequence[LayerBytes]) -> int:
 def held_bytes(
     layers: Sequence[LayerBytes], streamed: int, *, spare_bytes: int = 0, is_whole: bool = False
 ) -> int:
-    """What a shard keeps memory for that has so many of its layers on disk: those that stay, and
+    """What a shard keeps memory for that has `streamed` of its layers on disk: those that stay, and
     the window. Which these are is not said: none takes more than the largest.
 
     Of experts the window has few, and as many more as there are `spare_bytes` for. `is_whole`: it
@@ -96,7 +96,7 @@ def held_bytes(
 def expert_tiers(
     layers: Sequence[LayerBytes], streamed: int, *, spare_bytes: int = 0
 ) -> ExpertTiers:
-    """The best use of the memory that `held_bytes` says, with so many layers on disk."""
+    """The best use of the memory that `held_bytes` says, with `streamed` layers on disk."""
     if not any(layer.experts for layer in layers):
         return ExpertTiers(streamed=streamed, cache_bytes=0)
     held = held_bytes(layers, streamed, spare_bytes=spare_bytes)
@@ -121,7 +121,7 @@ def read_bytes(
     hits: float | None = None,
     chances: Sequence[float] = (),
 ) -> tuple[float, float]:
-    """What a step of so many rows reads on average of others, and of experts.
+    """Bytes that a step of `rows` rows reads on average of others, and of experts.
 
     `hits`: the part of those it goes through that is in memory. Without it those stay that tokens
     like best by `chances`: for every expert of these layers, how many go through it. Without both
@@ -146,7 +146,7 @@ def read_bytes(
 
 
 def expert_runs(layers: Sequence[LayerBytes], streamed: int, rows: int) -> float:
-    """Graphs that a step of so many rows runs on average for experts: one for each that it uses."""
+    """Graphs that a step of `rows` rows runs on average for experts: one for each that it uses."""
     if not streamed:
         return 0.0
     return sum(layer.num_experts * part for layer, part in _used(layers, rows))

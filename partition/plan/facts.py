@@ -41,9 +41,9 @@ class DeviceSpec:
     rates: ComputeRates | None = None
     """What it measured of itself; None: not yet."""
     host_memory_bytes: int | None = None
-    """Of its host's memory, for layers that it has no room for; None: its memory is the host's."""
+    """Bytes of its host's memory for layers it has no room for; None: its memory is the host's."""
     unused_buffer_bytes: int = 0
-    """Of what steps compute in, the part that decoding leaves to layers from disk."""
+    """Part of what steps compute in that decoding leaves to layers from disk."""
 
     def __post_init__(self) -> None:
         _require_name("a device's id", self.id)
@@ -185,7 +185,7 @@ class LayerFacts:
     """How many heads of the model stand for one query head here: more where only all of them
     together can be given to a device, none where heads attend no earlier tokens."""
     num_experts: int = 0
-    """Of its feed-forward block; 0 where it has none."""
+    """Experts of its feed-forward block; 0 where it has none."""
     top_k: int = 0
     """Experts that each token goes through."""
     expert_column_bytes: int = 0
@@ -247,7 +247,7 @@ class LayerFacts:
 
     @property
     def shared_column_bytes(self) -> int:
-        """What a feed-forward column has beside its experts'."""
+        """Bytes of a feed-forward column apart from its experts'."""
         return self.ffn_column_bytes - self.num_experts * self.expert_column_bytes
 
     @property
@@ -276,7 +276,7 @@ class ModelFacts:
     hidden_size: int
     vocab_size: int
     kinds: tuple[LayerFacts, ...]
-    """Of layers. Plans say for each kind how its layers are cut."""
+    """Kinds of layers. Plans say for each kind how its layers are cut."""
     layers: tuple[int, ...]
     """For each layer, which of the kinds it is."""
     tied_embeddings: bool
@@ -286,7 +286,7 @@ class ModelFacts:
     embedding_row_bytes: int
     head_row_bytes: int
     kept: tuple[int, ...] = ()
-    """Of each layer, how many inputs of layers before it go into its stage beside the hidden state,
+    """For each layer, how many inputs of layers before it go into its stage with the hidden state,
     where a stage begins with it; empty: none ever does."""
     wire_number_bytes: float = 4.0
     """On a link: what each number of a hidden state takes, 4 as float32."""
@@ -357,7 +357,7 @@ class ModelFacts:
         return self.hidden_size * self.wire_number_bytes
 
     def hop_row_bytes(self, layer: int) -> float:
-        """The same, with all that goes beside it to the stage that begins with this layer."""
+        """The same, with all that goes with it to the stage that begins with this layer."""
         beside = self.kept[layer] if self.kept else 0
         return self.wire_row_bytes * (1 + beside)
 

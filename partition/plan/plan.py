@@ -61,11 +61,11 @@ class Plan:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """Of all stages, in the same order."""
+        """Shares of all stages, in the same order."""
         return tuple(share for stage in self.stages for share in stage.shards)
 
     def place(self, number: int) -> StagePlace:
-        """Of the stage with this number."""
+        """Place of the stage with this number."""
         return StagePlace(
             number=number,
             layers=self.stages[number].layers,

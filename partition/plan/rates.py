@@ -33,7 +33,7 @@ class ComputeRates:
     rows: tuple[int, ...]
     """Rows (tokens) of a step at which the sequences below were measured; ascending from 1."""
     seconds_per_byte: tuple[float, ...]
-    """Time of a step of so many rows through whole layers, for each byte of weights as ModelFacts
+    """Time of a step of each of `rows` through whole layers, for each byte of weights as ModelFacts
     counts them, with no neighbour on the same host at work."""
     shared_seconds_per_byte: tuple[float, ...]
     """The same while the other peers of its host compute too."""
@@ -41,12 +41,12 @@ class ComputeRates:
     """For each byte of a slice of a layer more, or of a product alone. Less than for whole layers,
     where what is fixed counts with the bytes."""
     attention_slice_s: tuple[float, ...]
-    """What the attention of a slice of a layer takes beside its bytes and its run: its operators,
+    """Overhead of the attention of a slice of a layer over its bytes and its run: its operators,
     however few heads it has."""
     feed_forward_slice_s: tuple[float, ...]
     """The same of the other part of a layer, however few columns it has."""
     attention_s: tuple[float, ...]
-    """Seconds per row, cached token and query head, in a step of so many rows."""
+    """Seconds per row, cached token and query head, in a step of each of `rows`."""
     run_s: float
     """Fixed cost of one run of a graph with next to nothing in it."""
     jitter: float
@@ -54,7 +54,7 @@ class ComputeRates:
     sample_s: float
     """Choosing one token from the whole vocabulary."""
     step_s: float
-    """Fixed cost of a step beside its runs: its queue, bindings, telling the token."""
+    """Fixed cost of a step apart from its runs: its queue, bindings, telling the token."""
     expert_s: float | None = None
     """What an expert of one token takes longer where it is brought in, and is a graph of its own,
     than among others of its layer that all stay; the disk's time apart. None when not measured."""
@@ -63,7 +63,7 @@ class ComputeRates:
     copy_bytes_per_s: float | None = None
     """From its host's memory into its own; None where these are one, or it was not measured."""
     spread: tuple[float, float] = (1.0, 1.0)
-    """Of a step of one row: the 20th and 80th percentile of its times, over the median."""
+    """Spread of a step of one row: the 20th and 80th percentile of its times, over the median."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.rows) <= MOST_POINTS:
@@ -108,7 +108,7 @@ class ComputeRates:
         return between(self.rows, self.slice_seconds_per_byte, rows)
 
     def slice_fixed_s(self, rows: float) -> tuple[float, float]:
-        """Seconds of a slice of a layer beside its bytes and runs: attention, feed-forward."""
+        """Seconds of a slice of a layer apart from its bytes and runs: attention, feed-forward."""
         return (
             between(self.rows, self.attention_slice_s, rows),
             between(self.rows, self.feed_forward_slice_s, rows),

@@ -21,7 +21,7 @@ MOST_KINDS = 64
 
 MOST_LAYERS = 4096
 MOST_EXPERTS = 1024
-"""Of a layer, in a shard read from outside."""
+"""Experts of a layer, in a shard read from outside."""
 
 Experts = tuple[tuple[int, ...], ...]
 """Numbers of experts for each layer of a stage, rising; empty where a layer has none."""
@@ -35,7 +35,7 @@ class LayerSlice:
     """Query heads; `kv_heads` says which KV heads go along."""
     ffn_columns: range
     whole_experts: int = 0
-    """So many of a layer's experts, with all their columns; 0: these columns of every one."""
+    """How many of a layer's experts, with all their columns; 0: these columns of every one."""
 
     def matrix_bytes(self, layer: LayerFacts) -> int:
         """What the shard streams of a layer, where it streams; norms and biases stay."""
@@ -79,12 +79,12 @@ class Shard:
     """Rows of the embedding in the first stage and of the head in the last, of both if it is one
     and the same stage; empty in stages between."""
     streamed_layers: int = 0
-    """So many of the stage's layers keep their matrices on disk and read them for each step."""
+    """How many of the stage's layers keep their matrices on disk and read them for each step."""
     kept_experts: int = 0
-    """Of those layers, so many experts stay in memory more than have room beside the layers that
-    stay."""
+    """Experts of those layers that stay in memory, in addition to those that have room anyway with
+    the layers that stay."""
     further: tuple[LayerSlice, ...] = ()
-    """Of each further kind of layer of the model; empty where all kinds are cut alike."""
+    """Slices of each further kind of layer of the model; empty where all kinds are cut alike."""
     experts: Experts = ()
     """For each layer of the stage the experts that are here as wholes, as many in every layer that
     has some; then columns are cut of what else such a layer has. Empty: columns of every expert."""
@@ -108,13 +108,13 @@ class Shard:
         return replace(self, device=device)
 
     def streaming(self, layers: int) -> "Shard":
-        """The same with so many layers on disk. What was kept of experts was for another number."""
+        """The same with `layers` on disk. What was kept of experts was for another number."""
         if layers == self.streamed_layers:
             return self
         return replace(self, streamed_layers=layers, kept_experts=0)
 
     def keeping(self, experts: int) -> "Shard":
-        """The same with so many experts kept."""
+        """The same with `experts` experts kept."""
         return replace(self, kept_experts=experts)
 
     def with_experts(self, experts: Experts) -> "Shard":
@@ -143,7 +143,7 @@ class Shard:
     def counted(
         self, layers: range, model: ModelFacts
     ) -> Iterator[tuple[LayerSlice, LayerFacts, int]]:
-        """Of each kind among these layers: what the shard has, its facts, how many there are."""
+        """For each kind among these layers: what the shard has, its facts, how many there are."""
         for number, (facts, count) in enumerate(model.count(layers)):
             if count:
                 yield self.slice(number), facts, count
@@ -294,7 +294,7 @@ class Shard:
         )
 
     def _chances(self, layers: range, model: ModelFacts) -> list[float]:
-        """Of each expert that it has something of, how many tokens go through it, where a text
+        """For each expert that it has something of, how many tokens go through it, where a text
         told."""
         if not model.expert_uses:
             return []
@@ -394,7 +394,7 @@ def _expert_problems(
 def _slice_problems(
     names: Sequence[str], shards: Sequence[Shard], model: ModelFacts, owner: str
 ) -> Iterator[str]:
-    """Of each kind of layer, but once for those that have the same slices and sizes."""
+    """Problems of each kind of layer, but once for those that have the same slices and sizes."""
     seen: set[object] = set()
     for number, facts in enumerate(model.kinds):
         slices = [shard.slice(number) for shard in shards]

@@ -26,7 +26,7 @@ class MemoryUse:
     streamed_bytes: int = 0
     """Read from disk for each step, on average."""
     routed_bytes: int = 0
-    """Of these, experts: which ones is known only when they are needed."""
+    """Part of these for experts: which ones is known only when they are needed."""
     expert_runs: float = 0.0
     """Graphs of experts in each step, on average, where those come in one by one."""
     expert_bytes: int = 0
@@ -41,7 +41,7 @@ class MemoryUse:
         return self.weight_bytes + self.kv_bytes + self.state_bytes
 
     def __add__(self, other: "MemoryUse") -> "MemoryUse":
-        """Of two shares on one device."""
+        """The use of two shares on one device."""
         return MemoryUse(
             weight_bytes=self.weight_bytes + other.weight_bytes,
             kv_bytes=self.kv_bytes + other.kv_bytes,
@@ -104,7 +104,7 @@ class Share(Protocol):
         model. `names` says in a sentence which share is meant."""
 
     def memory(self, place: StagePlace, model: ModelFacts, workload: Workload) -> MemoryUse:
-        """Of a share without problems."""
+        """Memory use of a share without problems."""
 
     def in_words(self) -> str:
         """What it has, briefly, for a table."""

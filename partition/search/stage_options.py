@@ -91,7 +91,7 @@ class StageOptions:
         self._settled: set[Counts] = set()
 
     def of(self, counts: Counts) -> Sequence[Option]:
-        """The options for so many layers of each shape that no other beats in both kinds of step.
+        """The options for `counts` layers of each shape that no other beats in both kinds of step.
 
         Until `settle` was called they may not fit; then they are a bound of those that do.
         """
@@ -104,7 +104,7 @@ class StageOptions:
         return self._found[counts]
 
     def settle(self, counts: Counts) -> bool:
-        """Make the options for so many layers ones that fit. Whether anything changed."""
+        """Make the options for `counts` layers ones that fit. Whether anything changed."""
         if counts in self._settled:
             return False
         assert self._splits is not None

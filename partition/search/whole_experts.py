@@ -35,8 +35,8 @@ _MOST_EXCHANGED = 64
 """Pairs of experts of one layer."""
 
 _MOST_NODES = 500
-"""Of the tree of one program: with so many the same facts always give the same placement, which a
-limit of time would not."""
+"""Nodes of the tree of one program: with this limit the same facts always give the same placement,
+which a limit of time would not."""
 
 
 def with_whole_experts(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
 from edge.backends.ort.backend import OrtBackend
-from edge.backends.ort.self_check import Agreement
+from edge.backends.ort.self_check import SelfCheck
 from edge.backends.registry import open_backend
 from edge.memory.model_sizes import model_facts
 from edge.memory.step_memory import load_bytes
@@ -99,8 +99,8 @@ def layouts() -> Iterator[tuple[str, ShardLayout]]:
             yield f"{name}, {rank}", shard_layout(SPEC, plan, stage=0, rank=rank)
 
 
-def _agreed(*_arguments: Any, **_named: Any) -> Agreement:
-    return Agreement(of_chunks=False, of_pairs=False, of_single=False)
+def _agreed(*_arguments: Any, **_named: Any) -> SelfCheck:
+    return SelfCheck(of_chunks=False, of_pairs=False, of_single=False)
 
 
 def main(folder: Path, name: str) -> None:
@@ -132,7 +132,7 @@ def main(folder: Path, name: str) -> None:
             stacked, found = load(replace(weights, packed=packed), layout, form)
             with pytest.MonkeyPatch.context() as patch:
                 # What else an operator may be agrees, or the load above would have failed.
-                patch.setattr("edge.backends.ort.backend.check_agreement", _agreed)
+                patch.setattr("edge.backends.ort.backend.run_self_check", _agreed)
                 none, expected = load(weights, layout, form)
                 tight = replace(weights, packed=packed, load_room_bytes=most_bytes - 1)
                 assert load(tight, layout, form, ())[0] == 0, "what it is packed from has no room"

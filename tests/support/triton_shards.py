@@ -73,7 +73,7 @@ def without_self_check() -> Iterator[None]:
     takes as long as the steps. tests/unit/backends/test_triton_self_check.py loads with it."""
     assert device() == "cpu", "interpreted"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edge.backends.triton.loading.check_agreement", lambda *_, **__: None)
+        patch.setattr("edge.backends.triton.loading.run_self_check", lambda *_, **__: None)
         yield
 
 

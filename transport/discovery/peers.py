@@ -13,7 +13,7 @@ MAX_PEERS = 1024
 
 
 MAX_ADDRESSES = 8
-"""Of a peer, that are told of it, and dialled."""
+"""Addresses of a peer that are told of it, and dialled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ class ZeroconfDiscovery:
         self._look_ups: dict[str, asyncio.Task[None]] = {}
         self._zeroconf: AsyncZeroconf | None = None
         self._addresses: tuple[str, ...] = ()
-        """Of this device, on which it is open."""
+        """Addresses of this device on which it is open."""
         self._following: asyncio.Task[None] | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._changing = asyncio.Lock()

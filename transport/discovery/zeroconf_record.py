@@ -3,7 +3,7 @@
 Knows the TXT entries, and what of a stranger's entries is believed; sends nothing.
 
 A service is its name, an address, a port and TXT entries. Anybody on the network can announce one,
-and repeat the entries of another one beside addresses of his own. So a record is made of the
+and repeat the entries of another one with addresses of his own. So a record is made of the
 entries alone: its addresses are among them, and where there is a key, a tag covers all of them
 and the service's name. The address and port of the service are for other programs.
 """
@@ -211,7 +211,7 @@ def _service(
 def _told_cluster(
     service: str, entries: Mapping[str, str], cluster: str, key: bytes | None
 ) -> bytes:
-    """The cluster as it is told beside these entries: with a key, a tag of all that is told."""
+    """The cluster as it is told with these entries: with a key, a tag of all that is told."""
     if key is None:
         return cluster.encode()
     covered = json.dumps([service.lower(), cluster, sorted(entries.items())]).encode()

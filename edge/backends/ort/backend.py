@@ -17,7 +17,7 @@ from edge.backends.ort.lowering import lower
 from edge.backends.ort.program import OpenGraphs, OrtProgram
 from edge.backends.ort.runtime import ort
 from edge.backends.ort.segments import GraphSegment
-from edge.backends.ort.self_check import check_agreement
+from edge.backends.ort.self_check import run_self_check
 from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.watched_file import WatchedFile
@@ -94,7 +94,7 @@ class OrtBackend:
         _prepare_process(self._threads)
         arrays = ShardArrays(layout, weights, weight_format)
         kinds = stacked_kinds(arrays, hidden_size=spec.hidden_size, threads=self._threads)
-        agreement = check_agreement(spec, arrays, _session_options, stacked=kinds)
+        self_check = run_self_check(spec, arrays, _session_options, stacked=kinds)
 
         def fits(*, stacks_experts: bool) -> bool:
             room = weights.load_room_bytes
@@ -184,7 +184,7 @@ class OrtBackend:
             spec,
             layout,
             open_graphs,
-            agreement=agreement,
+            self_check=self_check,
             weight_bytes=weights.manifest.total_bytes,
             limits=limits,
             kv_dtype=kv_dtype,

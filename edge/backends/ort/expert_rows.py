@@ -41,7 +41,7 @@ class ExpertRows:
         self._rows = 0
 
     def before_step(self, rows: int) -> None:
-        """Of so many rows."""
+        """Give the results' pages back where a step of `rows` rows is smaller than the last one."""
         if rows < self._rows:
             self._pages.madvise(mmap.MADV_DONTNEED)
         self._rows = rows
@@ -69,4 +69,4 @@ class ExpertRows:
 
 
 _HALVES = 2
-"""Of a chunk."""
+"""Parts of a chunk, each with arrays of its own."""

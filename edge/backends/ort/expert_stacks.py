@@ -27,7 +27,8 @@ from edge.weights.block_matrices import Blocks
 from edge.weights.recipe import StoredMatrix
 
 _LEAST_VERSION = (1, 31)
-"""Of ONNX Runtime. Earlier ones multiply with such weights as floats, or have no such node."""
+"""Version of ONNX Runtime. Earlier ones multiply with such weights as floats, or have no such
+node."""
 
 _BITS = (4, 8)
 _PAGE_BYTES = 4096

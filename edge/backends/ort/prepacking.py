@@ -148,7 +148,7 @@ def make_template(
 
 
 def _move_out(tensor: onnx.TensorProto, offset: int, nbytes: int) -> None:
-    """Of the model, to where it lies in the template's file."""
+    """Move a tensor of the model to where it lies in the template's file."""
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", _DATA), ("offset", str(offset)), ("length", str(nbytes))):
@@ -193,7 +193,7 @@ class LooseSession:
     session: ort.InferenceSession
     parts: tuple[memoryview, ...]
     weights: tuple[str, ...]
-    """Of each part, what it was packed from."""
+    """What each part was packed from."""
 
 
 def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions]) -> LooseSession:

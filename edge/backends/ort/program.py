@@ -24,7 +24,7 @@ from edge.backends.ort.expert_rows import ExpertRows
 from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.runtime import ort
 from edge.backends.ort.segments import GraphSegment, gram_names, rotation_names
-from edge.backends.ort.self_check import Agreement
+from edge.backends.ort.self_check import SelfCheck
 from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.overlap import parts_of
 from edge.backends.watched_file import WatchedFile
@@ -99,7 +99,7 @@ class OrtProgram(HostKvStorage):
         layout: ShardLayout,
         open_graphs: Callable[[int | None, int], OpenGraphs],
         *,
-        agreement: Agreement,
+        self_check: SelfCheck,
         weight_bytes: int,
         limits: StepLimits,
         kv_dtype: KvDtype,
@@ -109,14 +109,14 @@ class OrtProgram(HostKvStorage):
     ) -> None:
         """`open_graphs` makes the sessions.
 
-        For a KV cache of so many bits, None for float32, and with so many layers on disk.
+        Its arguments: bits of the KV cache, None for float32, and the number of layers on disk.
         lends_buffers: see `ShardWeights`.
         """
         self._kv_bits = kv_bits(kv_dtype)
         # What remainders add is summed in an order that depends on where steps are cut.
-        self.rows_agree = agreement.of_chunks and not keeps_remainders(self._kv_bits)
-        self._fills_up = limits.batch_invariant and agreement.of_pairs and not agreement.of_single
-        self.batches_agree = agreement.of_single or self._fills_up
+        self.rows_agree = self_check.of_chunks and not keeps_remainders(self._kv_bits)
+        self._fills_up = limits.batch_invariant and self_check.of_pairs and not self_check.of_single
+        self.batches_agree = self_check.of_single or self._fills_up
         self.weight_bytes = weight_bytes
         self._spec = spec
         self._layout = layout
@@ -131,7 +131,7 @@ class OrtProgram(HostKvStorage):
         self._lends_buffers = lends_buffers
         self._lending: Lending | None = None
         self._unused_bytes = 0
-        """Of memory, what the step before this one left."""
+        """Bytes of memory that the step before this one left."""
         self._kv_tier = kv_tier
         self._graph_bits: int | None = None
         self._cache: OrtCache = OrtCache(layout, limits)
@@ -152,7 +152,7 @@ class OrtProgram(HostKvStorage):
         """What those layers were given that others need."""
         parts = 1 + max(len(layout.kept_before), len(layout.kept_behind))
         self._handed = np.zeros(most * spec.hidden_size * parts * (parts > 1), np.float32)
-        """A hidden state on its way between stages, and these beside it."""
+        """A hidden state on its way between stages, and these with it."""
         of_tokens = bool(layout.token_columns)
         self._embedded = np.zeros(most * spec.hidden_size * of_tokens, np.float32)
         self._token_rows = np.zeros((len(layout.layers), most, spec.token_inputs), np.float32)
@@ -208,7 +208,7 @@ class OrtProgram(HostKvStorage):
             self._view(array, batch, tokens)[...] = part
 
     def _put_together(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The hidden state and what later stages need beside it."""
+        """The hidden state and what else later stages need."""
         behind = self._layout.kept_behind
         if not behind:
             return hidden
@@ -250,7 +250,7 @@ class OrtProgram(HostKvStorage):
         return self._put_together(self._view(last, step.batch, step.num_tokens))
 
     def _look_up(self, rows: int) -> None:
-        """What of tables is on disk: of so many tokens."""
+        """Read the rows of the first `rows` tokens from tables that are on disk."""
         tables, tokens = self._graphs.embedding, self._tokens[:rows]
         if tables is None:
             return
@@ -581,7 +581,7 @@ class OrtProgram(HostKvStorage):
         return binding
 
     def _beside(self, batch: int, tokens: int, first: int) -> dict[str, NDArray[np.float32]]:
-        """What goes through the stage beside the hidden state."""
+        """Side inputs: what goes through the stage with the hidden state."""
         arrays: dict[str, NDArray[np.float32]] = {}
         for layer, kept in self._kept.items():
             view = self._view(kept, batch, tokens, first)

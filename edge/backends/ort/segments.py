@@ -86,7 +86,7 @@ class StreamedExperts:
     biases: tuple[tuple[str, str], ...]
     """(input, tensor of the shard's file, which has as many values of each expert)."""
     top_k: int
-    """Of these, that each row goes through."""
+    """How many of these each row goes through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

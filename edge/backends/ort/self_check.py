@@ -70,8 +70,8 @@ Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """Where the rows of a step are the same, to the last bit, as in another step."""
+class SelfCheck:
+    """What was found: where rows of a step are the same, to the last bit, as in another step."""
 
     of_chunks: bool
     """In every step of two tokens of a request, or more: but for the last of an odd number."""
@@ -82,13 +82,13 @@ class Agreement:
     """Likewise in every step."""
 
 
-def check_agreement(
+def run_self_check(
     spec: ModelSpec,
     arrays: ShardArrays,
     options: Callable[[], ort.SessionOptions],
     *,
     stacked: Mapping[int, Blocks] = MappingProxyType({}),
-) -> Agreement:
+) -> SelfCheck:
     """Raises RequestError, with the operator and its error, where one is too far off.
 
     stacked: of layers whose experts are one node, the kind of their matrices.
@@ -142,7 +142,7 @@ class _Check:
     def __init__(self, spec: ModelSpec, arrays: ShardArrays) -> None:
         self._spec = spec
         self._arrays = arrays
-        self._graph = OnnxGraph("agreement")
+        self._graph = OnnxGraph("self_check")
         self._feeds: list[dict[str, NDArray[Any]]] = [{} for _ in ROWS]
         self._expected: list[dict[str, tuple[str, Array, float]]] = [{} for _ in ROWS]
         """For each run, by output: the operator, its result, and the error that is allowed."""
@@ -152,14 +152,14 @@ class _Check:
         """Outputs of attention, which takes each request by itself."""
         self._random = np.random.default_rng(0)
 
-    def run(self, options: Callable[[], ort.SessionOptions]) -> Agreement:
+    def run(self, options: Callable[[], ort.SessionOptions]) -> SelfCheck:
         judge = Judge(
             backend="ort",
             device_name="CPU",
             remedy="install another version of onnxruntime on it",
         )
         if not self._expected[0]:
-            return Agreement(of_chunks=True, of_pairs=True, of_single=True)
+            return SelfCheck(of_chunks=True, of_pairs=True, of_single=True)
         session = ort.InferenceSession(
             self._graph.build(), options(), providers=["CPUExecutionProvider"]
         )
@@ -178,7 +178,7 @@ class _Check:
             )
 
         others = [name for name in names if name not in self._attended]
-        return Agreement(
+        return SelfCheck(
             of_chunks=all(agree(rows, of=names) for rows in range(SHORTEST_STEP, ROWS[-1], 2)),
             of_pairs=all(agree(rows, of=others) for rows in range(2, ROWS[-1], 2)),
             of_single=all(agree(rows, of=others) for rows in range(1, ROWS[-1])),

@@ -66,7 +66,7 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """Of experts."""
+    """One kind of experts."""
 
     template: Template
     example: bytes
@@ -89,8 +89,8 @@ class StreamedLayers:
     ) -> None:
         """Packs what is not packed yet, makes the sessions, reads nothing before `start`.
 
-        `streamed`: how many layers are read for each step. `kept_experts`: so many of theirs stay,
-        beside the layers that do.
+        `streamed`: how many layers are read for each step. `kept_experts`: how many of their
+        experts stay, in addition to the layers that do.
 
         Raises CheckpointError for damaged weights, RequestError where this cannot be done,
         StoreError when the disk is full.
@@ -110,7 +110,7 @@ class StreamedLayers:
         self._streamer: WeightStreamer | None = None
         self._experts: UnitCache[ExpertPlace] | None = None
         self._group: dict[int, int] = {}
-        """Of each segment with experts behind it, which of the cache's groups they are."""
+        """For each segment with experts behind it, which of the cache's groups they are."""
         self._kinds: dict[str, _Kind] = {}
         self._bytes: tuple[LayerBytes, ...] = ()
         self._kept = ExpertTiers(streamed=streamed, cache_bytes=0)
@@ -183,7 +183,7 @@ class StreamedLayers:
         return self._experts is None
 
     def stream(self, count: int, kept_experts: int) -> None:
-        """Read so many layers for each step from now on, and keep so many of their experts."""
+        """Read `count` layers for each step from now on, and keep this many of their experts."""
         self._streamed = count
         self._kept_experts = kept_experts
         self._lent_bytes = 0
@@ -229,7 +229,7 @@ class StreamedLayers:
         return self._running.wait_s + (0.0 if self._experts is None else self._experts.wait_s)
 
     def vectors(self, index: int) -> dict[str, NDArray[np.float32]]:
-        """What the segment takes besides its matrices, by input."""
+        """What the segment takes apart from its matrices, by input."""
         return {
             name: self._vectors[tensor] for name, tensor in _streamed(self._segments[index]).vectors
         }
@@ -351,7 +351,7 @@ class StreamedLayers:
         return experts
 
     def _memory(self, layer: _Layer) -> list[memoryview]:
-        """Of all but experts."""
+        """Memory of a layer's packed weights, all but its experts."""
         return [part for index in layer.segments for part in self._sessions[index].parts]
 
     def _extent(self, layer: _Layer) -> Extent:

@@ -33,7 +33,7 @@ _FURTHER = frozenset(
         *("learned positions", "scaled layers"),
     )
 )
-"""What it has besides, of `ALL_NEEDS`."""
+"""What else it has of `ALL_NEEDS`."""
 
 KEPT_FREE_BYTES = 1 << 30
 """The part of a GPU's memory for activations, CUDA's own, and a desktop that is drawn with it."""

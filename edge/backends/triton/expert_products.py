@@ -45,7 +45,7 @@ class ExpertProducts:
         self.runs: tuple[tuple[StoredMatrix, ...], ...] = tuple(
             zip(*map(arrays.stored, names), strict=True)
         )
-        """Of each kind, all experts' matrices."""
+        """All experts' matrices, for each kind."""
         self.biases = biases
         self._tuning = tuning
         self._stacks: tuple[ExpertStack, ...] = ()

@@ -12,7 +12,7 @@ from edge.backends.triton.device import Device
 from edge.backends.triton.layers import ShardOperators
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.program import TritonProgram
-from edge.backends.triton.self_check import check_agreement
+from edge.backends.triton.self_check import run_self_check
 from edge.backends.triton.side_inputs import SideInputs
 from edge.backends.triton.streaming import StreamedLayers
 from edge.models.spec import ModelSpec
@@ -68,7 +68,7 @@ def load(
         )
         bring = (lambda _layer: None) if streamed is None else streamed.bring
         with device.launching():
-            check_agreement(operators, arrays, device, buffers, limits, bring=bring)
+            run_self_check(operators, arrays, device, buffers, limits, bring=bring)
         if operators.grams is not None:
             operators.grams.clear()
         return TritonProgram(

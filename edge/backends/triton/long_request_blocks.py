@@ -37,7 +37,7 @@ class SpreadBlocks:
         self._block_tokens = block_tokens
         self._table = Mirror(device, num_layers * row_blocks, torch.int32)
         self._in_table = [0] * num_layers
-        """So many of each layer's blocks are in its row of the table."""
+        """How many of each layer's blocks are in its row of the table."""
         self._blocks: list[list[int]] = []
         self._free: list[int] = []
 

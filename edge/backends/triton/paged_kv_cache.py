@@ -35,7 +35,7 @@ _GROUP_SIZE = 32
 _SCALE_DTYPE = torch.float16
 
 _PIECE_TOKENS = 4096
-"""Moved to or from blocks at once: the device needs room for so many as well."""
+"""Tokens moved to or from blocks at once: the device needs room for these as well."""
 
 Rows = NDArray[Any]
 
@@ -90,7 +90,7 @@ class BlockCache:
         table = self._table.tensor.view(limits.requests, row_blocks)
         numbers = {layer: index for index, layer in enumerate(mixers)}
         self.numbers = {layer: numbers[layout.cache_layer(layer)] for layer in layout.attentions}
-        """Of layers that use a cache: which it is, as they are counted here."""
+        """For each layer that uses a cache: which one it is, as caches are counted here."""
         self._even = {
             layer: KvCache(**self._of_layer(index), block_table=table)
             for layer, index in self.numbers.items()
@@ -299,7 +299,7 @@ class BlockCache:
         self._spread.drop(index)
 
     def new_rows(self, tokens: int) -> list[Rows]:
-        """Memory for so many tokens: keys and values of every layer, as `put` takes them."""
+        """Memory for `tokens` tokens: keys and values of every layer, as `put` takes them."""
         shapes = [(layer.num_kv_heads, tokens, layer.row_bytes) for layer in self.shape.layers]
         return [np.empty(shape, np.uint8) for shape in shapes for _ in range(2)]
 

@@ -62,7 +62,7 @@ class RequestStates:
         return self._slots.tensor
 
     def place(self, slots: Sequence[int]) -> None:
-        """Of a step's entries."""
+        """Tell the device the rows of a step's entries."""
         if not self:
             return
         rows = [self._row_of[slot] for slot in slots]
@@ -102,8 +102,8 @@ class RequestStates:
         return self._row_of[slot]
 
     def read(self, first: int, count: int) -> list[Array]:
-        """Of `count` slots from `first`, each [count, …], in the order of layers. Copies; waits for
-        what was launched before."""
+        """States of `count` slots from `first`, each [count, …], in the order of layers. Copies;
+        waits for what was launched before."""
         if not self:
             return []
         rows = [self._row_of[slot] for slot in range(first, first + count)]

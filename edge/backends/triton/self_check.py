@@ -63,14 +63,14 @@ _OUTPUTS = 48
 """Outputs of a product that are compared; the others must only be finite."""
 
 _EXPERTS = 3
-"""Of a layer, that are compared."""
+"""Experts of a layer that are compared."""
 
-_REQUEST = "agreement"
+_REQUEST = "self_check"
 
 Array = NDArray[np.float32]
 
 
-def check_agreement(
+def run_self_check(
     operators: ShardOperators,
     arrays: ShardArrays,
     device: Device,

@@ -21,7 +21,7 @@ class SharedKeysProduct:
     query: Product
     key_value: Product
     norm: Norm | Cast
-    """Of that layer."""
+    """Norm of what that layer was given."""
     side: SideInputs
 
     @classmethod

@@ -1,5 +1,5 @@
-"""What goes through a stage beside the hidden state: inputs of layers that later ones need once
-more, the tokens' embedding, and what layers have of each token.
+"""Side inputs of a stage, which go with the hidden state: inputs of layers that later ones need
+once more, the tokens' embedding, and what layers have of each token.
 
 Each has memory of its own, made once for the largest step; a lane's rows follow each other in it.
 """
@@ -39,7 +39,7 @@ class SideInputs:
         self._kept = {layer: Mirror(device, size, torch.float32) for layer in (*before, *own)}
         parts = 1 + max(len(before), len(behind))
         self._handed = np.zeros(size * parts * (parts > 1), np.float32)
-        """A hidden state on its way between stages, and these beside it."""
+        """A hidden state on its way between stages, and these with it."""
         has_tokens = bool(layout.token_columns)
         self._embedded = Mirror(device, size * has_tokens, torch.float32)
         self._of_tokens = (most, len(layout.layers), spec.token_inputs)
@@ -60,12 +60,12 @@ class SideInputs:
             mirror.to_device(0, part.size)
 
     def to_host(self, count: int) -> None:
-        """So many numbers of what later stages need; they are there once the device is done."""
+        """Copy `count` numbers of what later stages need; they arrive once the device is done."""
         for layer in self._layout.kept_behind:
             self._kept[layer].to_host(0, count)
 
     def put_together(self, hidden: Array) -> Array:
-        """The hidden state and what later stages need beside it, which is on the host."""
+        """The hidden state and what else later stages need, which is on the host."""
         behind = self._layout.kept_behind
         if not behind:
             return hidden

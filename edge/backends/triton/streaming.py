@@ -78,7 +78,7 @@ class StreamedLayers:
         return self._layers[self.tiers.resident :]
 
     def settle(self, streamed: int) -> None:
-        """Give the layers other places, as if so many, the last ones, had no room on the device.
+        """Give the layers other places, as if the last `streamed` had no room on the device.
 
         Nothing streams until `start`. Views that `weight` gave are void. Raises StoreError, and
         torch's OutOfMemoryError: then the layers are where they were.

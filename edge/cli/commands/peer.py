@@ -383,7 +383,7 @@ def _say_ready(peer: PeerResources, *, as_json: bool) -> None:
             f"peer {settings.name} listens on {', '.join(peer.addresses)} ({where}), "
             f"{settings.backend} on {settings.processor}, {settings.threads} threads, "
             f"{format_size(ledger.budget_bytes)} of memory, of which "
-            f"{format_size(ledger.floor.total)} are for the process itself. "
+            f"{format_size(ledger.baseline.total)} are for the process itself. "
             "Ctrl-C ends it."
         )
         if settings.backend == "triton" and num_cuda_devices() > 1:

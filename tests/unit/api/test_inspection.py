@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 import edge
 from edge.api import inspection
 from edge.api.inspection import Inspection, describe, inspect
-from edge.memory.baseline import USUAL_FLOOR_BYTES
+from edge.memory.baseline import USUAL_BASELINE_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
 from edge.models.attention import Attention
@@ -158,7 +158,7 @@ def test_sizes_are_those_that_plans_count(name: str, tiny_checkpoint: Make, tmp_
             use = memory_of(facts, 512)
             assert each.weight_bytes == use.weight_bytes
             beside = most_overhead(spec, limits, may_split=False, stream=False, kv_dtype="float32")
-            assert each.total_bytes == use.total + beside + USUAL_FLOOR_BYTES
+            assert each.total_bytes == use.total + beside + USUAL_BASELINE_BYTES
         assert tuple(each.dtype for each in found.kv) == KV_DTYPES
         for kv in found.kv:
             facts = model_facts(spec, made, name="m", embedding_itemsize=4, kv_dtype=kv.dtype)

@@ -12,8 +12,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from edge.backends.ort import self_check as ort_agreement
-from edge.backends.ort.self_check import check_agreement
+from edge.backends.ort import self_check as ort_self_check
+from edge.backends.ort.self_check import run_self_check
 from edge.backends.shard_arrays import ShardArrays
 from edge.errors import CheckpointError, RequestError
 from edge.kernels.onnx_graph import OnnxGraph
@@ -77,7 +77,7 @@ def test_this_machine_agrees(
 ) -> None:
     """Shards without heads, columns or vocabulary too."""
     with shard(tmp_path, spec, layout=layout, rank=rank, form=form) as arrays:
-        check_agreement(spec, arrays, options)
+        run_self_check(spec, arrays, options)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_the_operator_that_is_wrong_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tenth too large is wrong in every format."""
-    right = getattr(ort_agreement, face)
+    right = getattr(ort_self_check, face)
 
     def wrong(graph: OnnxGraph, *names: Any, **named: Any) -> Any:
         values = right(graph, *names, **named)
@@ -110,10 +110,10 @@ def test_the_operator_that_is_wrong_is_named(
         first = graph.node("Mul", many[0], scale)
         return (first, *many[1:]) if isinstance(values, tuple) else first
 
-    monkeypatch.setattr(ort_agreement, face, wrong)
+    monkeypatch.setattr(ort_self_check, face, wrong)
     with (
         shard(tmp_path, form=form) as arrays,
         pytest.raises(RequestError, match="back end ort computes wrongly") as refused,
     ):
-        check_agreement(SPEC, arrays, options)
+        run_self_check(SPEC, arrays, options)
     assert f"{operator} errs by" in str(refused.value)

@@ -17,7 +17,7 @@ from edge.coordinator.bringing import Bringing, Brought, make_ready
 from edge.demos.bundled import MODEL
 from edge.errors import NetworkError, PeerError, PeerLostError, RequestError
 from edge.memory.ledger import LEAST_MODEL_BYTES, Use
-from edge.memory.rebalance import Elastic
+from edge.memory.rebalance import RebalanceOptions
 from edge.peer.resources import PeerResources
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress, ignore_progress
@@ -150,14 +150,14 @@ def test_what_a_changed_promise_is_not_yet_kept_by_is_not_parked(
             # The layers of the bundled model are too small to make a difference.
             less = replace(whole, weight_bytes=whole.weight_bytes // 2)
 
-            def counted(*_: object, **__: object) -> Elastic:
+            def counted(*_: object, **__: object) -> RebalanceOptions:
                 assert threading.current_thread() is not threading.main_thread(), "it may take long"
-                return Elastic(uses={0: whole, 1: less}, planned=0)
+                return RebalanceOptions(uses={0: whole, 1: less}, planned=0)
 
-            monkeypatch.setattr("edge.peer.resources.elastic", counted)
+            monkeypatch.setattr("edge.peer.resources.rebalance_options", counted)
             other = Use(weight_bytes=LEAST_MODEL_BYTES)
             resources._ledger = resources.ledger.with_use("other", other)
-            budget_bytes = resources.ledger.floor.total + other.total + less.total
+            budget_bytes = resources.ledger.baseline.total + other.total + less.total
             hosted.shard._thread.post(lambda: (may_go_on.wait(), None)[1])
             try:
                 changing = asyncio.create_task(resources.promise(budget_bytes))

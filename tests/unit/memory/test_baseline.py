@@ -6,11 +6,11 @@ import pytest
 
 from edge.errors import RequestError
 from edge.memory import baseline
-from edge.memory.baseline import budget_bytes, process_floor
-from edge.memory.ledger import Floor, Ledger
+from edge.memory.baseline import budget_bytes, process_baseline
+from edge.memory.ledger import Baseline, Ledger
 
 MIB = 1 << 20
-FLOOR = Floor(process_bytes=80 * MIB, work_bytes=40 * MIB)
+BASELINE = Baseline(process_bytes=80 * MIB, work_bytes=40 * MIB)
 OWN = 50 * MIB
 
 
@@ -26,7 +26,7 @@ def promise(
     monkeypatch.setattr(baseline, "free_memory_bytes", lambda: free)
     monkeypatch.setattr(baseline, "usable_memory_bytes", lambda: usable)
     monkeypatch.setattr(baseline, "memory_left_bytes", lambda: left)
-    return budget_bytes(asked, FLOOR)
+    return budget_bytes(asked, BASELINE)
 
 
 def test_what_is_asked_for_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,13 +42,13 @@ def test_nothing_asked_is_what_is_usable(monkeypatch: pytest.MonkeyPatch) -> Non
     assert promise(monkeypatch, None, free=900 * MIB, usable=450 * MIB) == 450 * MIB + OWN
 
 
-def test_where_little_is_free_the_floor_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_little_is_free_the_baseline_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of it would be below the minimum, and all of it is not."""
-    assert promise(monkeypatch, None, free=100 * MIB, usable=50 * MIB) == FLOOR.minimum_bytes
+    assert promise(monkeypatch, None, free=100 * MIB, usable=50 * MIB) == BASELINE.minimum_bytes
     too_little = promise(monkeypatch, None, free=60 * MIB, usable=30 * MIB)
     with pytest.raises(RequestError, match="below the minimum"):
-        Ledger(budget_bytes=too_little, floor=FLOOR)
+        Ledger(budget_bytes=too_little, baseline=BASELINE)
 
 
-def test_this_process_has_a_floor() -> None:
-    assert process_floor().process_bytes > 10 * MIB
+def test_this_process_has_a_baseline() -> None:
+    assert process_baseline().process_bytes > 10 * MIB

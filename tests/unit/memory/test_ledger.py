@@ -7,15 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.errors import CapacityError, RequestError
-from edge.memory.ledger import LEAST_MODEL_BYTES, Floor, Ledger, Use
-from edge.memory.rebalance import Elastic, fit
+from edge.memory.ledger import LEAST_MODEL_BYTES, Baseline, Ledger, Use
+from edge.memory.rebalance import RebalanceOptions, fit
 
 MIB = 1 << 20
-FLOOR = Floor(process_bytes=70 * MIB, work_bytes=30 * MIB)
+BASELINE = Baseline(process_bytes=70 * MIB, work_bytes=30 * MIB)
 
 
 def ledger(model_mib: int = 100, limit: int | None = None) -> Ledger:
-    return Ledger(budget_bytes=FLOOR.total + model_mib * MIB, floor=FLOOR, model_limit_bytes=limit)
+    return Ledger(
+        budget_bytes=BASELINE.total + model_mib * MIB, baseline=BASELINE, model_limit_bytes=limit
+    )
 
 
 def test_what_is_reserved_is_not_free() -> None:
@@ -48,9 +50,9 @@ def test_weights_and_kv_may_have_a_limit_of_their_own() -> None:
 
 
 def test_a_promise_below_the_minimum_is_refused() -> None:
-    Ledger(budget_bytes=FLOOR.minimum_bytes, floor=FLOOR)
+    Ledger(budget_bytes=BASELINE.minimum_bytes, baseline=BASELINE)
     with pytest.raises(RequestError) as raised:
-        Ledger(budget_bytes=FLOOR.minimum_bytes - 1, floor=FLOOR)
+        Ledger(budget_bytes=BASELINE.minimum_bytes - 1, baseline=BASELINE)
     assert "below the minimum of 108.0 MiB" in str(raised.value)
     assert "the process itself takes 70.0 MiB, and up to 30.0 MiB more" in str(raised.value)
 
@@ -80,13 +82,13 @@ def test_the_promise_holds_after_any_changes(
             others = book.without(name)
             assert use.total > others.free_bytes or use.model_bytes > others.model_free_bytes
         taken = sum(each.total for each in book.uses.values())
-        assert FLOOR.total + taken + book.free_bytes == book.budget_bytes
+        assert BASELINE.total + taken + book.free_bytes == book.budget_bytes
         if limit is not None:
             assert sum(each.model_bytes for each in book.uses.values()) <= limit
 
 
 @st.composite
-def elastics(draw: st.DrawFn) -> Elastic:
+def rebalance_options(draw: st.DrawFn) -> RebalanceOptions:
     """A shard as `edge.partition.memory_use` counts one: a window stays, the other layers go."""
     layers, layer_bytes = draw(st.integers(1, 12)), draw(st.integers(1, 8)) * MIB
     rest = Use(kv_bytes=draw(st.integers(0, 9)) * MIB, buffer_bytes=draw(st.integers(0, 9)) * MIB)
@@ -102,32 +104,32 @@ def elastics(draw: st.DrawFn) -> Elastic:
         )
     planned = draw(st.integers(0, layers))
     some = {planned, layers, *draw(st.sets(st.integers(planned, layers)))}
-    return Elastic(uses={count: uses[count] for count in sorted(some)}, planned=planned)
+    return RebalanceOptions(uses={count: uses[count] for count in sorted(some)}, planned=planned)
 
 
 @given(
-    shards=st.dictionaries(st.sampled_from("abcd"), elastics(), max_size=4),
+    shards=st.dictionaries(st.sampled_from("abcd"), rebalance_options(), max_size=4),
     model_mib=st.lists(st.integers(0, 300), min_size=1, max_size=6),
 )
 @settings(deadline=None)
 def test_whatever_is_promised_next_is_kept(
-    shards: dict[str, Elastic], model_mib: list[int]
+    shards: dict[str, RebalanceOptions], model_mib: list[int]
 ) -> None:
     """Budgets that move: each is kept or refused with the minimum, and none is forgotten."""
     book = ledger(1000)
     for name, shard in shards.items():
         book = book.with_use(name, shard.uses[shard.planned])
     least = sum(min(use.total for use in shard.uses.values()) for shard in shards.values())
-    minimum = FLOOR.total + max(least, LEAST_MODEL_BYTES)
+    minimum = BASELINE.total + max(least, LEAST_MODEL_BYTES)
     for mib in [*model_mib, 1000]:
-        budget = FLOOR.total + mib * MIB
+        budget = BASELINE.total + mib * MIB
         if budget < minimum:
             with pytest.raises(RequestError, match="below the minimum of"):
                 fit(book, budget, shards)
             continue
         book, counts = fit(book, budget, shards)
         assert book.budget_bytes == budget
-        assert FLOOR.total + sum(use.total for use in book.uses.values()) <= budget
+        assert BASELINE.total + sum(use.total for use in book.uses.values()) <= budget
         for name, shard in shards.items():
             assert shard.planned <= counts[name] in shard.uses
             assert book.uses[name] == shard.uses[counts[name]]
@@ -136,9 +138,9 @@ def test_whatever_is_promised_next_is_kept(
 
 def test_no_shard_gives_more_than_it_must() -> None:
     uses = tuple(Use(weight_bytes=(10 - count + min(count, 3)) * MIB) for count in range(10))
-    shards = {"a": Elastic(uses=dict(enumerate(uses)), planned=0)}
+    shards = {"a": RebalanceOptions(uses=dict(enumerate(uses)), planned=0)}
     book = ledger().with_use("a", uses[0])
     for mib, streamed in ((10, 0), (9, 4), (8, 5)):
-        changed, counts = fit(book, FLOOR.total + mib * MIB, shards)
+        changed, counts = fit(book, BASELINE.total + mib * MIB, shards)
         assert counts == {"a": streamed}
         assert changed.free_bytes == 0

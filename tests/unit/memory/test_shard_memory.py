@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edge.memory.model_sizes import model_facts
-from edge.memory.shard_memory import elastic, shard_use, with_streamed
+from edge.memory.shard_memory import rebalance_options, shard_use, with_streamed
 from edge.offload import Manifest
 from edge.partition import Workload, memory_use
 from edge.protocol.step import StepLimits
@@ -44,7 +44,7 @@ def test_other_numbers_of_layers_on_disk_are_counted_as_if_planned(
     assignment = solo_assignment(plain_spec(num_layers=layers), LIMITS, rules)
     assignment = replace(assignment, plan=with_streamed(assignment.plan, 0, 0, planned))
     manifest = Manifest(tensors=(), total_bytes=0)
-    found = elastic(assignment, manifest, host_bytes=host_bytes)
+    found = rebalance_options(assignment, manifest, host_bytes=host_bytes)
     counts = list(found.uses)
     assert (found.planned, counts[0], counts[-1], len(counts)) == (
         planned, planned, layers, numbers,

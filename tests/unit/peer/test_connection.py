@@ -23,7 +23,7 @@ from edge.membership.identity import Identity
 from edge.membership.membership import Membership, credentials
 from edge.membership.roles import LEND, USE
 from edge.memory.kv_budget import KvRoom
-from edge.memory.ledger import MEASURING, Floor, Ledger, Use
+from edge.memory.ledger import MEASURING, Baseline, Ledger, Use
 from edge.memory.model_sizes import model_facts
 from edge.offload import Manifest
 from edge.partition import Workload, memory_use
@@ -209,8 +209,8 @@ def test_the_room_of_what_waits_is_given_back_once_where_its_connection_ends(
 
     async def main() -> None:
         resources = PeerResources(settings(tmp_path), None)
-        floor = Floor(process_bytes=0, work_bytes=0)
-        resources._ledger = Ledger(budget_bytes=1 << 30, floor=floor)
+        baseline = Baseline(process_bytes=0, work_bytes=0)
+        resources._ledger = Ledger(budget_bytes=1 << 30, baseline=baseline)
         ours, theirs = MemoryChannel.pair("coordinator", "peer")
         connection = Connection(resources, theirs, silent_after_s=1e9)
         serving = asyncio.create_task(connection.run())
@@ -335,8 +335,8 @@ def test_the_end_of_a_session_does_not_wait_for_a_neighbour_that_is_gone(tmp_pat
     async def coordinate(
         channel: MemoryChannel, resources: PeerResources, connection: Connection
     ) -> None:
-        floor = Floor(process_bytes=0, work_bytes=0)
-        resources._ledger = Ledger(budget_bytes=1 << 30, floor=floor)
+        baseline = Baseline(process_bytes=0, work_bytes=0)
+        resources._ledger = Ledger(budget_bytes=1 << 30, baseline=baseline)
         hosted = HostedShard(
             assignment, Manifest(tensors=(), total_bytes=0), lambda _: None, resources.kv_room
         )
@@ -487,8 +487,8 @@ def test_who_is_expelled_while_it_waits_to_be_let_in_is_told(
 def test_two_at_once_do_not_share_a_line_of_the_ledger(tmp_path: Path) -> None:
     async def main() -> None:
         resources = PeerResources(settings(tmp_path), None)
-        floor = Floor(process_bytes=0, work_bytes=0)
-        resources._ledger = Ledger(budget_bytes=1 << 30, floor=floor)
+        baseline = Baseline(process_bytes=0, work_bytes=0)
+        resources._ledger = Ledger(budget_bytes=1 << 30, baseline=baseline)
         await resources.reserve("s", Use(weight_bytes=1 << 20))
         with pytest.raises(ProtocolError, match="one name"):
             await resources.reserve("s", Use(weight_bytes=1 << 20))
@@ -521,8 +521,8 @@ def test_a_made_up_model_takes_no_more_of_the_disk_than_of_memory(tmp_path: Path
         solo = solo_assignment(model, LIMITS, WireRules(sums=(WireRule(),), hops=()))
 
         def written(where: str, budget_bytes: int) -> int:
-            floor = Floor(process_bytes=0, work_bytes=0)
-            resources._ledger = Ledger(budget_bytes=budget_bytes, floor=floor)
+            baseline = Baseline(process_bytes=0, work_bytes=0)
+            resources._ledger = Ledger(budget_bytes=budget_bytes, baseline=baseline)
             assignment = replace(solo, plan=plans[where], weight_format=format_)
             with calls.made_up_weights(assignment) as weights:
                 return taken_bytes(weights.path)
@@ -546,7 +546,9 @@ def test_measurements_count_as_their_users(tmp_path: Path) -> None:
 
     async def main() -> None:
         resources = PeerResources(replace(settings(tmp_path), each_user=limits), None)
-        resources._ledger = Ledger(budget_bytes=1 << 30, floor=Floor(process_bytes=0, work_bytes=0))
+        resources._ledger = Ledger(
+            budget_bytes=1 << 30, baseline=Baseline(process_bytes=0, work_bytes=0)
+        )
         assert resources.free_bytes(kitchen) == 64 << 20
         with pytest.raises(CapacityError, match=r"this measurement needs .*--each-user"):
             await resources.reserve(f"{MEASURING}0", Use(buffer_bytes=80 << 20), kitchen)

@@ -13,7 +13,7 @@ import pytest
 from edge import transport
 from edge.errors import CapacityError
 from edge.membership.roles import USE
-from edge.memory.ledger import Floor, Ledger
+from edge.memory.ledger import Baseline, Ledger
 from edge.partition import Plan
 from edge.peer.connection import Connection
 from edge.peer.resources import MAX_LINKS, PeerResources
@@ -50,7 +50,9 @@ def resources_in(folder: Path) -> PeerResources:
         backend="null",
     )
     resources = PeerResources(settings, None)
-    resources._ledger = Ledger(budget_bytes=1 << 30, floor=Floor(process_bytes=0, work_bytes=0))
+    resources._ledger = Ledger(
+        budget_bytes=1 << 30, baseline=Baseline(process_bytes=0, work_bytes=0)
+    )
     return resources
 
 

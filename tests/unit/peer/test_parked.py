@@ -12,7 +12,7 @@ import pytest
 
 from edge.backends.interface import StageProgram
 from edge.errors import CapacityError
-from edge.memory.ledger import Floor, Ledger, Use
+from edge.memory.ledger import Baseline, Ledger, Use
 from edge.peer import parked
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
@@ -57,7 +57,7 @@ def with_a_parked_shard(
         )
         resources = PeerResources(settings, None)
         resources._ledger = Ledger(
-            budget_bytes=ROOM_BYTES, floor=Floor(process_bytes=0, work_bytes=0)
+            budget_bytes=ROOM_BYTES, baseline=Baseline(process_bytes=0, work_bytes=0)
         )
         await resources.reserve(ASSIGNMENT.key, USE)
         name = resources.park("me", ASSIGNMENT, cast(StageProgram, program))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.memory.ledger import Floor, Ledger, Use
+from edge.memory.ledger import Baseline, Ledger, Use
 from edge.offload import PrefixMemory
 from edge.peer.access import UserLimits
 from edge.peer.resources import PeerResources
@@ -41,8 +41,8 @@ def with_resources(
         )
         resources = PeerResources(settings, None)
         await resources.open()
-        floor = Floor(process_bytes=0, work_bytes=0)
-        resources._change(Ledger(budget_bytes=ROOM_BYTES, floor=floor))
+        baseline = Baseline(process_bytes=0, work_bytes=0)
+        resources._change(Ledger(budget_bytes=ROOM_BYTES, baseline=baseline))
         await then(resources, resources.kv_room.beginnings)
         await resources.aclose()
 
