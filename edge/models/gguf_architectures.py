@@ -71,7 +71,8 @@ class Architecture:
     roles: names of tensors that are called otherwise than in most, or that most have not. fused: as
     of a Family, by what a tensor is called in its layer.
     has_window: one of layers that have one, which the family knows.
-    tiles_values: value heads of linear attention are in llama.cpp's order (gguf_linear.py).
+    tiles_values: value heads of linear attention are in llama.cpp's order (see
+    `edge/weights/gguf/linear.py`).
     may_lack: of fields that every other file has.
     finish: adds to the values of the config.json what llama.cpp knows without a key, or what
     follows from which tensors there are. It raises ValueError.

@@ -16,7 +16,7 @@ from edge.weights.folder_form import CONFIG, open_folder
 from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm
 from edge.weights.formats import WeightFormat
-from edge.weights.gguf_form import gguf_in, open_gguf_model
+from edge.weights.gguf.form import gguf_in, open_gguf_model
 from edge.weights.hub_cache import display_name
 from edge.weights.lora import with_adapter
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource

@@ -1,6 +1,6 @@
 """Writes a folder of a quantised model, in the layout of compressed-tensors, format pack-quantized.
 
-What is written is what `edge/weights/packed_compressed.py` reads: the very codes and scales. Knows
+What is written is what `edge/weights/packed/compressed.py` reads: the very codes and scales. Knows
 nothing of how codes are found.
 """
 
@@ -29,11 +29,11 @@ from edge.offload import (
 )
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.compressed_config import compressed_values
 from edge.weights.folder_files import other_files
 from edge.weights.folder_form import CONFIG
-from edge.weights.packed_compressed import compressed_arrays, compressed_tensors
-from edge.weights.packed_encoding import coded_recipe
+from edge.weights.packed.compressed import compressed_arrays, compressed_tensors
+from edge.weights.packed.compressed_config import compressed_values
+from edge.weights.packed.encoding import coded_recipe
 from edge.weights.partial_folder import PartialFolder
 from edge.weights.quantize import row_chunks
 from edge.weights.quantized_store import store_errors_as_edge_errors

@@ -8,7 +8,7 @@ from reprlib import repr as shown
 from edge.errors import CheckpointError
 from edge.models.experts import Experts, expert_number
 from edge.models.spec import ModelSpec
-from edge.weights.packed_mxfp4 import BLOCKS
+from edge.weights.packed.mxfp4 import BLOCKS
 
 _REMEDY = "take the folder as the model's makers publish it, all of it"
 

@@ -22,8 +22,8 @@ from edge.weights.fused_rows import (
     turned_rows,
     with_fused_rows,
 )
-from edge.weights.packed_encoding import packed_encoding
-from edge.weights.packed_folder import PackedStore, packed_store
+from edge.weights.packed.encoding import packed_encoding
+from edge.weights.packed.folder import PackedStore, packed_store
 from edge.weights.pooling import read_pooling
 
 CONFIG = "config.json"

@@ -27,9 +27,9 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.encoding import Encoding, Rounded
 from edge.weights.folder_form import CONFIG
 from edge.weights.fused_rows import FusedStore
-from edge.weights.gguf_form import gguf_in, gguf_spec
+from edge.weights.gguf.form import gguf_in, gguf_spec
 from edge.weights.hub_cache import display_name
-from edge.weights.packed_folder import PackedStore
+from edge.weights.packed.folder import PackedStore
 
 Form = Literal["folder", "GGUF"]
 

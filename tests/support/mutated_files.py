@@ -52,8 +52,8 @@ from edge.text.description import describe_tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.expert_uses import keep_expert_uses, known_expert_uses
 from edge.weights.formats import weight_format
-from edge.weights.packed_folder import PackedStore
-from edge.weights.packed_matrix import CodedMatrix
+from edge.weights.packed.folder import PackedStore
+from edge.weights.packed.matrix import CodedMatrix
 from tests.support.checkpoints import make_checkpoint
 from tests.support.devices import Kept
 from tests.support.file_kind import REFUSALS, Kind, replaced, told

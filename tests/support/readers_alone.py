@@ -25,7 +25,7 @@ from edge.text.gguf import (
     gguf_templates,
     gguf_tokenizer_files,
 )
-from edge.weights.gguf_form import gguf_spec
+from edge.weights.gguf.form import gguf_spec
 from tests.support import gguf_bytes
 from tests.support.family_sizes import FAMILIES, MORE_FAMILIES, SHARED
 from tests.support.file_kind import Kind, as_object

@@ -7,7 +7,7 @@ import pytest
 
 from edge.kernels.matmul_nbits.reference import dequantize
 from edge.offload import BLOCK_TYPES
-from edge.weights.gguf_blocks import as_matrix
+from edge.weights.gguf.blocks import as_matrix
 from tests.support.gguf_files import Type, raw_blocks
 
 CODED = [number for number, block in BLOCK_TYPES.items() if block.coded is not None]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge.models.config import Config
 from edge.weights.block_matrices import OffsetBlocks
-from edge.weights.packed_matrix import (
+from edge.weights.packed.matrix import (
     CODE_BITS,
     FLOATS,
     INTEGERS,

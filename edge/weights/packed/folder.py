@@ -17,13 +17,13 @@ from edge.errors import CheckpointError, shown
 from edge.models.config import Config
 from edge.offload import Closing, WeightStore, checked_runs
 from edge.weights.fused_rows import SomeRows
-from edge.weights.packed_awq import find_awq
-from edge.weights.packed_compressed import find_compressed
-from edge.weights.packed_fp8 import find_fp8
-from edge.weights.packed_gptq import find_gptq
-from edge.weights.packed_matrix import PackedMatrix, Tensors, rows_of
-from edge.weights.packed_mlx import find_mlx
-from edge.weights.packed_mxfp4 import BLOCKS, find_mxfp4
+from edge.weights.packed.awq import find_awq
+from edge.weights.packed.compressed import find_compressed
+from edge.weights.packed.fp8 import find_fp8
+from edge.weights.packed.gptq import find_gptq
+from edge.weights.packed.matrix import PackedMatrix, Tensors, rows_of
+from edge.weights.packed.mlx import find_mlx
+from edge.weights.packed.mxfp4 import BLOCKS, find_mxfp4
 
 LAYOUTS: Mapping[str, Callable[[Config, Tensors], dict[str, PackedMatrix]]] = {
     "gptq": find_gptq,

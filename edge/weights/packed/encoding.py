@@ -26,8 +26,8 @@ from edge.weights.float_matrices import Floats
 from edge.weights.integer_formats import head_kind, small_floats, widest_block
 from edge.weights.layout import whole_layout
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
-from edge.weights.packed_folder import PackedStore
-from edge.weights.packed_matrix import CodedMatrix
+from edge.weights.packed.folder import PackedStore
+from edge.weights.packed.matrix import CodedMatrix
 from edge.weights.recipe import Kind, Recipe, rule_role
 from edge.weights.rounded_matrices import HEAD_NOTE, with_rounded
 from edge.weights.stored_blocks import StoredBlocks, recipe_of

@@ -19,7 +19,7 @@ from edge.models.config import Config
 from edge.models.experts import MAX_EXPERTS
 from edge.models.parts import MAX_SIZE
 from edge.weights.block_matrices import Blocks
-from edge.weights.packed_matrix import CodedMatrix, Grid, PackedMatrix, Tensors
+from edge.weights.packed.matrix import CodedMatrix, Grid, PackedMatrix, Tensors
 
 BLOCKS = "_blocks"
 _SCALES = "_scales"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edge.kernels.matmul_nbits.reference import unpack
 from edge.models.config import Config
 from edge.weights.block_matrices import ZeroBlocks
-from edge.weights.packed_matrix import FLOATS, INTEGERS, CodedMatrix, Grid, PackedMatrix, Tensors
+from edge.weights.packed.matrix import FLOATS, INTEGERS, CodedMatrix, Grid, PackedMatrix, Tensors
 
 _WORD = 8
 _PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])

@@ -51,8 +51,8 @@ from edge.weights.fused_rows import (
     rows_of_experts,
     with_fused_rows,
 )
-from edge.weights.gguf_blocks import gguf_encoding
-from edge.weights.gguf_linear import linear_parts
+from edge.weights.gguf.blocks import gguf_encoding
+from edge.weights.gguf.linear import linear_parts
 
 _MOST_ROPE_FACTORS = 1 << 16
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edge.kernels.matmul_nbits.reference import unpack
 from edge.models.config import Config
 from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
-from edge.weights.packed_matrix import (
+from edge.weights.packed.matrix import (
     CODE_BITS,
     FLOATS,
     INTEGERS,

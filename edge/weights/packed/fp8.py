@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edge.models.config import Config
 from edge.models.parts import MAX_SIZE
 from edge.offload import WeightStore
-from edge.weights.packed_matrix import FLOATS, PackedMatrix, Tensors
+from edge.weights.packed.matrix import FLOATS, PackedMatrix, Tensors
 
 _TYPES = ("float8_e4m3fn", "float8_e5m2")
 _SCALES = ("weight_scale_inv", "weight_scale")

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, pack, unpack
 from edge.models.config import Config
 from edge.weights.block_matrices import Blocks, ZeroBlocks
-from edge.weights.packed_fp8 import block_of, find_fp8
-from edge.weights.packed_matrix import (
+from edge.weights.packed.fp8 import block_of, find_fp8
+from edge.weights.packed.matrix import (
     CODE_BITS,
     FLOATS,
     INTEGERS,

@@ -1,0 +1,1 @@
+"""GGUF files: their blocks, and how their names and shapes become those of a family."""
