@@ -18,23 +18,23 @@ from pathlib import Path
 from typing import Unpack
 
 from edge.api.async_model import AsyncModel
-from edge.api.candidates import Candidates, Find, Used, Watch
 from edge.api.counting_experts import CountedExperts, count_experts
 from edge.api.described_model import HeldModel
 from edge.api.hub_download import model_path
-from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply, kept_replies
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.own_credentials import own_credentials
 from edge.api.progress_bars import progress_bars
 from edge.api.quality import Quality, QualityOptions, measure_quality
 from edge.api.quantizing import Quantized, QuantizeOptions, quantize_model
-from edge.api.reloading import Reloading
-from edge.api.standing_by import StandingBy
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.coordinator.journal import KeptLoad
 from edge.coordinator.lasting_model import LastingModel
 from edge.coordinator.loading import load_model
+from edge.coordinator.recovery.candidates import Candidates, Find, Used, Watch
+from edge.coordinator.recovery.joining import Joining
+from edge.coordinator.recovery.reloading import Reloading
+from edge.coordinator.recovery.standing_by import StandingBy
 from edge.errors import (
     CapacityError,
     EdgeError,

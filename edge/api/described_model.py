@@ -16,15 +16,15 @@ from edge.api.generation_options import (
     MOST_TOKENS_OF_A_TEXT,
     GenerationOptions,
 )
-from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import BeginReply, Keep, ReplyUnderWay
-from edge.api.standing_by import StandingBy
 from edge.api.tool_choice import chosen, with_calls
 from edge.coordinator.generation import GenerationRequest
 from edge.coordinator.journal import Asked, Journal, KeptLoad, KeptRequest, Reading
 from edge.coordinator.kept_replies import KeptReplies
 from edge.coordinator.lasting_model import LastingModel, Recovery
+from edge.coordinator.recovery.joining import Joining
+from edge.coordinator.recovery.standing_by import StandingBy
 from edge.coordinator.shares import ANYBODY, Who
 from edge.coordinator.work import Work
 from edge.errors import PromptLengthError, RequestError

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge.api import candidates
+from edge.coordinator.recovery import candidates
 from edge.planning import cluster_profile
 from edge.protocol.heartbeat import ALIVE_EVERY_S
 from edge.protocol.measurements import PeerProfile

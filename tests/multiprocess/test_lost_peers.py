@@ -15,7 +15,7 @@ import pytest
 
 import edge
 from demos.bundled import MODEL
-from edge.api import reloading
+from edge.coordinator.recovery import reloading
 from edge.partition import Plan
 from edge.planning.load_options import Standby
 from edge.protocol.client import PeerClient
@@ -349,7 +349,7 @@ def test_whose_disk_is_full_has_no_part_in_going_on(
     """A spare that could stand in, if it could keep the weights: the survivor takes all."""
     plan = cut(endless_checkpoint, "tensor_2", trio.daemons[:2])
     prompt = endless_checkpoint.prompt(5)
-    caplog.set_level("INFO", "edge.api.reloading")
+    caplog.set_level("INFO", "edge.coordinator.recovery.reloading")
     with (
         small_disk(tmp_path / "disk", 8 << 20) as disk,
         Daemon(disk, "--no-announce", "--name", "full") as full,

@@ -26,10 +26,10 @@ of its time."""
 
 LIMITS = (
     "edge.api.local_peers.STOP_TIMEOUT_S",
-    "edge.api.reloading.ANSWER_WITHIN_S",
-    "edge.api.reloading.FREED_WITHIN_S",
-    "edge.api.reloading.LOST_ANSWERS_WITHIN_S",
-    "edge.api.reloading.SAYS_WHAT_IT_KEEPS_WITHIN_S",
+    "edge.coordinator.recovery.reloading.ANSWER_WITHIN_S",
+    "edge.coordinator.recovery.reloading.FREED_WITHIN_S",
+    "edge.coordinator.recovery.reloading.LOST_ANSWERS_WITHIN_S",
+    "edge.coordinator.recovery.reloading.SAYS_WHAT_IT_KEEPS_WITHIN_S",
     "edge.cli.commands.peer.EXIT_TIMEOUT_S",
     "edge.cli.commands.peer.LEAVES_WITHIN_S",
     "edge.coordinator.stalls.STALLED_AFTER_S",

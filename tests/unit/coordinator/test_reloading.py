@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import edge
-from edge.api import reloading
-from edge.api.candidates import Candidates
-from edge.api.reloading import Reloading
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.loading import load_model
+from edge.coordinator.recovery import reloading
+from edge.coordinator.recovery.candidates import Candidates
+from edge.coordinator.recovery.reloading import Reloading
 from edge.demos.bundled import MODEL
 from edge.peer.daemon import PeerDaemon
 from tests.support.null_peers import null_peers
@@ -56,7 +56,7 @@ def test_who_starts_again_without_keys_is_another_one_at_the_same_address(
 def test_peers_are_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For as long as was asked for, however often loading is tried."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("edge.api.reloading.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("edge.coordinator.recovery.reloading.LOOK_EVERY_S", 0.0)
     looks: list[Candidates] = []
 
     async def look(candidates: Candidates) -> None:

@@ -7,10 +7,10 @@ import contextlib
 import logging
 from collections.abc import Collection, Sequence
 
-from edge.api.candidates import LOOK_EVERY_S
-from edge.api.reloading import ReadyRepair, Reloading
 from edge.coordinator.bringing import Bringing, Brought, make_ready
 from edge.coordinator.lasting_model import LastingModel
+from edge.coordinator.recovery.candidates import LOOK_EVERY_S
+from edge.coordinator.recovery.reloading import ReadyRepair, Reloading
 from edge.errors import CapacityError, EdgeError, NetworkError, PeerLostError, PlanError
 from edge.planning.proposal import Proposal
 from edge.planning.repairing import repaired_proposal

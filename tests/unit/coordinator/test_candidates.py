@@ -7,7 +7,13 @@ import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from edge.api.candidates import FIRST_WAIT_S, MOST_WAIT_S, Candidates, Used, waits_s
+from edge.coordinator.recovery.candidates import (
+    FIRST_WAIT_S,
+    MOST_WAIT_S,
+    Candidates,
+    Used,
+    waits_s,
+)
 from edge.membership.presence import Presences
 from edge.protocol.discovery import Look
 from edge.protocol.peer_info import PeerInfo, each_once

@@ -9,10 +9,10 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from edge.api.candidates import LOOK_EVERY_S, Candidates
-from edge.api.reloading import Reloading
 from edge.coordinator.bringing import ship_ahead
 from edge.coordinator.lasting_model import LastingModel
+from edge.coordinator.recovery.candidates import LOOK_EVERY_S, Candidates
+from edge.coordinator.recovery.reloading import Reloading
 from edge.coordinator.requests import Request
 from edge.errors import EdgeError, NetworkError
 from edge.host.cache_paths import cache_root

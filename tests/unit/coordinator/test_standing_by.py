@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import edge
-from edge.api.standing_by import StandingBy
 from edge.coordinator.bringing import Bringing, Brought, make_ready
+from edge.coordinator.recovery.standing_by import StandingBy
 from edge.demos.bundled import MODEL
 from edge.errors import CapacityError
 from edge.peer.daemon import PeerDaemon
@@ -91,7 +91,7 @@ def test_nobody_is_asked_where_all_is_ready(
             async def asked(*_args: object, **_named: object) -> None:
                 raise AssertionError("somebody was asked who is there")
 
-            monkeypatch.setattr("edge.api.reloading.describe_all", asked)
+            monkeypatch.setattr("edge.coordinator.recovery.reloading.describe_all", asked)
             await first.aclose()
             await until(lambda: bool(model.recoveries) or model.is_over)
             assert not model.is_over
@@ -121,7 +121,7 @@ def test_who_has_no_room_for_one_part_has_another_ready(
             raise CapacityError("no room")
         return await make_ready(bringing, seat, *where)
 
-    monkeypatch.setattr("edge.api.standing_by.make_ready", has_room)
+    monkeypatch.setattr("edge.coordinator.recovery.standing_by.make_ready", has_room)
 
     async def main() -> None:
         async with null_peers(tmp_path, 3) as daemons:
@@ -177,8 +177,8 @@ def test_who_was_away_for_a_moment_stands_by_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where nobody looks for peers that join."""
-    monkeypatch.setattr("edge.api.standing_by.SETTLES_S", 0.0)
-    monkeypatch.setattr("edge.api.standing_by.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("edge.coordinator.recovery.standing_by.SETTLES_S", 0.0)
+    monkeypatch.setattr("edge.coordinator.recovery.standing_by.LOOK_EVERY_S", 0.01)
 
     async def main() -> None:
         async with standing_by(tmp_path) as (model, (_first, second)):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge.api.joining import MOVES_APART_S, Joining
+from edge.coordinator.recovery.joining import MOVES_APART_S, Joining
 from edge.errors import PeerLostError
 from tests.support.passing_time import let_pass
 from tests.support.peer_infos import peer_info
@@ -67,8 +67,8 @@ def test_who_is_lost_on_the_way_is_tried_again_after_a_while(
     async def measured(*_args: object) -> str:
         return "measured"
 
-    monkeypatch.setattr("edge.api.joining.moved_proposal", moved_proposal)
-    monkeypatch.setattr("edge.api.joining.ship_ahead", ship_ahead)
+    monkeypatch.setattr("edge.coordinator.recovery.joining.moved_proposal", moved_proposal)
+    monkeypatch.setattr("edge.coordinator.recovery.joining.ship_ahead", ship_ahead)
     monkeypatch.setattr(Joining, "_measured", measured)
 
     async def main() -> None:

@@ -1,0 +1,1 @@
+"""A model goes on: without a device that is lost, and with one that joins."""
