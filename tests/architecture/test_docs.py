@@ -14,7 +14,7 @@ import pytest
 
 from edge.demos.bench import quality_plot
 from tests.architecture.test_names import PARTS, REPOSITORY
-from tests.support import reference_page
+from tests.support import recorded_session, reference_page
 
 RESULTS = REPOSITORY / "demos" / "bench" / "results.csv"
 
@@ -234,18 +234,12 @@ def test_the_reference_is_what_the_program_says() -> None:
 
 def test_the_recorded_session_is_of_these_commands() -> None:
     """`scripts/record-session` runs them, and demos and README's tests what they show."""
-    source = (REPOSITORY / "scripts" / "record-session").read_text()
-    tree = next(
-        each.value
-        for each in ast.parse(source).body
-        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "COMMANDS"
-    )
     light, dark = (
         html.unescape((REPOSITORY / "docs" / "drawings" / name).read_text())
         for name in ("session.svg", "session-dark.svg")
     )
     shown = light.replace("\N{NO-BREAK SPACE}", " ")
-    assert all(f"$ {command}" in shown for command in ast.literal_eval(tree))
+    assert all(f"$ {command}" in shown for command in recorded_session.COMMANDS)
     assert "the same as without the loss" in shown
     colour = re.compile(r"#[0-9a-fA-F]{6}|rgb\([0-9,]+\)")
     assert light != dark
