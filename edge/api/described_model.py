@@ -30,7 +30,7 @@ from edge.coordinator.work import Work
 from edge.errors import PromptLengthError, RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.option_fields import names_near_keywords
-from edge.partition import Estimate, Plan
+from edge.partition import Estimate, Plan, Workload
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
 from edge.protocol.lease import Lease
@@ -48,6 +48,8 @@ Prompts = list[str] | list[list[int]]
 
 Messages = str | Sequence[Mapping[str, object]]
 """A conversation: objects with role and content; or the one message of a user."""
+
+_USUAL = Workload()
 
 
 def several(prompt: Prompt | Prompts) -> Sequence[Prompt] | None:
@@ -195,19 +197,20 @@ class DescribedModel:
         return self._held.loaded.failure is not None
 
     def predict(
-        self, *, prompt_tokens: int, output_tokens: int, concurrency: int = 1
+        self,
+        *,
+        prompt_tokens: int = _USUAL.prompt_tokens,
+        output_tokens: int = _USUAL.output_tokens,
+        concurrency: int = 1,
     ) -> Estimate | None:
         """How fast answers of this size should be; None where a device was not measured.
 
         Of a model with experts that come from disk, with as many of them in memory as replies were
         seen to find there by the last `measure`.
         """
-        try:
-            return self._held.forecast.of(
-                prompt_tokens=prompt_tokens, new_tokens=output_tokens, concurrency=concurrency
-            )
-        except ValueError as error:
-            raise RequestError(str(error)) from error
+        return self._held.forecast.of(
+            prompt_tokens=prompt_tokens, new_tokens=output_tokens, concurrency=concurrency
+        )
 
     def _reply_to(
         self,

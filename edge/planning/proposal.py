@@ -104,18 +104,21 @@ class Proposal:
     ) -> Estimate | None:
         """How fast answers of this size should be; None where a device was not measured.
 
-        expert_hits: see `Workload`.
+        expert_hits: see `Workload`. Raises RequestError for sizes that no answer has.
         """
+        try:
+            workload = Workload(
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+                concurrency=concurrency,
+                # What answers leave unused of it holds weights.
+                reserved_tokens=self.workload.cached_tokens,
+                expert_hits=expert_hits,
+            )
+        except ValueError as error:
+            raise RequestError(str(error)) from error
         if self.choice.predicted is None:
             return None
-        workload = Workload(
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            concurrency=concurrency,
-            # What answers leave unused of it holds weights.
-            reserved_tokens=self.workload.cached_tokens,
-            expert_hits=expert_hits,
-        )
         return partition.estimate(
             self.plan, self.model, self.cluster, workload, chunk_tokens=self.chunk_tokens
         )
