@@ -27,9 +27,9 @@ from edge.coordinator.kept_replies import KeptReplies
 from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.shares import ANYBODY, Who
 from edge.coordinator.work import Work
-from edge.errors import PromptLengthError, RequestError
+from edge.errors import PromptLengthError, RequestError, shown
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.option_fields import names_near_keywords
+from edge.option_fields import checks_calls
 from edge.partition import Estimate, Plan, Workload
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
@@ -43,13 +43,16 @@ from edge.weights.pooling import MakersPooling
 
 Prompt = str | Sequence[int]
 
+LONGEST_ID = 256
+"""Characters of what a request is called; peers take no more than 1,024."""
+
 Prompts = list[str] | list[list[int]]
 """Several."""
 
+_USUAL = Workload()
+
 Messages = str | Sequence[Mapping[str, object]]
 """A conversation: objects with role and content; or the one message of a user."""
-
-_USUAL = Workload()
 
 
 def several(prompt: Prompt | Prompts) -> Sequence[Prompt] | None:
@@ -95,7 +98,7 @@ class HeldModel:
     """What goes on beside its replies."""
 
 
-@names_near_keywords
+@checks_calls
 class DescribedModel:
     """What a model tells at once, with or without an event loop."""
 
@@ -223,6 +226,10 @@ class DescribedModel:
         id: str | None = None,
     ) -> BeginReply:
         """A reply to be started by whoever reads it; the prompt and the options are checked."""
+        if id is not None and not (id.isprintable() and len(id) <= LONGEST_ID):
+            raise RequestError(
+                f"id must be a text of at most {LONGEST_ID} printable characters, not {shown(id)}"
+            )
         if options.thinking is not None and isinstance(prompt, str):
             raise RequestError(
                 "thinking is told to a chat template, and a text goes to the model as it is; use "
@@ -401,7 +408,7 @@ class DescribedModel:
         wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
         if wrong:
             raise RequestError(
-                f"token id {wrong[0]} is not one of the model's",
+                f"token id {shown(wrong[0])} is not one of the model's",
                 remedy=f"ids are 0..{self.vocab_size - 1}",
             )
         return tokens
