@@ -22,6 +22,7 @@ from edge.partition import (
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
 from edge.planning.nothing_fits import layers_and_speed, nothing_fits
+from edge.planning.rate_words import rate_in_words
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.wire_rules import WireRules
@@ -69,8 +70,10 @@ class Proposal:
     """How it came about, where it replaces another plan of the same model."""
 
     def __repr__(self) -> str:
-        predicted = self.choice.predicted
-        speed = "" if predicted is None else f", {predicted.tokens_per_s:.3g} tok/s predicted"
+        speed = ""
+        if (predicted := self.choice.predicted) is not None:
+            rate = rate_in_words(predicted.tokens_per_s, predicted.tokens_per_s_range)
+            speed = f", {rate} tok/s predicted"
         return f"<Proposal of {self.plan}: context {self.context_tokens} tokens{speed}>"
 
     @property
