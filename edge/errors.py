@@ -14,6 +14,8 @@ EdgeError                  edge_error
 The word in the middle is `code`, for programs: it stays when a class or a sentence is changed. What
 was typed wrong at a command line has the code `wrong_usage`, and the exit code 2.
 
+A RequestError for a call with a wrong keyword or type (`CallError`) is also a TypeError.
+
 Errors of the lower packages are mapped to these once, where `edge` calls them.
 """
 
@@ -23,8 +25,20 @@ import re
 import reprlib
 from typing import ClassVar
 
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong = 2, 60, 40
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxlong = 2, 60, 40
+
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            return super().repr_int(x, level)
+        except ValueError:  # Python writes no more than 4,300 digits
+            return "an enormous number"
+
+
+_SHORT = _Short()
 
 
 def shown(value: object) -> str:

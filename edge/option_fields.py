@@ -1,4 +1,4 @@
-"""Fields that a user sets, described once: the command line makes its options from them."""
+"""What a user sets, by field or by name: options described once, and calls that are checked."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, replace
-from typing import Any, TypeVar
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import MISSING, Field, dataclass, field, is_dataclass, replace
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from edge.errors import RequestError, shown
 
 _KEY = "option"
 
 Options = TypeVar("Options")
 Made = TypeVar("Made")
+
+
+class CallError(RequestError, TypeError):
+    """A call with a keyword that is not known, without one that must be, or with a value of another
+    type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +66,34 @@ _UNPACKED = re.compile(r"Unpack\[(\w+)\]")
 
 
 def _check_names(owner: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Raises TypeError, naming what is near it, for a keyword that is not known."""
+    """Raises CallError, naming what is near it, for a keyword that is not known."""
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            said = f"; do you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-            raise TypeError(f"{owner} has no {name!r:.80}{said}")
+            near = _near(name, known)
+            said = f"do you mean {near}?" if near else f"there are {', '.join(known)}"
+            raise CallError(f"{owner} has no {name!r:.80}", remedy=said)
 
 
-def names_near_keywords(made: type[Made]) -> type[Made]:
-    """A class whose constructor and public methods name the keyword that is near a wrong one.
+_ALIKE = 0.7
+"""context_length is 0.71 like context_tokens; new_tokens, which is something else than
+prompt_tokens, 0.61."""
 
-    Of `**overrides: Unpack[Overrides]` these are the keys of that dictionary.
+
+def _near(name: str, known: Sequence[str]) -> str | None:
+    """What is spelled nearly so, or is a longer or shorter form of it."""
+    if found := difflib.get_close_matches(name, known, 1, _ALIKE):
+        return found[0]
+    begins = [each for each in known if each.startswith(name) or name.startswith(each)]
+    return begins[0] if len(begins) == 1 else None
+
+
+def checks_calls(made: type[Made]) -> type[Made]:
+    """A class whose constructor and public methods say what is wrong with how they are called.
+
+    They name the keyword that is near a wrong one; of `**overrides: Unpack[Overrides]` keywords are
+    the keys of that dictionary. Values are checked by the types that are written there, of a
+    constructor those of a dataclass: switches, texts, functions, classes of Edge, lists of
+    these, and dictionaries. What has a range or a few values is checked where that is known.
     """
     for name, found in list(vars(made).items()):
         call = found.__func__ if isinstance(found, classmethod) else found
@@ -77,7 +101,7 @@ def names_near_keywords(made: type[Made]) -> type[Made]:
         if not (is_called and inspect.isfunction(call)):
             continue
         owner = made.__name__ if name == "__init__" else f"{made.__name__}.{name}"
-        checked = _checked(call, owner, _keywords(call))
+        checked = _checked(call, owner, by_type=name != "__init__" or is_dataclass(made))
         setattr(made, name, classmethod(checked) if call is not found else checked)
     return made
 
@@ -94,22 +118,100 @@ def _keywords(call: Callable[..., Any]) -> Sequence[str]:
     return known + [each.name for each in kinds if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
 
 
-def _checked(call: Callable[..., Any], owner: str, known: Sequence[str]) -> Callable[..., Any]:
+def _checked(call: Callable[..., Any], owner: str, *, by_type: bool) -> Callable[..., Any]:
+    known, signature = _keywords(call), inspect.signature(call)
+
+    @functools.cache
+    def kinds() -> dict[str, _Kind]:  # at the first call: modules may be imported by halves now
+        hints = get_type_hints(call) if by_type else {}
+        found = {name: _kind(hint) for name, hint in hints.items() if name not in _TOLD_ELSEWHERE}
+        return {name: kind for name, kind in found.items() if kind is not None}
+
+    def check(given: Sequence[Any], named: Mapping[str, Any]) -> None:
+        _check_names(owner, named, known)
+        try:
+            values = signature.bind(*given, **named).arguments
+        except TypeError as error:
+            takes = ", ".join(known) or "nothing"
+            raise CallError(f"{owner}: {error}", remedy=f"it takes {takes}") from None
+        for name, kind in kinds().items():
+            if name in values and not kind.has(values[name]):
+                raise CallError(f"{name} must be {kind.words}, not {shown(values[name])}")
+
     if inspect.iscoroutinefunction(call):
 
         @functools.wraps(call)
         async def awaited(*given: Any, **named: Any) -> Any:
-            _check_names(owner, named, known)
+            check(given, named)
             return await call(*given, **named)
 
         return awaited
 
     @functools.wraps(call)
     def called(*given: Any, **named: Any) -> Any:
-        _check_names(owner, named, known)
+        check(given, named)
         return call(*given, **named)
 
     return called
+
+
+_TOLD_ELSEWHERE = frozenset({"options", "return"})
+"""Options by `with_overrides`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What a value may be."""
+
+    has: Callable[[Any], bool]
+    words: str
+    plural: str = ""
+
+
+def _kind(hint: Any) -> _Kind | None:
+    """Of an annotation; None for what is not checked here."""
+    if hint is bool:
+        return _Kind(has=lambda value: type(value) is bool, words="True or False")
+    if hint is str:
+        return _Kind(has=lambda value: isinstance(value, str), words="a text", plural="texts")
+    if hint is types.NoneType:
+        return _Kind(has=lambda value: value is None, words="None")
+    parts = get_args(hint)
+    if get_origin(hint) in (types.UnionType, Union):
+        return _any(list(map(_kind, parts)))
+    if get_origin(hint) is Callable:
+        return _Kind(has=callable, words="a function")
+    if get_origin(hint) is Mapping and parts[1] is object:
+        return _Kind(has=lambda value: isinstance(value, Mapping), words="a dictionary")
+    if get_origin(hint) is Sequence:
+        each = _kind(parts[0])
+        return None if each is None or not each.plural else _list(each)
+    if isinstance(hint, type) and hint.__module__.startswith("edge."):
+        name = f"edge.{hint.__name__}"
+        return _Kind(
+            has=lambda value: isinstance(value, hint), words=f"an {name}", plural=f"{name} objects"
+        )
+    return None
+
+
+def _any(kinds: Sequence[_Kind | None]) -> _Kind | None:
+    known = [each for each in kinds if each is not None]
+    if len(known) < len(kinds):
+        return None
+    *first, last = (each.words for each in known)
+    comma = "," if len(first) > 1 or " or " in first[0] else ""
+    return _Kind(
+        has=lambda value: any(each.has(value) for each in known),
+        words=f"{', '.join(first)}{comma} or {last}",
+    )
+
+
+def _list(each: _Kind) -> _Kind:
+    def has(values: Any) -> bool:
+        is_list = isinstance(values, Sequence | Set) and not isinstance(values, str | bytes)
+        return is_list and all(map(each.has, values))
+
+    return _Kind(has=has, words=f"a list of {each.plural}")
 
 
 def with_overrides(
@@ -117,12 +219,12 @@ def with_overrides(
 ) -> Options:
     """The options, None for those of a new one, with some fields given by name.
 
-    Raises TypeError for options of no such kind, and what their constructor raises.
+    Raises CallError for options of no such kind, and what their constructor raises.
     """
     if options is not None and not isinstance(options, kind):
-        raise TypeError(
-            f"options must be {kind.__name__} or None, not of the type {type(options).__name__}; "
-            f"write {kind.__name__}(...), or give its fields by name"
+        raise CallError(
+            f"options must be {kind.__name__} or None, not of the type {type(options).__name__}",
+            remedy=f"write {kind.__name__}(...), or give its fields by name",
         )
     given = kind() if options is None else options
     changed: Options = replace(given, **overrides)  # type: ignore[type-var]

@@ -10,12 +10,13 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Iterable,
     Sequence,
 )
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Unpack, get_args
 
 from edge.api.async_model import AsyncModel
 from edge.api.counting_experts import CountedExperts, count_experts
@@ -42,16 +43,17 @@ from edge.errors import (
     PeerError,
     PlanError,
     RequestError,
+    shown,
 )
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
 from edge.membership.membership import Membership
 from edge.membership.presence import Presences
 from edge.membership.store import MembershipStore, config_root
-from edge.option_fields import names_near_keywords, with_overrides
+from edge.option_fields import checks_calls, with_overrides
 from edge.planning.cluster_profile import set_up_like
 from edge.planning.forecast import Forecast
-from edge.planning.load_options import LoadOptions, LoadOverrides
+from edge.planning.load_options import MOST_WAIT_S, LoadOptions, LoadOverrides
 from edge.planning.measured_proposal import Measure, forget_measured, measured_proposal
 from edge.planning.proposal import Proposal
 from edge.progress import OnProgress
@@ -78,7 +80,7 @@ Peer = str | PeerInfo
 _log = logging.getLogger(__name__)
 
 
-@names_near_keywords
+@checks_calls
 class AsyncCluster:
     """Peers to run models on, for one event loop: the one on which it is opened.
 
@@ -124,10 +126,16 @@ class AsyncCluster:
         why. Raises NetworkError, saying what was tried, when none is found.
         """
         if type(at_least) is not int or at_least < 1:
-            raise RequestError(f"at_least must be a whole number of 1 or more, not {at_least!r}")
-        shown = await own_credentials(insecure=insecure)
+            raise RequestError(
+                f"at_least must be a whole number of 1 or more, not {shown(at_least)}"
+            )
+        if type(timeout_s) not in (int, float) or not 0 <= timeout_s <= MOST_WAIT_S:
+            raise RequestError(
+                f"timeout_s must be 0 to {MOST_WAIT_S:g} seconds, not {shown(timeout_s)}"
+            )
+        own = await own_credentials(insecure=insecure)
         peers, left_out = await find_peers(
-            cluster, shown, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces
+            cluster, own, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces
         )
         for failure in left_out:
             _log.warning("a peer is announced, but left out: %s", failure)
@@ -136,13 +144,13 @@ class AsyncCluster:
             presences: Presences,
         ) -> Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeError]]]:
             return find_peers(
-                cluster, shown, timeout_s=2.0, interfaces=interfaces, presences=presences
+                cluster, own, timeout_s=2.0, interfaces=interfaces, presences=presences
             )
 
         def watch(used: Used, presences: Presences, every_s: float) -> AsyncGenerator[Look]:
             return watch_peers(
                 cluster,
-                shown,
+                own,
                 interfaces=interfaces,
                 every_s=every_s,
                 used=used,
@@ -158,21 +166,26 @@ class AsyncCluster:
         A peer of another cluster object, as `cluster.peers` has it, may stand for its address.
         `insecure`: those that are given by an address run with --insecure.
         """
-        wanted = [peers] if isinstance(peers, str | PeerInfo) else list(peers)
-        if not wanted or not all(isinstance(peer, str | PeerInfo) for peer in wanted):
+        wanted = [peers] if isinstance(peers, str | PeerInfo) else peers
+        wanted = list(wanted) if isinstance(wanted, Iterable) else [wanted]
+        if not all(isinstance(peer, str | PeerInfo) for peer in wanted):
+            raise RequestError(
+                f"{shown(peers)} names no peers", remedy="give addresses, as texts host:port"
+            )
+        if not wanted:
             raise RequestError(
                 "no peer was named", remedy="give at least one address, as a text host:port"
             )
         own = None
         if any(isinstance(peer, str) for peer in wanted):
             own = await own_credentials(insecure=insecure)
-        shown = {
+        credentials = {
             peer if isinstance(peer, str) else peer.address: (
                 own if isinstance(peer, str) else peer.credentials
             )
             for peer in wanted
         }
-        return cls(await describe_each(shown))
+        return cls(await describe_each(credentials))
 
     @classmethod
     async def local(
@@ -197,13 +210,13 @@ class AsyncCluster:
         cls, daemons: LocalPeers, peers: int, settings: LocalSettings, *, insecure: bool
     ) -> AsyncCluster:
         """The cluster of daemons that it starts; from then on they are its own to end."""
-        shown, handed = None, None
+        own, handed = None, None
         if not insecure:
             cluster = await run_blocking(lambda: _cluster_of_a_run(settings))
-            shown, handed = cluster.shown().credentials_of_a_run(), cluster.handed
+            own, handed = cluster.shown().credentials_of_a_run(), cluster.handed
         await run_blocking(lambda: daemons.start(peers, settings, handed))
         addresses = await run_blocking(daemons.addresses, stop=daemons.hang_up)
-        return cls(await describe_each(dict.fromkeys(addresses, shown)), daemons)
+        return cls(await describe_each(dict.fromkeys(addresses, own)), daemons)
 
     async def memory_rates(self) -> dict[str, float]:
         """Bytes per second that each peer reads from memory, by name; measured one by one."""
@@ -330,6 +343,9 @@ class AsyncCluster:
         `changes` are made to what is known of the peers first, as "+4GiB on b", "without c" or
         "link a-b 1ms 1Gbit".
         """
+        if measure not in get_args(Measure):
+            known = ", ".join(map(repr, get_args(Measure)))
+            raise RequestError(f"measure must be one of {known}, not {shown(measure)}")
         options = with_overrides(LoadOptions, options, overrides)
         async with self._opened(path, options) as (checkpoint, peers):
             with progress_bars() as on_progress:
@@ -404,11 +420,12 @@ class AsyncCluster:
         Raises RequestError for a folder that is there already or a text that is too short,
         CapacityError for a full disk, and what `load` raises.
         """
+        options = with_overrides(LoadOptions, options, {})
         return await quantize_model(
             partial(self.load, progress=progress),
             await model_path(path, progress),
             out,
-            options or LoadOptions(),
+            options,
             text=text,
             wanted=QuantizeOptions(bits=bits, windows=windows, window_tokens=window_tokens),
             cache_root=cache_root(),
@@ -433,10 +450,11 @@ class AsyncCluster:
         Raises RequestError for a model without experts or a text that is too short, CapacityError
         for a full disk, and what `load` raises.
         """
+        options = with_overrides(LoadOptions, options, {})
         return await count_experts(
             partial(self.load, progress=progress),
             await model_path(path, progress),
-            options or LoadOptions(),
+            options,
             text=text,
             cache_root=cache_root(),
             progress=progress,

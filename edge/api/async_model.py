@@ -26,7 +26,7 @@ from edge.coordinator.observation import gather_observed
 from edge.coordinator.shares import Priority, Who
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
-from edge.option_fields import names_near_keywords, with_overrides
+from edge.option_fields import checks_calls, with_overrides
 from edge.planning.drift import Drift, find_drift
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import gather_all
@@ -36,7 +36,7 @@ from edge.weights.observation import Observed
 from edge.weights.pooling import Pooling
 
 
-@names_near_keywords
+@checks_calls
 class AsyncModel(DescribedModel):
     """A model on its peers. Made by `AsyncCluster.load`; an asynchronous context manager.
 

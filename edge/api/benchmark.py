@@ -76,9 +76,12 @@ class PredictedSpeed:
     """What the plan was predicted to do, where the devices were measured."""
 
     decode_tokens_per_s: float
+    decode_tokens_per_s_range: tuple[float, float]
+    """What slow and fast minutes would make it."""
     prefill_tokens_per_s: float
     first_token_s: float
     batch_tokens_per_s: float
+    batch_tokens_per_s_range: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +203,9 @@ def _predicted(model: Model, options: BenchmarkOptions) -> PredictedSpeed | None
         return None
     return PredictedSpeed(
         decode_tokens_per_s=alone.tokens_per_s,
+        decode_tokens_per_s_range=alone.tokens_per_s_range,
         prefill_tokens_per_s=options.prompt_tokens / alone.first_token_s,
         first_token_s=alone.first_token_s,
         batch_tokens_per_s=together.tokens_per_s,
+        batch_tokens_per_s_range=together.tokens_per_s_range,
     )

@@ -16,7 +16,7 @@ from edge.api.quality import Quality
 from edge.api.quantizing import Quantized
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import EdgeError, RequestError
-from edge.option_fields import names_near_keywords
+from edge.option_fields import checks_calls
 from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.measured_proposal import Measure
 from edge.planning.proposal import Proposal
@@ -25,7 +25,7 @@ from edge.protocol.kept_files import KeptFiles
 from edge.protocol.peer_info import PeerInfo
 
 
-@names_near_keywords
+@checks_calls
 class Cluster:
     """Peers to run models on. A context manager; closing it ends its models and local daemons.
 

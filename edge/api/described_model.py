@@ -27,10 +27,10 @@ from edge.coordinator.recovery.joining import Joining
 from edge.coordinator.recovery.standing_by import StandingBy
 from edge.coordinator.shares import ANYBODY, Who
 from edge.coordinator.work import Work
-from edge.errors import PromptLengthError, RequestError
+from edge.errors import PromptLengthError, RequestError, shown
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.option_fields import names_near_keywords
-from edge.partition import Estimate, Plan
+from edge.option_fields import checks_calls
+from edge.partition import Estimate, Plan, Workload
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
 from edge.protocol.lease import Lease
@@ -43,8 +43,13 @@ from edge.weights.pooling import MakersPooling
 
 Prompt = str | Sequence[int]
 
+LONGEST_ID = 256
+"""Characters of what a request is called; peers take no more than 1,024."""
+
 Prompts = list[str] | list[list[int]]
 """Several."""
+
+_USUAL = Workload()
 
 Messages = str | Sequence[Mapping[str, object]]
 """A conversation: objects with role and content; or the one message of a user."""
@@ -93,7 +98,7 @@ class HeldModel:
     """Tasks that run in the background of its replies."""
 
 
-@names_near_keywords
+@checks_calls
 class DescribedModel:
     """What a model tells at once, with or without an event loop."""
 
@@ -195,19 +200,20 @@ class DescribedModel:
         return self._held.loaded.failure is not None
 
     def predict(
-        self, *, prompt_tokens: int, output_tokens: int, concurrency: int = 1
+        self,
+        *,
+        prompt_tokens: int = _USUAL.prompt_tokens,
+        output_tokens: int = _USUAL.output_tokens,
+        concurrency: int = 1,
     ) -> Estimate | None:
         """How fast answers of this size should be; None where a device was not measured.
 
         Of a model with experts that come from disk, with as many of them in memory as replies were
         seen to find there by the last `measure`.
         """
-        try:
-            return self._held.forecast.of(
-                prompt_tokens=prompt_tokens, new_tokens=output_tokens, concurrency=concurrency
-            )
-        except ValueError as error:
-            raise RequestError(str(error)) from error
+        return self._held.forecast.of(
+            prompt_tokens=prompt_tokens, new_tokens=output_tokens, concurrency=concurrency
+        )
 
     def _reply_to(
         self,
@@ -220,6 +226,10 @@ class DescribedModel:
         id: str | None = None,
     ) -> BeginReply:
         """A reply to be started by whoever reads it; the prompt and the options are checked."""
+        if id is not None and not (id.isprintable() and len(id) <= LONGEST_ID):
+            raise RequestError(
+                f"id must be a text of at most {LONGEST_ID} printable characters, not {shown(id)}"
+            )
         if options.thinking is not None and isinstance(prompt, str):
             raise RequestError(
                 "thinking is told to a chat template, and a text goes to the model as it is; use "
@@ -398,7 +408,7 @@ class DescribedModel:
         wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
         if wrong:
             raise RequestError(
-                f"token id {wrong[0]} is not one of the model's",
+                f"token id {shown(wrong[0])} is not one of the model's",
                 remedy=f"ids are 0..{self.vocab_size - 1}",
             )
         return tokens

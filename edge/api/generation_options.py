@@ -13,7 +13,7 @@ from edge.coordinator.shares import PRIORITIES, Priority
 from edge.errors import RequestError, shown
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import parse_json, read_file
-from edge.option_fields import names_near_keywords, option
+from edge.option_fields import checks_calls, option
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar, JsonSchema, schema_grammar
 
 MOST_TOKENS_OF_A_TEXT = 128
@@ -58,7 +58,7 @@ def _read_biases(text: str) -> Mapping[int, float]:
     return biases
 
 
-@names_near_keywords
+@checks_calls
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
     """How one answer is made. Raises RequestError for what no model can do."""
@@ -137,11 +137,7 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         longest = self.max_new_tokens
         if longest is not None and (type(longest) is not int or longest < 1):
-            raise RequestError(f"max_new_tokens must be 1 or more, not {longest!r}")
-        if not isinstance(self.thinking, bool | None):
-            raise RequestError(
-                f"thinking must be True or False, or None, not {shown(self.thinking)}"
-            )
+            raise RequestError(f"max_new_tokens must be 1 or more, not {shown(longest)}")
         check_priority(self.priority)
         self.request((0,), end_ids=frozenset(), room=1, usual=SamplingParameters())
 
@@ -159,7 +155,7 @@ class GenerationOptions:
         """
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence):
-            raise RequestError(f"stop must be a text or a list of texts, not {stop!r}")
+            raise RequestError(f"stop must be a text or a list of texts, not {shown(stop)}")
         sampling = self.sampling(usual)
         if self.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(53))

@@ -24,6 +24,8 @@ class Fit:
     """Layers are read from disk for each token."""
     tokens_per_s: float | None
     """Predicted; None where not every device was measured for this model."""
+    tokens_per_s_range: tuple[float, float] | None
+    """What slow and fast minutes would make it."""
     problem: str | None
     """Why it does not fit."""
 
@@ -83,12 +85,19 @@ def _fit(place: Path, propose: Callable[[Path], Proposal]) -> Fit | None:
     try:
         proposal = propose(place)
     except EdgeError as error:  # a lack of memory, or of peers by now
-        return Fit(devices=(), streamed=False, tokens_per_s=None, problem=str(error))
+        return Fit(
+            devices=(),
+            streamed=False,
+            tokens_per_s=None,
+            tokens_per_s_range=None,
+            problem=str(error),
+        )
     predicted = proposal.choice.predicted
     return Fit(
         devices=tuple(dict.fromkeys(row.name for row in proposal.rows)),
         streamed=proposal.streaming is not None,
         tokens_per_s=None if predicted is None else predicted.tokens_per_s,
+        tokens_per_s_range=None if predicted is None else predicted.tokens_per_s_range,
         problem=None,
     )
 

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import TypedDict, TypeVar
 
-from edge.errors import NetworkError, RequestError
+from edge.errors import NetworkError, RequestError, shown
 from edge.host.cuda_driver import num_cuda_devices
 from edge.host.free_memory import parse_folder_and_size, parse_size
 from edge.host.huge_pages import with_malloc_settings
@@ -98,7 +98,9 @@ def _command_lines(
 ) -> list[list[str]]:
     """Options of `edge peer` for each of them."""
     if type(peers) is not int or not 1 <= peers <= MAX_PEERS:
-        raise RequestError(f"peers must be a whole number from 1 to {MAX_PEERS}, not {peers!r}")
+        raise RequestError(
+            f"peers must be a whole number from 1 to {MAX_PEERS}, not {shown(peers)}"
+        )
     options = [["--name", f"local-{index + 1}"] for index in range(peers)]
     sizes = {"memory": memory, "model_memory": model_memory, "kv_memory": kv_memory}
     for name, values in sizes.items():
@@ -115,7 +117,7 @@ def _command_lines(
         count = max(1, cores // peers) if wanted is None else wanted
         if type(count) is not int or not 1 <= count <= MAX_THREADS:
             raise RequestError(
-                f"threads must be a whole number from 1 to {MAX_THREADS}, not {count!r}"
+                f"threads must be a whole number from 1 to {MAX_THREADS}, not {shown(count)}"
             )
         each += ["--threads", str(count)]
     gpus = num_cuda_devices()
@@ -124,7 +126,7 @@ def _command_lines(
         if chosen not in BACKEND_CHOICES:
             known = ", ".join(BACKEND_CHOICES)
             raise RequestError(
-                f"backend {chosen!r} is not one of {known}", remedy=f"one of {known}"
+                f"backend {shown(chosen)} is not one of {known}", remedy=f"one of {known}"
             )
         each += ["--backend", chosen]
         if chosen == "triton" and gpus > 1:  # by turns

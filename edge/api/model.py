@@ -19,7 +19,7 @@ from edge.concurrency.loop_thread import LoopThread
 from edge.coordinator.kept_replies import LAST
 from edge.coordinator.shares import Priority
 from edge.errors import RequestError
-from edge.option_fields import names_near_keywords, with_overrides
+from edge.option_fields import checks_calls, with_overrides
 from edge.planning.drift import Drift
 from edge.progress import OnProgress
 from edge.protocol.step_times import PeerTimes
@@ -27,7 +27,7 @@ from edge.text.tool_schema import Tool
 from edge.weights.pooling import Pooling
 
 
-@names_near_keywords
+@checks_calls
 class Model(DescribedModel):
     """A model on its peers. Made by `Cluster.load`; a context manager. For any thread.
 

@@ -22,7 +22,7 @@ from edge.api.progress_bars import progress_bars
 from edge.api.quality_statistics import Positions, compare, figures, joined
 from edge.api.quality_text import bundled_text, windows_of
 from edge.concurrency.blocking import run_blocking
-from edge.errors import CheckpointError, RequestError
+from edge.errors import CheckpointError, RequestError, shown
 from edge.host.free_memory import format_size
 from edge.option_fields import option
 from edge.partition import Plan
@@ -65,7 +65,7 @@ class QualityOptions:
         ):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
-                raise RequestError(f"{name} must be {least} to {most}, not {value!r:.80}")
+                raise RequestError(f"{name} must be {least} to {most}, not {shown(value)}")
 
     @property
     def positions(self) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 from edge.api.observing import Load, Observation, observation_of, observed
 from edge.api.progress_bars import progress_bars
 from edge.concurrency.blocking import StopFlag, held, run_blocking
-from edge.errors import RequestError
+from edge.errors import RequestError, shown
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.option_fields import option
 from edge.planning.load_options import LoadOptions
@@ -61,11 +61,11 @@ class QuantizeOptions:
     def __post_init__(self) -> None:
         bits = self.bits
         if bits is not None and not (type(bits) in (int, float) and 0 < bits <= MOST_BITS):
-            raise RequestError(f"bits must be a number up to {MOST_BITS}, not {bits!r:.80}")
+            raise RequestError(f"bits must be a number up to {MOST_BITS}, not {shown(bits)}")
         for name, least, most in (("windows", 1, 1024), ("window_tokens", 16, 2048)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
-                raise RequestError(f"{name} must be {least} to {most}, not {value!r:.80}")
+                raise RequestError(f"{name} must be {least} to {most}, not {shown(value)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ async def quantize_model(
     progress: bool | OnProgress | None,
 ) -> Quantized:
     """See `AsyncCluster.quantize`; statistics are kept below `cache_root`."""
-    task = await run_blocking(partial(_prepare, path, Path(out), options, text, wanted))
+    task = await run_blocking(partial(_prepare, path, out, options, text, wanted))
     stop = StopFlag()
     with store_errors_as_edge_errors():
         async with (
@@ -126,12 +126,19 @@ async def quantize_model(
 
 def _prepare(
     path: str | Path,
-    target: Path,
+    out: str | Path,
     options: LoadOptions,
     text: str | None,
     wanted: QuantizeOptions,
 ) -> _Task:
     """Raises what is known to be wrong before the work, which may take hours."""
+    try:
+        target = Path(out).expanduser().absolute()
+        target.resolve()  # raises for what can be no path
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        raise RequestError(
+            f"{shown(out)} is not a path ({error})", remedy="give a folder that is not there yet"
+        ) from error
     check_free(target)
     opening = Checkpoint.open(path, lora=options.lora)
     with opening as checkpoint, store_errors_as_edge_errors():
@@ -153,7 +160,7 @@ def _prepare(
     }
     return _Task(
         observation=observation,
-        target=target.expanduser().absolute(),
+        target=target,
         bits=wanted.bits,
         made_by=made_by,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge.api.generation_options import GenerationOptions
-from edge.errors import RequestError
+from edge.errors import RequestError, shown
 from edge.text.answer_forms import AnswerForm
 from edge.text.forced_calls import calls_grammar
 
@@ -25,7 +25,7 @@ def chosen(tools: Schemas, choice: str) -> tuple[Schemas, Schemas]:
         return (tools if choice == "auto" else ()), ()
     must = [tool for tool in tools if choice in ("required", tool.get("function", tool)["name"])]
     if not must:
-        wanted = "a tool" if choice == "required" else repr(choice)
+        wanted = "a tool" if choice == "required" else shown(choice)
         raise RequestError(
             f"tool_choice wants {wanted}, which is not among the tools",
             remedy="give a tool of that name" if tools else "give tools",

@@ -24,6 +24,7 @@ from edge.partition import (
 from edge.planning.kv_copies import MOST_KEPT_KV_BYTES, CopiesCost
 from edge.planning.losses import Loss
 from edge.planning.proposal import Proposal
+from edge.planning.rate_words import rate_in_words
 
 _MOST_REASONS = 2
 
@@ -189,6 +190,7 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
             "device": choice.solo.device,
             "name": choice.solo.name,
             "tokens_per_s": choice.solo.estimate.tokens_per_s,
+            "tokens_per_s_range": list(choice.solo.estimate.tokens_per_s_range),
             "first_token_s": choice.solo.estimate.first_token_s,
         },
         "left_out": [{"name": each.name, "reason": each.reason} for each in choice.left_out],
@@ -319,7 +321,7 @@ def _explain(console: Console, proposal: Proposal) -> None:
             others.add_row(
                 escape(describe_plan_in_words(plan, proposal.cluster)),
                 f"{estimate.first_token_s:.2f}",
-                f"{estimate.tokens_per_s:.1f}",
+                rate_in_words(estimate.tokens_per_s, estimate.tokens_per_s_range),
             )
         console.print(others)
 
@@ -338,12 +340,6 @@ def left_out_in_words(proposal: Proposal) -> str:
     if more := len(left_out) - len(said):
         said.append(f"{more} more, which edge plan names")
     return f"left out: {', '.join(said)}" if said else ""
-
-
-def rate_in_words(tokens_per_s: float, span: Sequence[float]) -> str:
-    """As `57–62`, or one number where nothing is spread."""
-    low, high = (f"{each:.0f}" if each >= 10 else f"{each:.1f}" for each in span)
-    return f"{tokens_per_s:.1f}" if low == high else f"{low}–{high}"
 
 
 def _in_words(estimate: Estimate) -> str:

@@ -15,7 +15,7 @@ from edge.api.cluster import Cluster
 from edge.api.generation_options import GenerationOptions
 from edge.api.model import Model
 from edge.api.reply import Reply, ReplyStream
-from edge.cli.plan_view import devices_in_words, left_out_in_words, rate_in_words
+from edge.cli.plan_view import devices_in_words, left_out_in_words
 from edge.cli.sentences import tell
 from edge.coordinator.lasting_model import Recovery
 from edge.errors import EdgeError, printable, without_controls
@@ -24,6 +24,7 @@ from edge.partition import Plan
 from edge.planning.breakdown import reads_in_words, step_parts
 from edge.planning.drift import Drift
 from edge.planning.load_options import LoadOptions
+from edge.planning.rate_words import rate_in_words
 from edge.protocol.step_times import PeerTimes
 
 adapt_option = click.option(

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edge.host.free_memory import format_size
+from edge.planning.rate_words import rate_in_words
 from edge.protocol.fields import printable
 
 Json = Mapping[str, Any]
@@ -58,11 +59,10 @@ def screen(before: Json | None, now: Json) -> Group:
         f"{_text(model['name'])} ({_text(model['dtype'])}), context {model['context_tokens']} "
         f"tokens, {state(now)}"
     )
-    predicted = now["predicted"]
     figures = (
         f"{_rate(tokens_per_s(before, now))} tokens per second now; "
         f"{_rate(now['measured']['tokens_per_s'])} measured, the last answer; "
-        f"{_rate(None if predicted is None else predicted['tokens_per_s'])} predicted, one alone; "
+        f"{_predicted(now['predicted'])} predicted, one alone; "
         f"{_count(now['answers'])}"
     )
     parts: list[RenderableType] = [Text(title, style="bold"), Text(figures), _devices(before, now)]
@@ -169,6 +169,14 @@ def _free(num_bytes: int | None) -> str:
 
 def _rate(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
+
+
+def _predicted(value: Json | None) -> str:
+    """With its spread; servers of before told none."""
+    if value is None:
+        return "–"
+    rate = value["tokens_per_s"]
+    return rate_in_words(rate, value.get("tokens_per_s_range", (rate, rate)))
 
 
 def _text(value: object) -> str:

@@ -100,7 +100,9 @@ class GenerationRequest:
         if not self.prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens must be 1 or more, not {self.max_new_tokens!r}")
+            raise RequestError(
+                f"max_new_tokens must be 1 or more, not {shown(self.max_new_tokens)}"
+            )
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise RequestError("stop strings must be texts that are not empty")
         asked = self.logprobs

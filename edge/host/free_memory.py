@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from edge.errors import RequestError
+from edge.errors import RequestError, shown
 from edge.host.cgroup import memory_left_bytes
 
 _UNITS = {
@@ -28,16 +28,18 @@ def parse_size(text: str | int) -> int:
     if isinstance(text, int) and not isinstance(text, bool):
         size: float = text
     elif not isinstance(text, str):
-        raise RequestError(f"a size is a text as 4GiB or a number of bytes, not {text!r}")
+        raise RequestError(f"a size is a text as 4GiB or a number of bytes, not {shown(text)}")
     else:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
         if match is None or match[2].lower() not in _UNITS:
             raise RequestError(
-                f"{text!r} is not a size", remedy="write 4GiB, 500MB or a number of bytes"
+                f"{shown(text)} is not a size", remedy="write 4GiB, 500MB or a number of bytes"
             )
         size = float(match[1]) * _UNITS[match[2].lower()]
     if not 1 <= size < 1 << 60:
-        raise RequestError(f"a size of {text} makes no sense", remedy="write 4GiB, 500MB or bytes")
+        raise RequestError(
+            f"a size of {shown(text)} makes no sense", remedy="write 4GiB, 500MB or bytes"
+        )
     return int(size)
 
 
@@ -46,7 +48,7 @@ def parse_folder_and_size(text: str) -> tuple[Path, int]:
     folder, colon, size = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if not colon or not folder:
         raise RequestError(
-            f"{text!r} is not a folder and a size", remedy="write /some/folder:20GiB"
+            f"{shown(text)} is not a folder and a size", remedy="write /some/folder:20GiB"
         )
     return Path(folder).expanduser(), parse_size(size)
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypedDict, get_args
 
-from edge.errors import RequestError
+from edge.errors import RequestError, shown
 from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.membership.identity import LEAST_DIGITS, read_ids
 from edge.memory.step_memory import has_states
 from edge.models.attention import Attention
 from edge.models.spec import ModelSpec
-from edge.option_fields import names_near_keywords, option
+from edge.option_fields import checks_calls, option
 from edge.partition import Parallel, Plan, Workload
 from edge.protocol.messages import MOST_TRUSTED
 from edge.protocol.step import StepLimits
@@ -68,7 +68,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
     found = read_ids(text)
     if found is None:
         raise RequestError(
-            f"{text!r:.80} names no devices",
+            f"{shown(text)} names no devices",
             remedy="write ID or ID,ID, with the ids that `edge cluster show` lists, or their "
             f"first {LEAST_DIGITS} digits or more",
         )
@@ -77,7 +77,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
 
 def _check_devices(ids: object) -> None:
     if not isinstance(ids, tuple | list) or not all(isinstance(each, str) for each in ids):
-        raise RequestError(f"prefixes_of must be ids of devices, not {ids!r:.80}")
+        raise RequestError(f"prefixes_of must be ids of devices, not {shown(ids)}")
     if len(ids) > MOST_TRUSTED:
         raise RequestError(
             f"prefixes_of has {len(ids)} devices", remedy=f"{MOST_TRUSTED} is the most"
@@ -86,7 +86,7 @@ def _check_devices(ids: object) -> None:
         parse_devices(each)
 
 
-@names_near_keywords
+@checks_calls
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """How a model is loaded, and planned for. Raises RequestError for what can never be."""
@@ -271,38 +271,32 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.plan, Plan) and self.plan not in get_args(Parallel):
             raise RequestError(
-                f"plan must be 'auto', 'pipeline', 'tensor' or a Plan, not {self.plan!r}"
+                f"plan must be 'auto', 'pipeline', 'tensor' or a Plan, not {shown(self.plan)}"
             )
         if type(self.concurrency) is not int or not 1 <= self.concurrency <= MAX_REQUESTS_AT_ONCE:
             raise RequestError(
-                f"concurrency must be 1 to {MAX_REQUESTS_AT_ONCE}, not {self.concurrency!r}"
+                f"concurrency must be 1 to {MAX_REQUESTS_AT_ONCE}, not {shown(self.concurrency)}"
             )
-        if not isinstance(self.workload, Workload | None):
-            raise RequestError(f"workload must be an edge.Workload, not {self.workload!r}")
         if self.wire not in WIRES:
-            raise RequestError(f"wire must be one of {', '.join(WIRES)}, not {self.wire!r}")
+            raise RequestError(f"wire must be one of {', '.join(WIRES)}, not {shown(self.wire)}")
         if self.experts not in get_args(ExpertCut):
             raise RequestError(
-                f"experts must be 'auto', 'columns' or 'whole', not {self.experts!r:.80}"
+                f"experts must be 'auto', 'columns' or 'whole', not {shown(self.experts)}"
             )
         if self.stream not in get_args(Streaming):
-            raise RequestError(f"stream must be 'auto', 'on' or 'off', not {self.stream!r}")
-        if type(self.share_prefixes) is not bool:
-            raise RequestError(
-                f"share_prefixes must be True or False, not {self.share_prefixes!r:.80}"
-            )
+            raise RequestError(f"stream must be 'auto', 'on' or 'off', not {shown(self.stream)}")
         if self.prefixes_of is not None:
             _check_devices(self.prefixes_of)
         if not isinstance(self.lora, str | Path | None):
-            raise RequestError(f"lora must be the path of a folder, not {self.lora!r:.80}")
+            raise RequestError(f"lora must be the path of a folder, not {shown(self.lora)}")
         if self.standby not in get_args(Standby):
-            raise RequestError(f"standby must be 'auto', 'none' or 'kv', not {self.standby!r:.80}")
+            raise RequestError(f"standby must be 'auto', 'none' or 'kv', not {shown(self.standby)}")
         if self.replan not in get_args(Replan):
-            raise RequestError(f"replan must be 'auto' or 'off', not {self.replan!r:.80}")
+            raise RequestError(f"replan must be 'auto' or 'off', not {shown(self.replan)}")
         wait_s = self.wait_for_peers_s
         if type(wait_s) not in (int, float) or not 0 <= wait_s <= MOST_WAIT_S:
             raise RequestError(
-                f"wait_for_peers_s must be 0 to {MOST_WAIT_S:g} seconds, not {wait_s!r:.80}"
+                f"wait_for_peers_s must be 0 to {MOST_WAIT_S:g} seconds, not {shown(wait_s)}"
             )
         check_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
@@ -331,7 +325,8 @@ class LoadOptions:
             context = min(max(DEFAULT_CONTEXT_TOKENS, wished), spec.context_tokens)
         if type(context) is not int or not 1 <= context <= spec.context_tokens:
             raise RequestError(
-                f"context_tokens must be 1 to {spec.context_tokens} for this model, not {context!r}"
+                f"context_tokens must be 1 to {spec.context_tokens} for this model, not "
+                f"{shown(context)}"
             )
         most = STATES_AT_ONCE if has_states(spec, self.kv_dtype) else MAX_REQUESTS_AT_ONCE
         chunk = SHORTER_CHUNK_TOKENS if keeps_remainders(kv_bits(self.kv_dtype)) else CHUNK_TOKENS

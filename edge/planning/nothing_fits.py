@@ -10,6 +10,7 @@ from edge.host.free_memory import format_size
 from edge.partition import Choice, ClusterSpec, Plan, Stage, whole_shard
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
+from edge.planning.rate_words import rate_in_words
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import FEW_BITS, Dtype
@@ -84,7 +85,9 @@ def layers_and_speed(choice: Choice) -> str:
     layers = sum(max(s.streamed_layers for s in stage.slices) for stage in choice.plan.stages)
     speed = "how fast is not known"
     if choice.predicted is not None:
-        speed = f"at about {choice.predicted.tokens_per_s:.2g} tok/s"
+        predicted = choice.predicted
+        rate = rate_in_words(predicted.tokens_per_s, predicted.tokens_per_s_range)
+        speed = f"at about {rate} tok/s"
     return f"{layers} of {choice.plan.stages[-1].layers.stop} layers, {speed}"
 
 

@@ -22,6 +22,7 @@ from edge.partition import (
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
 from edge.planning.nothing_fits import layers_and_speed, nothing_fits
+from edge.planning.rate_words import rate_in_words
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.wire_rules import WireRules
@@ -69,8 +70,10 @@ class Proposal:
     """How it came about, where it replaces another plan of the same model."""
 
     def __repr__(self) -> str:
-        predicted = self.choice.predicted
-        speed = "" if predicted is None else f", {predicted.tokens_per_s:.3g} tok/s predicted"
+        speed = ""
+        if (predicted := self.choice.predicted) is not None:
+            rate = rate_in_words(predicted.tokens_per_s, predicted.tokens_per_s_range)
+            speed = f", {rate} tok/s predicted"
         return f"<Proposal of {self.plan}: context {self.context_tokens} tokens{speed}>"
 
     @property
@@ -104,18 +107,21 @@ class Proposal:
     ) -> Estimate | None:
         """How fast answers of this size should be; None where a device was not measured.
 
-        expert_hits: see `Workload`.
+        expert_hits: see `Workload`. Raises RequestError for sizes that no answer has.
         """
+        try:
+            workload = Workload(
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+                concurrency=concurrency,
+                # What answers leave unused of it holds weights.
+                reserved_tokens=self.workload.cached_tokens,
+                expert_hits=expert_hits,
+            )
+        except ValueError as error:
+            raise RequestError(str(error)) from error
         if self.choice.predicted is None:
             return None
-        workload = Workload(
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            concurrency=concurrency,
-            # What answers leave unused of it holds weights.
-            reserved_tokens=self.workload.cached_tokens,
-            expert_hits=expert_hits,
-        )
         return partition.estimate(
             self.plan, self.model, self.cluster, workload, chunk_tokens=self.chunk_tokens
         )

@@ -24,7 +24,8 @@ def plan_view(proposal: Proposal, names: Mapping[str, str]) -> Json:
     names: of devices, by id. devices: in the order of the plan, what each has of the model; of its
     layers, `streamed_layers` are brought into memory for each step, `host_layers` of them from its
     host's memory and the others from its disk. links: between them, as measured. predicted: of a
-    reply alone, null where the devices were not measured.
+    reply alone, null where the devices were not measured; tokens_per_s_range: what slow and fast
+    minutes would make its rate.
     """
     predicted = proposal.choice.predicted
     used = set(proposal.plan.devices)
@@ -58,6 +59,7 @@ def plan_view(proposal: Proposal, names: Mapping[str, str]) -> Json:
         if predicted is None
         else {
             "tokens_per_s": predicted.tokens_per_s,
+            "tokens_per_s_range": list(predicted.tokens_per_s_range),
             "first_token_s": predicted.first_token_s,
         },
     }

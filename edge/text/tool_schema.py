@@ -21,7 +21,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from edge.errors import RequestError
+from edge.errors import RequestError, shown
 
 Tool = Mapping[str, object] | Callable[..., object]
 """A JSON schema, or a function that one is made of."""
@@ -49,7 +49,7 @@ def tool_schemas(tools: Sequence[Tool] | None) -> list[Mapping[str, object]] | N
         elif callable(tool):
             found.append(function_schema(tool))
         else:
-            raise RequestError(f"a tool must be a function or its JSON schema, not {tool!r:.80}")
+            raise RequestError(f"a tool must be a function or its JSON schema, not {shown(tool)}")
     return found
 
 
@@ -151,7 +151,7 @@ def _union_schema(arguments: tuple[Any, ...], what: str) -> dict[str, Any]:
 def _enum_schema(values: list[Any], what: str) -> dict[str, Any]:
     if not values or any(type(value) not in _SCALARS for value in values):
         raise RequestError(
-            f"{what} may be one of values that JSON has not: {values!r:.80}",
+            f"{what} may be one of values that JSON has not: {shown(values)}",
             remedy="use texts, numbers, true, false or none",
         )
     kinds = list(dict.fromkeys(_SCALARS[type(value)] for value in values))

@@ -177,11 +177,12 @@ def check_format(name: str, block_size: int | None, accuracy: str) -> None:
     known = (AUTO, *ENCODINGS)
     if name not in known:
         names = ", ".join(known)
-        raise RequestError(f"dtype {name!r} is not one of {names}", remedy=f"one of {names}")
+        raise RequestError(f"dtype {shown(name)} is not one of {names}", remedy=f"one of {names}")
     is_known = type(block_size) is int and block_size in BLOCK_SIZES
     if block_size is not None and not is_known:
         raise RequestError(
-            f"block size {block_size} is not one of {BLOCK_SIZES}", remedy=f"one of {BLOCK_SIZES}"
+            f"block size {shown(block_size)} is not one of {BLOCK_SIZES}",
+            remedy=f"one of {BLOCK_SIZES}",
         )
     _accuracy(accuracy)
 
@@ -227,7 +228,7 @@ def _accuracy(name: object) -> Accuracy:
         if name == known:
             return known
     names = ", ".join(ACCURACIES)
-    raise RequestError(f"accuracy {name!r:.80} is not one of {names}", remedy=f"one of {names}")
+    raise RequestError(f"accuracy {shown(name)} is not one of {names}", remedy=f"one of {names}")
 
 
 def kv_dtype(name: str) -> KvDtype:
@@ -236,7 +237,7 @@ def kv_dtype(name: str) -> KvDtype:
         if name == known:
             return known
     names = ", ".join(KV_DTYPES)
-    raise RequestError(f"KV cache of {name!r}: not one of {names}", remedy=f"one of {names}")
+    raise RequestError(f"KV cache of {shown(name)}: not one of {names}", remedy=f"one of {names}")
 
 
 def kv_bits(dtype: KvDtype) -> int | None:

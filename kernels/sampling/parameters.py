@@ -6,13 +6,22 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from reprlib import repr as shown
+from reprlib import Repr
 from typing import Any
 
 _SEED_LIMIT = 1 << 64
 _COUNT_LIMIT = 1 << 31
 _LARGEST_BIAS = 3.4e38
 """A float32 holds it."""
+
+
+class _Short(Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        # Very long integers refuse to become text at all.
+        return super().repr_int(x, level) if x.bit_length() <= 128 else "an enormous number"
+
+
+shown = _Short().repr
 
 MOST_BIASES = 1024
 """Tokens of a request that may have a bias of their own."""

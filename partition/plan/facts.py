@@ -13,6 +13,9 @@ from edge.partition.plan.rates import ComputeRates
 LONGEST_NAME = 1024
 """Characters in the name or id of a device or a model."""
 
+MOST_TOKENS = 1_000_000_000
+"""Of a prompt, an answer, or requests at once: more than any model has, and rates stay numbers."""
+
 _UNSAFE_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Control characters, lone surrogates, line separators: they break terminals, logs and UTF-8."""
 
@@ -379,18 +382,15 @@ class Workload:
     as if tokens went through all of them as often."""
 
     def __post_init__(self) -> None:
-        if self.expert_hits is not None and not 0 <= self.expert_hits <= 1:
-            raise ValueError(f"the workload's expert_hits are {self.expert_hits}, not 0 to 1")
-        _require_at_least(
-            1,
-            "the workload",
-            prompt_tokens=self.prompt_tokens,
-            concurrency=self.concurrency,
-            states=self.states,
-        )
-        _require_at_least(0, "the workload", output_tokens=self.output_tokens)
+        hits = self.expert_hits
+        if hits is not None and not (isinstance(hits, int | float) and 0 <= hits <= 1):
+            raise ValueError(f"the workload's expert_hits are {_in_short(hits)}, not 0 to 1")
+        _require_count("prompt_tokens", self.prompt_tokens)
+        _require_count("output_tokens", self.output_tokens, least=0)
+        _require_count("concurrency", self.concurrency)
+        _require_count("states", self.states)
         if self.reserved_tokens is not None:
-            _require_at_least(1, "the workload", reserved_tokens=self.reserved_tokens)
+            _require_count("reserved_tokens", self.reserved_tokens, most=MOST_TOKENS**2)
 
     @property
     def context_tokens(self) -> int:
@@ -411,6 +411,22 @@ def _require_name(what: str, text: str) -> None:
             f"{what} must be 1 to {LONGEST_NAME} characters without line breaks or control"
             f" characters, not {text[:40]!r}."
         )
+
+
+def _require_count(name: str, value: object, *, least: int = 1, most: int = MOST_TOKENS) -> None:
+    """Of the workload."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(
+            f"{name} must be a whole number from {least} to {most}, not {_in_short(value)}"
+        )
+
+
+def _in_short(value: object) -> str:
+    if isinstance(value, int | float | str | None):
+        # Very long integers refuse to become text at all.
+        is_enormous = isinstance(value, int) and value.bit_length() > 128
+        return "an enormous number" if is_enormous else f"{value!r:.80}"
+    return f"one of the type {type(value).__name__}"
 
 
 def _require_at_least(least: int, owner: str, **values: int) -> None:

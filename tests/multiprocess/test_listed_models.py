@@ -14,6 +14,7 @@ from huggingface_hub import constants
 from demos.bundled import MODEL
 from edge.api.cluster import Cluster
 from edge.host.cache_paths import CACHE_VARIABLE
+from edge.planning.rate_words import rate_in_words
 from tests.support import gguf_bytes
 from tests.support.hub_folders import add_to_cache, files_of
 from tests.support.processes import cluster_of_daemons, edge
@@ -81,6 +82,7 @@ def test_on_a_cluster_nothing_is_measured_and_what_is_remembered_is_used(
     assert fit["problem"] is None
     assert fit["devices"]
     assert fit["tokens_per_s"] is None
+    assert fit["tokens_per_s_range"] is None
     assert before["kept"] == []
     assert not (tmp_path / "own" / "measured").exists()
     assert "edge plan MODEL" in edge("models", *at).out
@@ -90,11 +92,13 @@ def test_on_a_cluster_nothing_is_measured_and_what_is_remembered_is_used(
     with cluster.load(path):
         pass
     after = listed(*at)
-    assert by_name(after)["org/tiny"]["fit"]["tokens_per_s"] > 0
+    fit = by_name(after)["org/tiny"]["fit"]
+    low, high = fit["tokens_per_s_range"]
+    assert 0 < low <= fit["tokens_per_s"] <= high
     assert {each["model"] for each in after["kept"]} == {"org/tiny"}
     assert {each["device"] for each in after["kept"]} <= {peer.name for peer in cluster.peers}
     shown = edge("models", *at).out
-    assert "tokens/s" in shown
+    assert f"{rate_in_words(fit['tokens_per_s'], (low, high))} tokens/s" in shown
     assert "of org/tiny" in shown
 
 

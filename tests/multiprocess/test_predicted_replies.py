@@ -232,8 +232,12 @@ def test_a_benchmark_shows_what_was_predicted(checkpoint: TinyCheckpoint, peers:
     value = json.loads(run_edge(*command, "--json").out)
     assert value["predicted"].keys() == {
         "decode_tokens_per_s", "prefill_tokens_per_s", "first_token_s", "batch_tokens_per_s",
+        "decode_tokens_per_s_range", "batch_tokens_per_s_range",
     }  # fmt: skip
-    assert min(value["predicted"].values()) > 0
+    for name, found in value["predicted"].items():
+        if not name.endswith("_range"):
+            low, high = value["predicted"].get(f"{name}_range", (found, found))
+            assert 0 < low <= found <= high
     assert [peer["token"]["steps"] for peer in value["peers"]] == [1, 1]
 
 

@@ -61,12 +61,13 @@ def model(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> Iterator[edge.Mo
         ([1] * CONTEXT, "no room for an answer; shorten it"),
         ([5, 128], "token id 128 is not one of the model's; ids are 0..127"),
         ([-1], "token id -1 is not one of the model's"),
+        ([10**5000], "token id an enormous number is not one of the model's"),
         ([1.5], "whole numbers"),
         (["a", 1], "whole numbers"),
         (None, "whole numbers"),
         ("\ud800", "valid Unicode"),
     ],
-    ids=str,
+    ids=lambda value: str(value) if value != [10**5000] else "enormous",
 )
 def test_a_prompt_that_cannot_be(model: edge.Model, prompt: Any, message: str) -> None:
     asks: list[Any] = [model.stream]
@@ -93,7 +94,7 @@ def test_a_prompt_that_cannot_be(model: edge.Model, prompt: Any, message: str) -
         ("seed", -1, "a whole number of at least 0"),
         ("stop", "", "not empty"),
         ("stop", [""], "not empty"),
-        ("stop", [1], "not empty"),
+        ("stop", [1], "a text or a list of texts, not [1]"),
         ("stop", None, "a text or a list of texts, not None"),
     ],
 )
@@ -106,20 +107,35 @@ def test_a_setting_that_cannot_be(
     assert message in str(raised.value)
 
 
-def test_a_prediction_that_cannot_be(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> None:
-    """Of peers that were measured: once, as peers that hold a model are not remembered."""
-    wrong: list[tuple[dict[str, int], str]] = [
-        ({"prompt_tokens": -1, "output_tokens": 4}, "prompt_tokens"),
-        ({"prompt_tokens": 4, "output_tokens": -1}, "output_tokens"),
-        ({"prompt_tokens": 4, "output_tokens": 4, "concurrency": 0}, "concurrency"),
+def test_a_prediction_that_cannot_be(
+    cluster: edge.Cluster, checkpoint: TinyCheckpoint, model: edge.Model
+) -> None:
+    """Of peers that were measured, and not: once, as those that hold a model are not remembered."""
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"prompt_tokens": -1}, "prompt_tokens must be a whole number from 1 to .*, not -1"),
+        ({"prompt_tokens": 4, "output_tokens": -1}, "output_tokens must be .* from 0 to .*, not -"),
+        ({"prompt_tokens": 4, "output_tokens": 4, "concurrency": 0}, "concurrency must be .*not 0"),
+        ({"prompt_tokens": "5", "output_tokens": 4}, "prompt_tokens must be .*, not '5'"),
+        ({"prompt_tokens": None, "output_tokens": 4}, "prompt_tokens must be .*, not None"),
+        ({"prompt_tokens": 2.5, "output_tokens": 4}, "prompt_tokens must be .*, not 2.5"),
+        ({"prompt_tokens": 10**400, "output_tokens": 4}, "not an enormous number"),
+        ({"new_tokens": 4}, "there are prompt_tokens, output_tokens, concurrency"),
     ]
     with cluster.load(checkpoint.path, plan="tensor") as measured:
-        for sizes, message in wrong:
-            with pytest.raises(edge.RequestError, match=message):
-                measured.predict(**sizes)
+        assert measured.predict() == measured.predict(prompt_tokens=512, output_tokens=128)
+        assert measured.predict(prompt_tokens=5) is not None
+        assert model.predict(prompt_tokens=5) is None
+        for each in (measured, model):
+            for sizes, message in wrong:
+                with pytest.raises(edge.RequestError, match=message):
+                    each.predict(**sizes)
 
 
-@pytest.mark.parametrize("path", ["a\0b", 5, None, b"folder", "~nobody-of-this-name/x"], ids=str)
+@pytest.mark.parametrize(
+    "path",
+    ["a\0b", 5, None, b"folder", "~nobody-of-this-name/x", pytest.param(10**5000, id="enormous")],
+    ids=str,
+)
 def test_what_is_no_path(cluster: edge.Cluster, path: Any) -> None:
     for ask in (cluster.load, cluster.propose):
         with pytest.raises(edge.RequestError, match="is not a path"):
@@ -205,6 +221,28 @@ def test_a_forked_child_is_told_that_the_cluster_is_its_parents(
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("client", [3], "client must be a text, not [3]"),
+        ("cache_salt", None, "cache_salt must be a text, not None"),
+        ("id", 5, "id must be a text or None, not 5"),
+        ("id", "\ud800", "id must be a text of at most 256 printable characters, not '\\ud800'"),
+        ("id", "x" * 2000, "id must be a text of at most 256 printable characters, not 'xxx"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_who_asks_must_be_a_text(
+    model: edge.Model, checkpoint: TinyCheckpoint, name: str, value: Any, message: str
+) -> None:
+    """Else it would hang, or end the model for everybody."""
+    with pytest.raises(edge.RequestError) as raised:
+        model.stream([1], max_new_tokens=1, **{name: value})
+    assert message in str(raised.value)
+    prompt = checkpoint.prompt(5)
+    assert list(model.generate(prompt, max_new_tokens=2).token_ids) == checkpoint.greedy(prompt, 2)
+
+
 def test_logits_of_a_prompt_that_cannot_be(model: edge.Model) -> None:
     for prompt in ([], [1] * (CONTEXT + 1), [128], "x" * (CONTEXT + 1)):
         with pytest.raises(edge.RequestError):
@@ -229,6 +267,7 @@ def test_what_was_refused_leaves_nothing_behind(
         ({"block_size": 17}, "block size 17 is not one of (16, 32, 64, 128)"),
         ({"accuracy": "exact"}, "accuracy 'exact' is not one of fast, high"),
         ({"plan": "ring"}, "plan must be 'auto', 'pipeline', 'tensor' or a Plan, not 'ring'"),
+        ({"batch_invariant": "no"}, "batch_invariant must be True or False, not 'no'"),
         ({"context_tokens": 0}, f"must be 1 to {CONTEXT_TOKENS} for this model, not 0"),
         ({"context_tokens": CONTEXT_TOKENS + 1}, f"1 to {CONTEXT_TOKENS} for this model"),
     ],

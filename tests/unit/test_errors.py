@@ -13,6 +13,7 @@ import pytest
 import edge
 from edge.api.local_peers import _command_lines
 from edge.cli.wrong_usage import as_sentence, remedy_of
+from edge.errors import shown
 from tests.architecture.test_docs import MODULES
 from tests.architecture.test_names import REPOSITORY
 
@@ -51,6 +52,14 @@ def test_a_remedy_ends_the_sentence(error: edge.EdgeError, sentence: str, remedy
     for each in (error, pickle.loads(pickle.dumps(error)) if "peer" not in sentence else error):
         assert str(each) == sentence
         assert each.remedy == remedy
+
+
+def test_any_value_is_shown_in_short() -> None:
+    enormous = 10**5000
+    assert shown(enormous) == "an enormous number"
+    assert shown({"a": [enormous, -enormous]}) == "{'a': [an enormous number, an enormous number]}"
+    assert shown(10**20) == "1" + "0" * 20
+    assert len(shown("x" * 10_000)) <= 80
 
 
 def test_a_plan_that_cannot_run_lists_its_problems() -> None:

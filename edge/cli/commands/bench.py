@@ -19,6 +19,7 @@ from edge.cli.reply_view import adapt_option, tell_drift, tell_why_not_predicted
 from edge.host.free_memory import format_size
 from edge.planning.breakdown import reads_in_words
 from edge.planning.load_options import LoadOptions
+from edge.planning.rate_words import rate_in_words
 
 
 @click.command("bench", short_help="Measure a model's speed and what limits it.")
@@ -121,10 +122,11 @@ def _show(measured: Benchmark, *, title: str) -> None:
         ("first token, s", "first_token_s", 3),
     ):
         spread = getattr(measured, field)
-        values = [spread.p20, spread.p50, spread.p80]
+        cells = [f"{value:.{digits}f}" for value in (spread.p20, spread.p50, spread.p80)]
         if predicted is not None:
-            values.append(getattr(predicted, field))
-        speed.add_row(name, *(f"{value:.{digits}f}" for value in values))
+            said, span = getattr(predicted, field), getattr(predicted, f"{field}_range", None)
+            cells.append(f"{said:.{digits}f}" if span is None else rate_in_words(said, span))
+        speed.add_row(name, *cells)
     console.print(speed)
     peers = Table(
         "peer", "compute", "load", "sum", "wait", "send", "sample", "weights", "of limit", "peak",

@@ -26,6 +26,7 @@ from edge.errors import EdgeError, printable
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import format_size
 from edge.memory.disk_cache import OF_PEERS, kept_files
+from edge.planning.rate_words import rate_in_words
 from edge.protocol.kept_files import KeptFiles
 from edge.weights.formats import AUTO
 
@@ -161,9 +162,10 @@ def _fits(model: KnownModel) -> str:
 
 
 def _speed(model: KnownModel) -> str:
-    if model.fit is None or model.fit.tokens_per_s is None:
+    fit = model.fit
+    if fit is None or fit.tokens_per_s is None or fit.tokens_per_s_range is None:
         return "–"
-    return f"{model.fit.tokens_per_s:.3g} tokens/s"
+    return f"{rate_in_words(fit.tokens_per_s, fit.tokens_per_s_range)} tokens/s"
 
 
 def _sentences(

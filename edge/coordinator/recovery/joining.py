@@ -20,6 +20,7 @@ from edge.partition import ClusterSpec, Estimate, Move, UnderWay
 from edge.planning.able_peers import able_peers
 from edge.planning.cluster_profile import measured_cluster
 from edge.planning.proposal import Proposal
+from edge.planning.rate_words import rate_in_words
 from edge.planning.repairing import moved_proposal
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
@@ -223,7 +224,7 @@ def _names(peers: Sequence[PeerInfo], proposal: Proposal) -> list[str]:
 
 
 def _rate(estimate: Estimate) -> str:
-    return f"{estimate.tokens_per_s:.1f}"
+    return rate_in_words(estimate.tokens_per_s, estimate.tokens_per_s_range)
 
 
 def _under_way(requests: Sequence[Request]) -> UnderWay:

@@ -76,6 +76,12 @@ export function seconds(value) {
   return `${(value * 1e6).toFixed(0)} µs`;
 }
 
+/** A predicted rate with its spread: "57–62", or one number where nothing is spread. */
+export function predictedRate({ tokens_per_s: one, tokens_per_s_range: span }) {
+  const [low, high] = span.map(rate);
+  return low === high ? rate(one) : `${low}–${high}`;
+}
+
 export function rate(tokensPerSecond) {
   if (tokensPerSecond === null || tokensPerSecond === undefined) return "–";
   return tokensPerSecond.toFixed(tokensPerSecond < 10 ? 1 : 0);

@@ -1,6 +1,6 @@
 // The page: asks every second, while it is looked at, how things are.
 
-import { askJson, bytes, element, needsKey, rate, seconds, setKey } from "./api.js";
+import { askJson, bytes, element, needsKey, predictedRate, rate, seconds, setKey } from "./api.js";
 import { setCanChat } from "./chat.js";
 import { draw, PARTS } from "./cluster.js";
 import { choice, chosenModel, offerModels } from "./models.js";
@@ -77,7 +77,7 @@ function show(view) {
   });
   at("rate").textContent = rates.length ? rate(rates[rates.length - 1]) : "–";
   at("measured").textContent = rate(view.measured.tokens_per_s);
-  at("predicted").textContent = view.predicted ? rate(view.predicted.tokens_per_s) : "–";
+  at("predicted").textContent = view.predicted ? predictedRate(view.predicted) : "–";
   at("answers").textContent = view.answers;
   const most = Math.max(1, ...rates);
   at("spark").firstElementChild.setAttribute("points", rates

@@ -1,6 +1,6 @@
 // Where a model would run, and how fast, if something were otherwise.
 
-import { askJson, element, rate } from "./api.js";
+import { askJson, element, predictedRate } from "./api.js";
 import { draw } from "./cluster.js";
 
 const said = document.getElementById("preview-said");
@@ -41,7 +41,7 @@ document.getElementById("preview-form").addEventListener("submit", async (event)
     const view = await askJson(`api/plan?${query}`);
     draw(into, view);
     said.textContent = view.predicted
-      ? `${rate(view.predicted.tokens_per_s)} tokens per second predicted.`
+      ? `${predictedRate(view.predicted)} tokens per second predicted.`
       : "How fast is not known: not every device was measured for this model. edge plan measures.";
   } catch (error) {
     into.replaceChildren();

@@ -67,6 +67,11 @@ ANY: Any = edge
         ),
         (lambda: MODEL.score(promt="x"), "do you mean prompt?"),
         (lambda: MODEL.predict(prompt_token=1, output_tokens=2), "do you mean prompt_tokens?"),
+        (
+            lambda: MODEL.predict(new_tokens=1),
+            "no 'new_tokens'; there are prompt_tokens, output_tokens, concurrency",
+        ),
+        (lambda: ANY.LoadOptions(context_length=1), "do you mean context_tokens?"),
         (lambda: asyncio.run(ANY.AsyncCluster.local(peer=2)), "AsyncCluster.local has no 'peer'"),
         (lambda: asyncio.run(ANY.AsyncCluster.discover(atleast=2)), "do you mean at_least?"),
         (lambda: asyncio.run(ASYNC_MODEL.score(promt="x")), "AsyncModel.score has no 'promt'"),
@@ -97,6 +102,53 @@ def test_options_of_another_kind_are_told_which(call: Callable[[], Any], kind: s
     said = f"options must be {kind} or None, not .*; write {kind}.*, or give its fields by name"
     with pytest.raises(TypeError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ANY.LoadOptions(batch_invariant="no"), "batch_invariant must be True or False"),
+        (lambda: ANY.LoadOptions(share_prefixes=0), "share_prefixes must be True or False, not 0"),
+        (lambda: ANY.LoadOptions(observes=None), "observes must be True or False, not None"),
+        (lambda: ANY.LoadOptions(workload=5), "workload must be an edge.Workload or None, not 5"),
+        (lambda: ANY.LoadOptions(dtype=10**5000), "dtype an enormous number is not one of"),
+        (lambda: ANY.LoadOptions(plan=[10**5000]), "or a Plan, not [an enormous number]"),
+        (lambda: ANY.LoadOptions(block_size=10**5000), "block size an enormous number is not"),
+        (lambda: ANY.GenerationOptions(ignore_eos=1), "ignore_eos must be True or False, not 1"),
+        (lambda: ANY.GenerationOptions(journal="no"), "journal must be True or False, not 'no'"),
+        (lambda: ANY.GenerationOptions(thinking=1), "thinking must be True or False, or None"),
+        (lambda: ANY.GenerationOptions(top_k=10**5000), "below 2147483648, not an enormous number"),
+        (lambda: ANY.GenerationOptions(max_new_tokens=-(10**5000)), "not an enormous number"),
+        (lambda: ANY.Cluster.connect(5), "5 names no peers; give addresses, as texts host:port"),
+        (lambda: ANY.Cluster.connect([None]), "[None] names no peers"),
+        (lambda: ANY.Cluster.connect("a:1", insecure=1), "insecure must be True or False, not 1"),
+        (lambda: ANY.Cluster.local(10**5000), "from 1 to 64, not an enormous number"),
+        (lambda: ANY.Cluster.discover(timeout_s=float("nan")), "timeout_s must be 0 to 604800"),
+        (lambda: ANY.Cluster.discover(interfaces="eth0"), "a list of texts or None, not 'eth0'"),
+        (lambda: ANY.Cluster.discover(5), "cluster must be a text, not 5"),
+        (lambda: CLUSTER.load("x", resumes=5), "resumes must be an edge.KeptReply or None, not 5"),
+        (lambda: CLUSTER.load("x", progress=5), "True or False, a function, or None, not 5"),
+        (lambda: CLUSTER.load(), "Cluster.load: missing a required argument: 'path'; it takes"),
+        (lambda: CLUSTER.propose("x", changes="+1GiB on a"), "changes must be a list of texts"),
+        (lambda: CLUSTER.set_memory(None, 5), "peer must be an edge.PeerInfo, not None"),
+        (lambda: CLUSTER.remove_kept(None, []), "peer must be an edge.PeerInfo, not None"),
+        (lambda: CLUSTER.forget_measured([5]), "devices must be a list of texts, not [5]"),
+        (lambda: asyncio.run(ASYNC_CLUSTER.propose("x", measure="all")), "measure must be one of"),
+        (lambda: asyncio.run(ASYNC_CLUSTER.kept("a")), "peer must be an edge.PeerInfo, not 'a'"),
+        (lambda: asyncio.run(ASYNC_CLUSTER.quantize("x", "y", 5)), "options must be LoadOptions"),
+        (lambda: MODEL.chat("x", tool_choice=None), "tool_choice must be a text, not None"),
+        (lambda: MODEL.chat("x", variables=5), "variables must be a dictionary or None, not 5"),
+        (lambda: MODEL.embed("x", normalize=1), "normalize must be True or False, not 1"),
+        (lambda: MODEL.resume(5), "reply must be an edge.KeptReply or a text, not 5"),
+        (lambda: MODEL.check([5]), "times must be a list of edge.PeerTimes objects or None"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_what_it_must_be(
+    call: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(edge.RequestError) as raised:
+        call()
+    assert message in str(raised.value)
 
 
 def test_checked_calls_look_as_they_were_written() -> None:

@@ -11,14 +11,13 @@ from edge.cli.plan_view import (
     left_out_in_words,
     losses_as_json,
     plan_as_json,
-    rate_in_words,
     show_losses,
     show_plan,
     show_standby,
     standby_as_json,
 )
 from edge.host.free_memory import format_size
-from edge.partition import Choice, ClusterSpec, LeftOut, choose, estimate, memory_use
+from edge.partition import Choice, ClusterSpec, LeftOut, Solo, choose, estimate, memory_use
 from edge.planning.kv_copies import copies_cost
 from edge.planning.load_options import LoadOptions
 from edge.planning.losses import losses
@@ -146,10 +145,23 @@ def test_kv_heads_that_are_held_again_are_marked(
     assert [kind["kv_copies"] for kind in kinds] == [1, 1, 0]
 
 
-def test_a_rate_is_said_with_its_spread() -> None:
-    assert rate_in_words(59.61, (57.2, 62.4)) == "57–62"
-    assert rate_in_words(59.61, (59.61, 59.61)) == "59.6"
-    assert rate_in_words(2.53, (2.41, 2.63)) == "2.4–2.6"
+def test_other_plans_are_shown_with_the_spread_of_their_rates(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = proposal(None)
+    assert made.choice.predicted is not None
+    other = replace(made.choice.predicted, tokens_per_s=59.61, tokens_per_s_range=(57.2, 62.4))
+    solo = Solo(device="a", name="a", estimate=other)
+    made = replace(made, choice=replace(made.choice, runners_up=((alone(8), other),), solo=solo))
+    show_plan(made, title="t", unchanged=None, explain=True)
+    assert "57–62" in capsys.readouterr().out
+    value = plan_as_json(made, explain=True)
+    assert value["runners_up"][0]["predicted"]["tokens_per_s_range"] == [57.2, 62.4]
+    assert value["solo"]["tokens_per_s"] == 59.61
+    assert value["solo"]["tokens_per_s_range"] == [57.2, 62.4]
+
+
+def test_a_predicted_rate_has_a_spread_where_the_rates_have_one() -> None:
     rates = replace(RATES, copy_bytes_per_s=50.0, spread=(0.8, 1.25))
     gpu, plan = device("a", 10**6, rates), alone(0)
     found = estimate(plan, MODEL, ClusterSpec(devices=(gpu,)), WORKLOAD)

@@ -112,6 +112,16 @@ def test_a_screen_has_it_all_and_no_codes_of_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "said"),
+    [({"tokens_per_s_range": [57.2, 62.4]}, "57–62 predicted"), ({}, "59.6 predicted")],
+    ids=["with a spread", "by a server of before"],
+)
+def test_a_predicted_rate_is_shown_with_its_spread(more: dict[str, Any], said: str) -> None:
+    predicted = {"tokens_per_s": 59.61, "first_token_s": 0.1, **more}
+    assert said in shown(VIEW, later(predicted=predicted))
+
+
+@pytest.mark.parametrize(
     ("state", "words"),
     [("is_over", "has ended"), ("is_recovering", "going on without a lost device")],
 )

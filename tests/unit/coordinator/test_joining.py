@@ -52,7 +52,11 @@ def test_who_is_lost_on_the_way_is_tried_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there = SimpleNamespace(plan=SimpleNamespace(devices=("old", "new")))
-    move = SimpleNamespace(when="now", to=SimpleNamespace(predicted=None), before=None, pause_s=1.0)
+    after = SimpleNamespace(tokens_per_s=59.61, tokens_per_s_range=(57.2, 62.4))
+    before = SimpleNamespace(tokens_per_s=30.0, tokens_per_s_range=(30.0, 30.0))
+    move = SimpleNamespace(
+        when="now", to=SimpleNamespace(predicted=after), before=before, pause_s=1.0
+    )
     sent: list[bool] = []
 
     async def moved_proposal(*_args: object, **_named: object) -> Any:
@@ -80,6 +84,7 @@ def test_who_is_lost_on_the_way_is_tried_again_after_a_while(
             assert len(running.moves) == moves
             if sent == [True] and moves == 0:
                 let_pass(MOVES_APART_S / 2)
+        assert running.moves == ["new joined: 57–62 tok/s predicted instead of 30.0"]
         await joining.aclose()
 
     asyncio.run(main())

@@ -121,10 +121,28 @@ def test_workload_counts_tokens() -> None:
     assert Workload().context_tokens == 640
 
 
-@pytest.mark.parametrize("wrong", [{"prompt_tokens": 0}, {"output_tokens": -1}, {"concurrency": 0}])
-def test_workload_refuses(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} of the workload"):
-        Workload(**wrong)
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("prompt_tokens", 0, "prompt_tokens must be a whole number from 1 to 1000000000, not 0"),
+        ("output_tokens", -1, "output_tokens must be a whole number from 0 to 1000000000, not -1"),
+        ("concurrency", 0, "concurrency must be .*, not 0"),
+        ("concurrency", True, "concurrency must be .*, not True"),
+        ("prompt_tokens", "5", "prompt_tokens must be .*, not '5'"),
+        ("prompt_tokens", 2.5, "not 2.5"),
+        ("prompt_tokens", None, "not None"),
+        ("output_tokens", float("nan"), "not nan"),
+        ("output_tokens", 10**400, "not an enormous number"),
+        ("output_tokens", 10**5000, "not an enormous number"),
+        ("states", [10**5000], "not one of the type list"),
+        ("reserved_tokens", 10**400, "reserved_tokens must be .*, not an enormous number"),
+        ("expert_hits", "5", "expert_hits are '5', not 0 to 1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "value",
+)
+def test_workload_refuses(name: str, value: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Workload(**{name: value})
 
 
 def test_facts_cannot_be_changed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edge.partition import ClusterSpec, ComputeRates, choose
@@ -39,6 +41,14 @@ def test_how_many_layers_and_how_fast(peers: int) -> None:
         "m does not fit into memory and reads layers from disk for each token: "
         f"{count} of 10 layers, at about {streamed.choice.predicted.tokens_per_s:.2g} tok/s"
     )
+
+
+def test_the_speed_is_said_with_its_spread() -> None:
+    streamed = proposal(700, rates=replace(RATES, spread=(0.5, 2.0)))
+    assert streamed.choice.predicted is not None
+    low, high = streamed.choice.predicted.tokens_per_s_range
+    assert f", at about {low:.2g}–{high:.2g} tok/s" in str(streamed.streaming)
+    assert f", {low:.2g}–{high:.2g} tok/s predicted>" in repr(streamed)
 
 
 def test_a_device_that_was_not_measured_has_no_speed() -> None:
