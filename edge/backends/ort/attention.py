@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.backends.ort.segments import SegmentBuilder, rotation_names
+from edge.backends.ort.residual_stream import ResidualStream
+from edge.backends.ort.segment_builder import SegmentBuilder
+from edge.backends.ort.segments import rotation_names
 from edge.kernels.attention.onnx import (
     AttentionNames,
     CacheNames,
@@ -25,15 +27,17 @@ from edge.models.attention import Attention
 from edge.models.latent import Latent
 
 
-def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
+def lower_attention(
+    build: SegmentBuilder, stream: ResidualStream, layer: int, part: Attention
+) -> str:
     """What is to be added to the hidden state."""
     p = f"layers.{layer}."
-    normed = build.norm(f"{p}attention_norm")
-    if build.is_kept(layer):
-        build.keep(layer)
+    normed = stream.norm(f"{p}attention_norm")
+    if layer in build.spec.lenders:
+        stream.keep(layer)
     if part.keys_of is not None:
         query = build.linear(normed, f"{p}query")
-        keys_values = build.linear(build.kept(part.keys_of, f"{p}keys_norm"), f"{p}key_value")
+        keys_values = build.linear(stream.kept(part.keys_of, f"{p}keys_norm"), f"{p}key_value")
         qkv = build.graph.node("Concat", query, keys_values, axis=-1)
     elif part.latent is None:
         qkv = build.linear(normed, f"{p}qkv")
@@ -61,7 +65,7 @@ def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
         sinks=build.vector(f"{p}sinks"),
         epsilon=build.spec.norm_epsilon,
     )
-    build.takes_cache_of(build.layout.cache_layer(layer))
+    build.segment.cache_layer = build.layout.cache_layer(layer)
     dtype, shape = _cache_rows(build, part)
     for value, name in zip(present, ("key", "value"), strict=False):
         build.output(value, f"present_{name}_{layer}", dtype, shape)

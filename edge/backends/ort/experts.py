@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from edge.backends.ort.expert_stacks import ExpertStack
-from edge.backends.ort.segments import SegmentBuilder, StreamedExperts
+from edge.backends.ort.residual_stream import ResidualStream
+from edge.backends.ort.segment_builder import SegmentBuilder
+from edge.backends.ort.segments import StreamedExperts
 from edge.kernels.experts.onnx import (
     Routed,
     StackedWeights,
@@ -26,7 +28,7 @@ _PARTS = ("gate_up", "down")
 """What an expert's matrices are called."""
 
 
-def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
+def lower_experts(build: SegmentBuilder, stream: ResidualStream, layer: int, part: Experts) -> str:
     """What is to be added to the hidden state; where they are apart, what the shared one gives and
     what the others give side by side."""
     prefix = f"layers.{layer}."
@@ -35,14 +37,14 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
         index = number - part.held.start
         place = branch.constant(f"expert_{index}", np.asarray(index, np.int64))
         own = {name: branch.node("Gather", each, place) for name, each in biases.items()}
-        with build.within(branch):
+        with build.segment.within(branch):
             return _expert(build, part, expert_name(prefix, number), x, own)
 
     # The norm of what is added comes first: those behind it only norm.
-    of_shared = build.norm(f"{prefix}mlp_norm")
+    of_shared = stream.norm(f"{prefix}mlp_norm")
     x = logits = of_shared
     if part.is_apart:
-        x, logits = (build.norm(f"{prefix}{name}") for name in ("experts_norm", "router_norm"))
+        x, logits = (stream.norm(f"{prefix}{name}") for name in ("experts_norm", "router_norm"))
     logits = build.linear_unobserved(logits, f"{prefix}router")
     if part.is_apart:
         share = np.asarray(build.spec.hidden_size**-0.5, np.float32)
@@ -55,7 +57,8 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
     size, count = build.spec.hidden_size, part.num_experts
     correction = build.vector(f"{prefix}router_correction")
     scales = build.vector(f"{prefix}expert_scales")
-    build.count_experts(
+    build.observed.count_experts(
+        build.segment,
         layer,
         lambda: choose(build.graph, logits, count, part.routing, correction, scales)[1],
     )
@@ -74,7 +77,14 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
         if build.cuts_experts:
             own_graphs = _streamed_experts(build, layer, part)
             x, of_shared, results, routed = _cut_at_experts(
-                build, part, own_graphs, x=x, of_shared=of_shared, routed=routed, gate=weight
+                build,
+                stream,
+                part,
+                own_graphs,
+                x=x,
+                of_shared=of_shared,
+                routed=routed,
+                gate=weight,
             )
             weight = weight and build.input("expert_gate", np.float32, ["batch", "tokens", 1])
         else:
@@ -114,6 +124,7 @@ def _stacked(build: SegmentBuilder, prefix: str, stack: ExpertStack) -> StackedW
 
 def _cut_at_experts(
     build: SegmentBuilder,
+    stream: ResidualStream,
     part: Experts,
     experts: StreamedExperts,
     *,
@@ -140,10 +151,10 @@ def _cut_at_experts(
     if gate:
         build.output(gate, "expert_gate", np.float32, ["batch", "tokens", 1])
     if of_shared == x:
-        (x,) = build.cut_within([x], "to its router", experts=experts)
+        (x,) = stream.cut_within([x], "to its router", experts=experts)
         of_shared = x
     else:
-        x, of_shared = build.cut_within([x, of_shared], "to its router", experts=experts)
+        x, of_shared = stream.cut_within([x, of_shared], "to its router", experts=experts)
     behind = {name: build.input(f"expert_{name}", *shapes[name]) for name in ("ranks", "weights")}
     results = build.input("expert_results", np.float32, ["most_results", size])
     return x, of_shared, results, replace(routed, **behind)
@@ -161,7 +172,7 @@ def _streamed_experts(build: SegmentBuilder, layer: int, part: Experts) -> Strea
         given = {
             name: graph.input(f"{name}_bias", np.float32, [width]) for name, width in widths.items()
         }
-        with build.within(graph, prefix=expert_name("", number)):
+        with build.segment.within(graph, prefix=expert_name("", number)):
             results = _expert(build, part, expert_name(prefix, number), x, given)
         graph.output(results, "results", np.float32, [1, "rows", size])
         models.append(graph.build())

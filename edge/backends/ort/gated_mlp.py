@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from edge.backends.ort.segments import SegmentBuilder
+from edge.backends.ort.residual_stream import ResidualStream
+from edge.backends.ort.segment_builder import SegmentBuilder
 from edge.kernels.gated_mlp.onnx import gated
 from edge.models.gated_mlp import GatedMlp
 
 
-def lower_gated_mlp(build: SegmentBuilder, layer: int, part: GatedMlp) -> str:
+def lower_gated_mlp(
+    build: SegmentBuilder, stream: ResidualStream, layer: int, part: GatedMlp
+) -> str:
     """What is to be added to the hidden state."""
     p = f"layers.{layer}."
-    gate_up = build.linear(build.norm(f"{p}mlp_norm"), f"{p}gate_up")
+    gate_up = build.linear(stream.norm(f"{p}mlp_norm"), f"{p}gate_up")
     active = gated(build.graph, gate_up, activation=part.activation)
     return build.linear(active, f"{p}down")

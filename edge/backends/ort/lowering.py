@@ -14,12 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.ort.attention import lower_attention
+from edge.backends.ort.behind import Behind, behind_part
 from edge.backends.ort.expert_stacks import ExpertStack
 from edge.backends.ort.experts import lower_experts
 from edge.backends.ort.gated_mlp import lower_gated_mlp
 from edge.backends.ort.linear_attention import lower_linear_attention
+from edge.backends.ort.open_segment import LayerNames
 from edge.backends.ort.plain_mlp import lower_plain_mlp
-from edge.backends.ort.segments import Behind, GraphSegment, LayerNames, SegmentBuilder
+from edge.backends.ort.residual_stream import ResidualStream
+from edge.backends.ort.segment_builder import SegmentBuilder
+from edge.backends.ort.segments import GraphSegment
 from edge.backends.ort.short_convolution import lower_short_convolution
 from edge.backends.ort.token_inputs import lower_token_inputs
 from edge.kernels.logits.onnx import finish_logits
@@ -30,7 +34,7 @@ from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
 
-_PARTS: Mapping[str, Callable[[SegmentBuilder, int, Any], str]] = {
+_PARTS: Mapping[str, Callable[[SegmentBuilder, ResidualStream, int, Any], str]] = {
     "attention": lower_attention,
     "experts": lower_experts,
     "gated_mlp": lower_gated_mlp,
@@ -77,115 +81,102 @@ def lower(
         cuts_experts=cuts_experts,
         observes=observes,
     )
-    if not layout.is_first_stage:
-        build.begin_stage()
+    stream = ResidualStream(build)
+    if layout.is_first_stage:
+        stream.begin_model()
     else:
-        _take_embedded(build)
+        stream.begin_stage()
     for layer in layout.layers:
         if is_loose:
-            _streamed(build, layer)
+            _streamed(build, stream, layer)
         else:
-            _layer(build, layer)
+            _layer(build, stream, layer)
             if cut_layers and not layout.is_split:
-                build.carry_over()
+                stream.carry_over()
     if not layout.is_last_stage:
-        if build.graph.num_nodes or build.addend is not None:
-            build.hand_over()
+        if stream.is_under_way:
+            stream.hand_over()
     elif layout.vocab:
-        _head(build)
+        _head(build, stream)
     return tuple(build.segments)
 
 
-def _layer(build: SegmentBuilder, layer: int) -> None:
-    _mixer(build, layer)
-    _feed_forward(build, layer)
-    _token_inputs(build, layer)
+def _layer(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
+    _mixer(build, stream, layer)
+    _feed_forward(build, stream, layer)
+    _token_inputs(build, stream, layer)
 
 
-def _mixer(build: SegmentBuilder, layer: int) -> None:
+def _mixer(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
     part = build.layout.layer(layer).mixer
-    if part is None and build.is_kept(layer):
-        build.keep(layer)
+    if part is None and layer in build.spec.lenders:
+        stream.keep(layer)
     norm = f"layers.{layer}.attention_post_norm"
-    _part(build, layer, part, build.behind_part(norm))
+    _part(build, stream, layer, part, behind_part(build, norm))
 
 
-def _feed_forward(build: SegmentBuilder, layer: int) -> None:
+def _feed_forward(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
     prefix = f"layers.{layer}."
-    behind = build.behind_part(
+    behind = behind_part(
+        build,
         f"{prefix}mlp_post_norm",
         scale="" if build.spec.token_inputs else f"{prefix}layer_scale",
         apart=[f"{prefix}{name}" for name in NORMS_BEHIND],
     )
-    _part(build, layer, build.layout.layer(layer).feed_forward, behind)
+    _part(build, stream, layer, build.layout.layer(layer).feed_forward, behind)
 
 
-def _token_inputs(build: SegmentBuilder, layer: int) -> None:
+def _token_inputs(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
     """What is added behind the feed-forward block, whoever has a part of that."""
     if build.spec.token_inputs:
         prefix = f"layers.{layer}."
-        behind = build.behind_part(f"{prefix}token_post_norm", scale=f"{prefix}layer_scale")
-        build.contribute_whole(lower_token_inputs(build, layer), behind)
+        behind = behind_part(build, f"{prefix}token_post_norm", scale=f"{prefix}layer_scale")
+        stream.contribute_whole(lower_token_inputs(build, stream, layer), behind)
 
 
-def _part(build: SegmentBuilder, layer: int, part: Part | None, behind: Behind) -> None:
+def _part(
+    build: SegmentBuilder, stream: ResidualStream, layer: int, part: Part | None, behind: Behind
+) -> None:
     if part is None:
-        build.contribute_nothing(behind)
+        stream.contribute_nothing(behind)
     else:
-        build.contribute(_PARTS[part.kind](build, layer, part), behind)
+        stream.contribute(_PARTS[part.kind](build, stream, layer, part), behind)
 
 
-def _streamed(build: SegmentBuilder, layer: int) -> None:
+def _streamed(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
     """A layer in graphs of its own; a split stage cuts there anyway."""
     layout = build.layout
-    begins = build.addend is not None and build.addend == build.nothing
-    if not layout.is_split and build.graph.num_nodes and not begins:
-        build.carry_over()
-    build.names = LayerNames(streamed=layer)
-    weights = build.weights_of(layer)
-    added = (build.behind.norm or "plainly").rsplit(".", 1)[-1]
-    added += ", apart" * bool(build.behind.apart)
-    if build.scale is not None:
-        added += ", scaled"
-    adds = "nothing" if build.addend is None else "zeros" if begins else added
-    if build.is_kept(layer):
-        adds += f", kept for those after {layer}"
-    kind = f"of kind {layout.kind(layer)} with {weights}, adds {adds}"
-    build.kind = f"{'mixer' if layout.is_split else 'layer'} {kind}"
-    _mixer(build, layer)
+    if not layout.is_split and build.graph.num_nodes and not stream.adds_zeros:
+        stream.carry_over()
+    build.segment.names = LayerNames(streamed=layer)
+    kind = f"of kind {layout.kind(layer)} with {build.kinds_of_layer(layer)}"
+    build.kind = f"{'mixer' if layout.is_split else 'layer'} {kind}, adds {stream.adds}"
+    if layer in build.spec.lenders:
+        build.kind += f", kept for those after {layer}"
+    _mixer(build, stream, layer)
     if layout.is_split:
-        build.kind = f"feed-forward of kind {layout.kind(layer)} with {weights}"
-    _feed_forward(build, layer)
+        build.kind = f"feed-forward {kind}"
+    _feed_forward(build, stream, layer)
     if layout.is_split:
-        build.kind = f"token inputs of kind {layout.kind(layer)} with {weights}"
-    _token_inputs(build, layer)
+        build.kind = f"token inputs {kind}"
+    _token_inputs(build, stream, layer)
     if not layout.is_split or build.spec.token_inputs:
-        build.carry_over()
-    build.names = LayerNames()
+        stream.carry_over()
+    build.segment.names = LayerNames()
 
 
-def _take_embedded(build: SegmentBuilder) -> None:
-    """The embedding stays on disk: its rows, or this shard's part of them, are given."""
-    build.hidden = build.hidden_input("hidden")
-    if build.layout.sums_embedding:
-        build.hidden = build.graph.node("Identity", build.hidden)
-        build.sum_hidden()
-
-
-def _head(build: SegmentBuilder) -> None:
+def _head(build: SegmentBuilder, stream: ResidualStream) -> None:
     """The last norm of the rows that are wanted, and the logits of some of these."""
     graph = build.graph
     rows = graph.input("rows", np.int64, ["rows"])
     head_rows = graph.input("head_rows", np.int64, ["head_rows"])
-    if build.observes:  # what it would be given for every token
-        normed = build.norm("final_norm")
-        build.observe(normed, "head")
+    if build.observed.runs:  # what it would be given for every token
+        normed = stream.norm("final_norm")
+        build.observed.observe(build.segment, normed, "head")
         normed = graph.node("Gather", normed, rows, axis=1)
     else:
-        build.hidden = graph.node("Gather", build.hidden, rows, axis=1)
-        if build.addend is not None:
-            build.addend = graph.node("Gather", build.addend, rows, axis=1)
-        normed = build.norm("final_norm")
+        stream.take_rows(rows)
+        normed = stream.norm("final_norm")
     # Who wants hidden states wants many, and the product with the head is the dearest of all.
     build.output(normed, "states", np.float32, ["batch", "rows", build.spec.hidden_size])
     normed = graph.node("Gather", normed, head_rows, axis=1)

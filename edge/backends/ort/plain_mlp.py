@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from edge.backends.ort.segments import SegmentBuilder
+from edge.backends.ort.residual_stream import ResidualStream
+from edge.backends.ort.segment_builder import SegmentBuilder
 from edge.kernels.activation.onnx import activated
 from edge.models.plain_mlp import PlainMlp
 
 
-def lower_plain_mlp(build: SegmentBuilder, layer: int, part: PlainMlp) -> str:
+def lower_plain_mlp(
+    build: SegmentBuilder, stream: ResidualStream, layer: int, part: PlainMlp
+) -> str:
     """What is to be added to the hidden state."""
     p = f"layers.{layer}."
-    up = build.linear(build.norm(f"{p}mlp_norm"), f"{p}up")
+    up = build.linear(stream.norm(f"{p}mlp_norm"), f"{p}up")
     return build.linear(activated(build.graph, up, activation=part.activation), f"{p}down")

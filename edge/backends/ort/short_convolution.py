@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.backends.ort.segments import SegmentBuilder
+from edge.backends.ort.residual_stream import ResidualStream
+from edge.backends.ort.segment_builder import SegmentBuilder
 from edge.kernels.short_convolution.onnx import short_convolution
 from edge.models.short_convolution import ShortConvolution
 
 
-def lower_short_convolution(build: SegmentBuilder, layer: int, part: ShortConvolution) -> str:
+def lower_short_convolution(
+    build: SegmentBuilder, stream: ResidualStream, layer: int, part: ShortConvolution
+) -> str:
     """What is to be added to the hidden state."""
     p = f"layers.{layer}."
     (name,), (state,) = part.state_names, part.state_shapes
     shape: list[int | str] = ["batch", *state]
     past = build.input(f"past_{name}_{layer}", np.float32, shape)
-    weights = build.vector(f"{p}short_convolution")
-    assert weights is not None, "every shard with units of the layer has it"
+    weights = build.own_vector(f"{p}short_convolution")
     output, present = short_convolution(
         build.graph,
-        build.linear(build.norm(f"{p}attention_norm"), f"{p}short"),
+        build.linear(stream.norm(f"{p}attention_norm"), f"{p}short"),
         past,
         weights,
         channels=part.channels,

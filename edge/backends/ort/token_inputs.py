@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.backends.ort.segments import SegmentBuilder
+from edge.backends.ort.residual_stream import ResidualStream
+from edge.backends.ort.segment_builder import SegmentBuilder
 from edge.kernels.activation.onnx import activated
 from edge.kernels.token_inputs.onnx import token_inputs
 from edge.models.gated_mlp import GatedMlp
 
 
-def lower_token_inputs(build: SegmentBuilder, layer: int) -> str:
+def lower_token_inputs(build: SegmentBuilder, stream: ResidualStream, layer: int) -> str:
     """What is to be added to the hidden state: what it is now, gated by the inputs."""
     p, graph, spec = f"layers.{layer}.", build.graph, build.spec
     part = spec.layer(layer).feed_forward
     assert isinstance(part, GatedMlp)
-    gate = build.linear(build.whole_hidden(), f"{p}token_gate")
+    gate = build.linear(stream.whole_hidden(), f"{p}token_gate")
     rows = build.input(f"token_rows_{layer}", np.float32, ["batch", "tokens", spec.token_inputs])
     inputs = token_inputs(
         graph,

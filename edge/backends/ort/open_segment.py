@@ -1,0 +1,78 @@
+"""A graph that nodes may be added to, and what it calls things of a layer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """What a graph calls things of a layer: by its number, but for the layer that is streamed."""
+
+    streamed: int | None = None
+    prefix: str = ""
+    """Within the layer: left out, too."""
+
+    def local(self, name: str) -> str:
+        if self.streamed is None:
+            return name
+        local = name.removeprefix(f"layers.{self.streamed}.").removesuffix(f"_{self.streamed}")
+        return local.removeprefix(self.prefix)
+
+
+class OpenSegment:
+    """The graph of a segment before it is closed, with its inputs and outputs."""
+
+    def __init__(self, number: int, names: LayerNames) -> None:
+        self.graph = OnnxGraph(f"segment_{number}")
+        self.names = names
+        self.outputs: list[str] = []
+        self.vectors: dict[str, str] = {}
+        """By input, of a streamed layer."""
+        self.cache_layer: int | None = None
+
+    def input(self, name: str, dtype: type[np.generic], shape: Sequence[int | str]) -> str:
+        return self.graph.input(self.names.local(name), dtype, shape)
+
+    def output(
+        self, value: str, name: str, dtype: type[np.generic], shape: Sequence[int | str]
+    ) -> None:
+        self.output_of_all(value, self.names.local(name), dtype, shape)
+
+    def output_of_all(
+        self, value: str, name: str, dtype: type[np.generic], shape: Sequence[int | str]
+    ) -> None:
+        """One that is not called by names of a layer."""
+        self.graph.output(value, name, dtype, shape)
+        self.outputs.append(name)
+
+    def weight(self, name: str, tensor: ExternalTensor | NDArray[Any]) -> str:
+        return self.graph.weight(self.names.local(name), tensor)
+
+    def vector_input(self, name: str, shape: Sequence[int]) -> str:
+        """A vector of a streamed layer, or of the one before it."""
+        local = self.names.local(name)
+        if local.startswith("layers."):  # the layer before has other numbers in each graph
+            local = f"before.{local.rsplit('.', 1)[-1]}"
+        self.graph.input(local, np.float32, shape)
+        self.vectors[local] = name
+        return local
+
+    @contextlib.contextmanager
+    def within(self, branch: OnnxGraph, *, prefix: str = "") -> Iterator[None]:
+        """Nodes are put into a branch of the graph for as long, or into a graph of its own, which
+        calls weights of a streamed layer by what is behind this prefix."""
+        outer, names = self.graph, self.names
+        self.graph, self.names = branch, replace(names, prefix=prefix)
+        try:
+            yield
+        finally:
+            self.graph, self.names = outer, names

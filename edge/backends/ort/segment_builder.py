@@ -1,0 +1,171 @@
+"""Graphs under construction: what a shard computes between two sums, and its weights in them.
+
+Knows nodes, weights and where a graph ends; what goes from graph to graph is told by
+`ResidualStream`, what the parts of a layer compute by the module of each kind of part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.ort.expert_stacks import ExpertStack
+from edge.backends.ort.observed_inputs import ObservedInputs
+from edge.backends.ort.open_segment import LayerNames, OpenSegment
+from edge.backends.ort.products import Matrix, pad, product
+from edge.backends.ort.segments import GraphSegment, Reduced, Streamed, StreamedExperts
+from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
+from edge.models.parts import MatrixSlice
+from edge.models.spec import ModelSpec
+from edge.weights.formats import WeightFormat
+from edge.weights.layout import ShardLayout
+from edge.weights.recipe import StoredMatrix
+
+
+class SegmentBuilder:
+    """The graphs of a shard one after the other."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        tensor: Callable[[str], ExternalTensor | NDArray[Any]],
+        weight_format: WeightFormat,
+        kv_bits: int | None,
+        *,
+        stacks: Mapping[int, ExpertStack],
+        cut_layers: bool,
+        cuts_experts: bool,
+        observes: bool,
+    ) -> None:
+        """See `lower`."""
+        self.spec = spec
+        self.layout = layout
+        self.kv_bits = kv_bits
+        self.stacks = stacks
+        self.cuts_experts = cuts_experts
+        self.observed = ObservedInputs(layout, is_asked_for=observes)
+        self.segments: list[GraphSegment] = []
+        self.segment = OpenSegment(0, LayerNames())
+        self.kind = ""
+        """The next segment's, where a layer is streamed."""
+        self._tensor = tensor
+        self._format = weight_format
+        self._knows_cache_layer = cut_layers or layout.is_split
+        self._vectors = {vector.name for vector in layout.vectors}
+        self._matrices = {matrix.name: matrix for matrix in layout.matrices}
+
+    @property
+    def graph(self) -> OnnxGraph:
+        return self.segment.graph
+
+    def hidden_input(self, name: str, *, parts: int = 1) -> str:
+        return self.graph.input(name, np.float32, self._hidden_shape(parts))
+
+    def hidden_output(self, value: str, name: str, *, parts: int = 1) -> None:
+        self.segment.output_of_all(value, name, np.float32, self._hidden_shape(parts))
+
+    def _hidden_shape(self, parts: int) -> list[int | str]:
+        return ["batch", "tokens", parts * self.spec.hidden_size]
+
+    def input(self, name: str, dtype: type[np.generic], shape: list[int | str]) -> str:
+        return self.segment.input(name, dtype, shape)
+
+    def output(
+        self, value: str, name: str, dtype: type[np.generic], shape: list[int | str]
+    ) -> None:
+        self.segment.output(value, name, dtype, shape)
+
+    def weight(self, name: str) -> str:
+        return self.segment.weight(name, self._tensor(name))
+
+    def has_vector(self, name: str) -> bool:
+        return name in self._vectors
+
+    def vector(self, name: str, *, stays: bool = False) -> str | None:
+        """None where the shard has no such vector. `stays`: the graph has no matrices, so that it
+        is none of those whose weights are brought in."""
+        if name not in self._vectors:
+            return None
+        if self.segment.names.streamed is None or stays:
+            return self.weight(name)
+        return self.segment.vector_input(name, self._tensor(name).shape)
+
+    def own_vector(self, name: str, *, stays: bool = False) -> str:
+        """One that the shard has, as every one with units of the layer."""
+        found = self.vector(name, stays=stays)
+        assert found is not None
+        return found
+
+    def vector_size(self, name: str) -> int:
+        return math.prod(self._tensor(name).shape)
+
+    def kinds_of_layer(self, layer: int) -> str:
+        """The kinds of a layer's matrices: layers that are alike in all else may differ in them."""
+        prefix = f"layers.{layer}."
+        matrices = [each for each in self.layout.matrices if each.name.startswith(prefix)]
+        return self._kinds(matrices)
+
+    def kinds_of(self, *names: str) -> str:
+        """The kinds of these matrices."""
+        return self._kinds(self._matrices[name] for name in names)
+
+    def _kinds(self, matrices: Iterable[MatrixSlice]) -> str:
+        return ", ".join(repr(each.kind) for each in self._format.recipe.all_stored(matrices))
+
+    def linear(self, x: str, name: str) -> str:
+        """The product with a matrix of the layout, and its bias."""
+        self.observed.observe(self.segment, x, name)
+        return self.linear_unobserved(x, name)
+
+    def linear_unobserved(self, x: str, name: str) -> str:
+        """The same where what the matrix is given is not all that counts."""
+        stored = self._format.recipe.stored(self._matrices[name])
+        products = [self._product(x, each) for each in stored]
+        whole = products[0]
+        if len(products) > 1:
+            whole = self.graph.node("Concat", *products, axis=-1)
+        bias = self.vector(f"{name}.bias")
+        return whole if bias is None else self.graph.node("Add", whole, bias)
+
+    def _product(self, x: str, stored: StoredMatrix) -> str:
+        matrix = Matrix(
+            kind=stored.kind,
+            accuracy=self._format.accuracy,
+            rows=len(stored.rows),
+            columns=stored.columns,
+            array=lambda suffix: self.weight(f"{stored.name}.{suffix}"),
+        )
+        return product(self.graph, pad(self.graph, x, stored.padding), matrix)
+
+    def cut(
+        self,
+        reduce: Reduced | None,
+        *,
+        partial_is_zero: bool = False,
+        parts: int = 1,
+        experts: StreamedExperts | None = None,
+    ) -> None:
+        """Close the graph, and open the next one. See `GraphSegment`."""
+        done, layer = self.segment, self.segment.names.streamed
+        streamed: Streamed | None = None
+        if layer is not None and not partial_is_zero:
+            vectors = tuple(done.vectors.items())
+            streamed = Streamed(layer=layer, kind=self.kind, vectors=vectors, experts=experts)
+        self.segments.append(
+            GraphSegment(
+                model=done.graph.build(),
+                inputs=done.graph.input_names,
+                outputs=tuple(done.outputs),
+                reduce=reduce,
+                partial_parts=parts,
+                partial_is_zero=partial_is_zero,
+                cache_layer=done.cache_layer if self._knows_cache_layer else None,
+                streamed=streamed,
+            )
+        )
+        self.segment = OpenSegment(len(self.segments), done.names)
