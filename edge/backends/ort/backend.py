@@ -14,7 +14,8 @@ from edge.backends.interface import ShardWeights
 from edge.backends.ort.arena import Arena, make_arena
 from edge.backends.ort.expert_stacks import Stacks, stacked_kinds, written_stacks
 from edge.backends.ort.lowering import lower
-from edge.backends.ort.program import OpenGraphs, OrtProgram
+from edge.backends.ort.open_graphs import OpenGraphs
+from edge.backends.ort.program import OrtProgram
 from edge.backends.ort.runtime import ort
 from edge.backends.ort.segments import GraphSegment
 from edge.backends.ort.self_check import run_self_check

@@ -1,0 +1,89 @@
+"""Side inputs of a stage, which go with the hidden state: inputs of layers that later ones need
+once more, the tokens' embedding, and what layers have of each token."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.embedding_rows import EmbeddingRows
+from edge.backends.ort.step_buffers import StepBuffers, StepShape, rows_of
+from edge.memory.step_memory import most_rows
+from edge.models.spec import ModelSpec
+from edge.protocol.step import StepLimits
+from edge.weights.layout import ShardLayout
+
+Array = NDArray[np.float32]
+
+
+class SideInputs:
+    """Buffers of them, made once for the largest step. Most models have nothing of it."""
+
+    def __init__(self, spec: ModelSpec, layout: ShardLayout, limits: StepLimits) -> None:
+        most = most_rows(limits)
+        self._hidden_size = spec.hidden_size
+        self._layout = layout
+        before, behind = layout.kept_before, layout.kept_behind
+        self._kept = {
+            layer: np.zeros(most * spec.hidden_size, np.float32)
+            for layer in (*before, *layout.layers)
+            if layer in before or layer in spec.lenders
+        }
+        """What those layers were given that others need."""
+        parts = 1 + max(len(before), len(behind))
+        self._handed = np.zeros(most * spec.hidden_size * parts * (parts > 1), np.float32)
+        """A hidden state on its way between stages, and these with it."""
+        of_tokens = bool(layout.token_columns)
+        self._embedded = np.zeros(most * spec.hidden_size * of_tokens, np.float32)
+        self._token_rows = np.zeros((len(layout.layers), most, spec.token_inputs), np.float32)
+
+    def handed(self, batch: int, tokens: int) -> Array | None:
+        """Where a stage's input [batch, tokens, columns] is received; None: as hidden state."""
+        before = len(self._layout.kept_before)
+        if not before:
+            return None
+        return rows_of(self._handed, (1 + before) * self._hidden_size, batch, tokens)
+
+    def take_apart(self, received: Array, hidden: Array) -> None:
+        """Put what stages before have handed over where graphs take it: `hidden`, and the rest."""
+        batch, tokens, _ = received.shape
+        arrays = [hidden, *(self._kept[each] for each in self._layout.kept_before)]
+        for array, part in zip(arrays, np.split(received, len(arrays), axis=-1), strict=True):
+            rows_of(array, self._hidden_size, batch, tokens)[...] = part
+
+    def put_together(self, hidden: Array) -> Array:
+        """The hidden state and what else later stages need."""
+        behind, size = self._layout.kept_behind, self._hidden_size
+        if not behind:
+            return hidden
+        batch, tokens, _ = hidden.shape
+        handed = rows_of(self._handed, (1 + len(behind)) * size, batch, tokens)
+        kept = (rows_of(self._kept[each], size, batch, tokens) for each in behind)
+        return np.concatenate([hidden, *kept], axis=-1, out=handed)
+
+    def look_up(self, tables: EmbeddingRows, buffers: StepBuffers, rows: int) -> None:
+        """Read the rows of the first `rows` tokens from tables that are on disk. Those of the
+        embedding are the first stage's hidden state."""
+        is_first, tokens = self._layout.is_first_stage, buffers.tokens[:rows]
+        hidden = buffers.hidden[0] if is_first else self._embedded
+        flat = hidden[: rows * self._hidden_size]
+        tables.read_into(flat.reshape(rows, -1), tokens, buffers.positions[:rows])
+        if self._layout.token_columns:
+            if is_first:
+                self._embedded[: len(flat)] = flat
+            tables.read_layers_into(self._token_rows, 0, tokens)
+
+    def arrays(self, shape: StepShape) -> dict[str, Array]:
+        """By input or output of a graph."""
+        batch, tokens, first = shape.batch, shape.tokens, shape.first_token
+        place = self._hidden_size, batch, tokens, first
+        arrays: dict[str, Array] = {}
+        for layer, kept in self._kept.items():
+            view = rows_of(kept, *place)
+            arrays |= {f"kept_{layer}": view, f"kept_out_{layer}": view}
+        if self._layout.token_columns:
+            arrays["embedded"] = rows_of(self._embedded, *place)
+            some = self._token_rows[:, first : first + batch * tokens]
+            for layer, rows in zip(self._layout.layers, some, strict=True):
+                arrays[f"token_rows_{layer}"] = rows.reshape(batch, tokens, -1)
+        return arrays

@@ -1,0 +1,168 @@
+"""Buffers of a shard's graphs, made once for the largest step, of which each step fills a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.ort.segments import gram_names, rotation_names
+from edge.errors import RequestError
+from edge.memory.step_memory import Widths, most_batched, most_logits, most_rows
+from edge.models.spec import ModelSpec
+from edge.protocol.step import Step, StepLimits
+from edge.weights.layout import ShardLayout
+from edge.weights.observation import observed_runs
+
+_HALVES = 2
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """What bindings depend on: the first KV slot, the sizes of the step, and if it is one of two
+    halves, which and where its rows begin."""
+
+    slot: int
+    asked: int
+    """Requests."""
+    batch: int
+    """With one that fills the step up."""
+    tokens: int
+    rows: int
+    """Rows of logits, or with `states` of hidden states."""
+    states: bool
+    half: int
+    first_token: int
+    first_row: int
+
+
+def rows_of(flat: Array, size: int, batch: int, tokens: int, first_token: int = 0) -> Array:
+    """A step's part [batch, tokens, size] of a buffer; `first_token`: where its rows begin."""
+    return flat[first_token * size :][: batch * tokens * size].reshape(batch, tokens, size)
+
+
+class StepBuffers:
+    """What graphs take and put out, but for side inputs, keys and values, and experts' rows."""
+
+    def __init__(self, spec: ModelSpec, layout: ShardLayout, limits: StepLimits) -> None:
+        most = most_rows(limits)
+        self._hidden_size = spec.hidden_size
+        # Each segment reads one pair and writes the other, so no node sees its input change.
+        self.hidden = _pair(most * spec.hidden_size)
+        self.partial = _pair(most * spec.hidden_size * spec.partial_parts)
+        self.tokens = np.zeros(most, np.int64)
+        self.positions = np.zeros(most, np.int64)
+        self._rows = np.zeros((_HALVES, limits.chunk_tokens), np.int64)
+        self._head_rows = np.zeros((_HALVES, limits.chunk_tokens), np.int64)
+        self._lengths = np.zeros((_HALVES, most_batched(limits)), np.int32)
+        self._total = np.zeros((_HALVES, 1), np.int32)
+        self._vocab_rows = len(layout.vocab)
+        self._logits = np.zeros(most_batched(limits) * self._vocab_rows, np.float32)
+        self._most_logits = most_logits(Widths.of_shard(spec, layout), limits)
+        runs = observed_runs(layout) if limits.observes else ()
+        self.grams = [np.zeros(run.shape, np.float32) for run in runs]
+        """What is summed of inputs, in the order of `observed_runs`."""
+        self._of_all_steps: dict[str, Array] = {}
+        for number, rotation in enumerate(layout.rotations):
+            tables = rotation.tables(limits.context_tokens)
+            self._of_all_steps |= zip(rotation_names(number), tables, strict=True)
+        for run, gram in zip(runs, self.grams, strict=True):
+            self._of_all_steps |= dict.fromkeys(gram_names(run), gram)
+
+    def make_room_for_logits(self, step: Step, batch: int) -> bool:
+        """Whether they lie elsewhere from now on. `batch`: with a request that fills the step up.
+
+        Raises RequestError where there may not be so many.
+        """
+        rows = 1 if step.states else max(step.logit_rows, 1)
+        needed = batch * rows * self._vocab_rows
+        if needed > self._most_logits:
+            raise RequestError(
+                f"a step that wants {step.batch} x {step.logit_rows} rows of logits",
+                remedy="ask for fewer",
+            )
+        if needed <= self._logits.size:
+            return False
+        self._logits = np.zeros(needed, np.float32)
+        return True
+
+    def fill(self, parts: Sequence[Step], slot: int, *, fills_up: bool) -> list[StepShape]:
+        """Fill the small inputs of a step or its halves; the shape tells which bindings it takes.
+
+        The halves' rows follow each other in every buffer. fills_up: by a request more, which is
+        nobody's, and whose first token it is.
+        """
+        shapes: list[StepShape] = []
+        first_token = first_row = 0
+        for half, part in enumerate(parts):
+            tokens, rows = part.num_tokens, part.logit_rows
+            for index, entry in enumerate(part.entries):
+                start = first_token + index * tokens
+                self.tokens[start : start + tokens] = entry.tokens
+                self.positions[start : start + tokens] = np.arange(entry.position, entry.end)
+                self._lengths[half, index] = entry.end - 1
+            if fills_up:
+                self.tokens[part.batch] = self.positions[part.batch] = 0
+                self._lengths[half, part.batch] = 0
+            self._rows[half, : max(rows, 1)] = np.arange(tokens - max(rows, 1), tokens)
+            if part.states:
+                self._head_rows[half, 0] = rows - 1
+            else:
+                self._head_rows[half, : max(rows, 1)] = np.arange(max(rows, 1))
+            self._total[half] = max(entry.end for entry in part.entries)
+            shapes.append(
+                StepShape(
+                    slot=slot,
+                    asked=part.batch,
+                    batch=part.batch + fills_up,
+                    tokens=tokens,
+                    rows=rows,
+                    states=part.states,
+                    half=half,
+                    first_token=first_token,
+                    first_row=first_row,
+                )
+            )
+            first_token, first_row = first_token + tokens, first_row + rows
+        return shapes
+
+    def arrays(
+        self, shape: StepShape, index: int, *, parts_before: int, parts: int
+    ) -> dict[str, NDArray[Any]]:
+        """By input or output of segment `index`.
+
+        parts_before, parts: hidden states side by side in what is summed before it and behind it.
+        """
+        size, read, write = self._hidden_size, index % 2, (index + 1) % 2
+        batch, tokens, first = shape.batch, shape.tokens, shape.first_token
+        place = batch, tokens, first
+        rows = max(shape.rows, 1)  # a graph that ends in the head computes at least one
+        head_rows, first_head_row = (1, 0) if shape.states else (rows, shape.first_row)
+        return {
+            "tokens": self.tokens[first : first + batch * tokens].reshape(batch, tokens),
+            "positions": self.positions[first : first + batch * tokens].reshape(batch, tokens),
+            "rows": self._rows[shape.half, :rows],
+            "head_rows": self._head_rows[shape.half, :head_rows],
+            "hidden": rows_of(self.hidden[read], size, *place),
+            "partial": rows_of(self.partial[read], parts_before * size, *place),
+            "hidden_out": rows_of(self.hidden[write], size, *place),
+            "partial_out": rows_of(self.partial[write], parts * size, *place),
+            "states": rows_of(self.hidden[write], size, batch, rows, shape.first_row),
+            "logits": self.logits(batch, head_rows, first_head_row),
+            "lengths": self._lengths[shape.half, :batch],
+            "total": self._total[shape.half].reshape(()),
+            **self._of_all_steps,
+        }
+
+    def logits(self, batch: int, rows: int, first_row: int = 0) -> Array:
+        """[batch, rows, vocab]; `first_row`: where those of a half begin."""
+        return rows_of(self._logits, self._vocab_rows, batch, rows, first_row)
+
+
+def _pair(size: int) -> tuple[Array, Array]:
+    return np.zeros(size, np.float32), np.zeros(size, np.float32)
