@@ -169,7 +169,7 @@ class _Kind:
 
 
 def _kind(hint: Any) -> _Kind | None:
-    """Of an annotation; None for what is not checked here."""
+    """What an annotation asks of a value; None for what is not checked here."""
     if hint is bool:
         return _Kind(has=lambda value: type(value) is bool, words="True or False")
     if hint is str:

@@ -14,7 +14,8 @@ LONGEST_NAME = 1024
 """Characters in the name or id of a device or a model."""
 
 MOST_TOKENS = 1_000_000_000
-"""Of a prompt, an answer, or requests at once: more than any model has, and rates stay numbers."""
+"""Most of a prompt, of an answer, and requests at once: more than any model has, and few enough
+for rates to be numbers."""
 
 _UNSAFE_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Control characters, lone surrogates, line separators: they break terminals, logs and UTF-8."""
@@ -414,7 +415,7 @@ def _require_name(what: str, text: str) -> None:
 
 
 def _require_count(name: str, value: object, *, least: int = 1, most: int = MOST_TOKENS) -> None:
-    """Of the workload."""
+    """Raises ValueError for what is no number of tokens or requests."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(
             f"{name} must be a whole number from {least} to {most}, not {_in_short(value)}"

@@ -101,7 +101,7 @@ def unknown_names(text: str) -> list[str]:
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    """Of the module, its classes and functions, and the strings that stand under a constant."""
+    """Those of the module, its classes and functions, and the strings under constants."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             value = node.value.value
@@ -124,6 +124,16 @@ def rooms() -> Iterator[tuple[str, str]]:
         found = re.fullmatch(r"\| `([\w/]+)/` \| ([A-Z][^|]*\?) \|", line)
         if found is not None:
             yield found[1], found[2]
+
+
+def test_docstrings_start_with_what_a_thing_is() -> None:
+    opening = [
+        (page_id(module), text.split("\n")[0])
+        for module in MODULES
+        for text in docstrings(module)
+        if text.startswith("Of ")
+    ]
+    assert not opening, "Of what it is, is not what it is"
 
 
 def test_each_room_says_the_question_of_the_architecture() -> None:
