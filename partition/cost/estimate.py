@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from edge.partition.cost.contention import shares_host
 from edge.partition.cost.expert_load import chances_held, expected_slowest, load
@@ -98,15 +98,18 @@ def estimate(
         + (num_chunks - 1) * max(map(sum, zip(stages_s, passing_s, strict=True)))
         + sum(term.seconds for term in view.outside_stages(chunk))
     )
-    device_s = view.device_seconds(decode)
-    fast_s, slow_s = view.spread_s(dict(device_s))
+    shards_s = view.shards_s(decode)
+    device_s: dict[str, float] = {}
+    for device, seconds in chain(*shards_s):
+        device_s[device] = device_s.get(device, 0.0) + seconds
+    fast_s, slow_s = view.spread_s(shards_s)
     return Estimate(
         first_token_s=first_token_s,
         token_s=token_s,
         tokens_per_s=workload.concurrency / token_s if token_s else float("inf"),
         terms=terms,
         bottleneck=in_words(terms[0], token_s),
-        device_s=device_s,
+        device_s=tuple(device_s.items()),
         tokens_per_s_range=(
             workload.concurrency / (token_s + slow_s) if token_s else float("inf"),
             workload.concurrency / (token_s + fast_s) if token_s else float("inf"),
@@ -208,10 +211,12 @@ class _View:
             slowest = max(range(len(told)), key=lambda index: told[index])
             yield self._term("hop", [sampler, listeners[slowest]], 1, told[slowest])
 
-    def device_seconds(self, phase: Phase) -> tuple[tuple[str, float], ...]:
-        seconds: dict[str, float] = {}
+    def shards_s(self, phase: Phase) -> list[list[tuple[str, float]]]:
+        """What each shard of each stage computes in a step: its device, and seconds."""
+        found: list[list[tuple[str, float]]] = []
         last = len(self._plan.stages) - 1
         for number, stage in enumerate(self._plan.stages):
+            found.append([])
             paces = [self._pace(shard, stage, phase) for shard in stage.shards]
             sparse = [self._of_experts(stage, layer, paces) for layer in self._sparse_layers(stage)]
             for rank, (shard, pace) in enumerate(zip(stage.slices, paces, strict=True)):
@@ -228,19 +233,19 @@ class _View:
                             layer_s += pace.feed_forward(facts, len(part.ffn_columns)).mean_s
                         own_s += count * layer_s
                     own_s += sum(segments[rank].mean_s for segments in sparse)
-                seconds[shard.device] = seconds.get(shard.device, 0.0) + own_s
-        return tuple(seconds.items())
+                found[-1].append((shard.device, own_s))
+        return found
 
-    def spread_s(self, device_s: Mapping[str, float]) -> tuple[float, float]:
+    def spread_s(self, shards_s: Sequence[Sequence[tuple[str, float]]]) -> tuple[float, float]:
         """What a step takes more, first 0 or less, when each stage is fast, and when it is slow."""
         found = [0.0, 0.0]
         for side in range(2):
-            for stage in self._plan.stages:
+            for stage in shards_s:
                 each_s = []
-                for shard in stage.shards:
-                    rates = self._devices[shard.device].rates
+                for device, seconds in stage:
+                    rates = self._devices[device].rates
                     assert rates is not None
-                    each_s.append(device_s[shard.device] * (rates.spread[side] - 1))
+                    each_s.append(seconds * (rates.spread[side] - 1))
                 found[side] += max(each_s)  # the slowest decides
         return found[0], found[1]
 

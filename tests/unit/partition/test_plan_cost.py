@@ -340,6 +340,23 @@ def test_the_terms_add_up_and_the_largest_is_the_bottleneck() -> None:
     assert found.bottleneck == "the link a-b: 7 sums x 100,000 ms"
 
 
+def test_a_device_with_two_stages_is_as_unsteady_as_two_devices() -> None:
+    """A step is slower by what each stage is, whoever computes it."""
+    unsteady = cluster(*[replace(RATES, spread=(0.5, 3.0))] * 2)
+
+    def ranges(*devices: str) -> tuple[float, float]:
+        stages = tuple(
+            whole(device, range(number, number + 1), outer=number != 1)
+            for number, device in enumerate(devices)
+        )
+        plan = Plan(model="m", version=1, stages=stages)
+        return estimate(plan, MODEL, unsteady, WORKLOAD).tokens_per_s_range
+
+    assert ranges("a", "b", "a") == pytest.approx(ranges("a", "a", "a"))
+    low, high = ranges("a", "b", "a")
+    assert high / low == pytest.approx(3.0 / 0.5)
+
+
 def test_devices_must_have_been_measured() -> None:
     devices = cluster(RATES, RATES)
     unmeasured = replace(devices.devices[1], rates=None)
