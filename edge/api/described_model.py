@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -395,6 +395,8 @@ class DescribedModel:
 
     def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         try:
+            if isinstance(token_ids, bytes | bytearray | memoryview | Set | Mapping):
+                raise TypeError  # their numbers are no ids, or in no order
             tokens = tuple(operator.index(token) for token in token_ids)
         except TypeError:
             hint = "; messages are for chat and stream_chat" if _are_messages(token_ids) else ""
