@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, is_dataclass, replace
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -208,7 +208,7 @@ def _any(kinds: Sequence[_Kind | None]) -> _Kind | None:
 
 def _list(each: _Kind) -> _Kind:
     def has(values: Any) -> bool:
-        is_list = isinstance(values, Sequence | Set) and not isinstance(values, str | bytes)
+        is_list = isinstance(values, Sequence) and not isinstance(values, str | bytes)
         return is_list and all(map(each.has, values))
 
     return _Kind(has=has, words=f"a list of {each.plural}")

@@ -129,7 +129,9 @@ class AsyncCluster:
             raise RequestError(
                 f"at_least must be a whole number of 1 or more, not {shown(at_least)}"
             )
-        if type(timeout_s) not in (int, float) or not 0 <= timeout_s <= MOST_WAIT_S:
+        wait_s: object = timeout_s
+        is_number = isinstance(wait_s, int | float) and not isinstance(wait_s, bool)
+        if not is_number or not 0 <= timeout_s <= MOST_WAIT_S:
             raise RequestError(
                 f"timeout_s must be 0 to {MOST_WAIT_S:g} seconds, not {shown(timeout_s)}"
             )

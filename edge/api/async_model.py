@@ -269,14 +269,17 @@ class AsyncModel(DescribedModel):
         """What made the replies since the last check slower than predicted, if they were.
 
         Calls `measure`, unless what it returned over these replies is given. None also where
-        nothing is predicted, and when replies ran at once.
+        nothing is predicted, when replies ran at once, and when another plan runs by now.
         """
         self._require_open()
-        answers = self._held.forecast.take()
-        if self.proposal.choice.predicted is None:
+        proposal, answers = self.proposal, self._held.forecast.take()
+        if proposal.choice.predicted is None:
             return None
+        times = times or await self.measure()
+        if self.proposal is not proposal:
+            return None  # a device was lost meanwhile, or one has joined
         names = {id: peer.name for id, peer in self.peers.items()}
-        return find_drift(answers, times or await self.measure(), self.plan, names)
+        return find_drift(answers, times, proposal.plan, names)
 
     async def aclose(self) -> None:
         """Free the model on its peers; replies under way end with RequestError. May be repeated."""

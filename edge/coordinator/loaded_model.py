@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -110,8 +111,8 @@ class LoadedModel:
             Failed: self._on_failed,
         }
         self._stalls = Stalls()
-        self._clock_ahead_s: float | None = None
-        """The clock here less that of the device that chooses, as its first answer tells."""
+        self._clock_ahead_s = math.inf
+        """The clock here less that of the device that chooses, by the answer that came fastest."""
         self._asking: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None
@@ -328,8 +329,7 @@ class LoadedModel:
             if token >= self._vocab_size:
                 raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
         step = self._scheduler.answered(tokens, ends, last=event.last, at_s=event.chosen_s)
-        if self._clock_ahead_s is None:
-            self._clock_ahead_s = time.monotonic() - event.chosen_s
+        self._clock_ahead_s = min(self._clock_ahead_s, time.monotonic() - event.chosen_s)
         chosen_s = event.chosen_s + self._clock_ahead_s
         logprobs = event.logprobs or (None,) * len(tokens)
         for entry, token, end, each in zip(step.entries, tokens, ends, logprobs, strict=False):

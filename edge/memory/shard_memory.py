@@ -68,7 +68,7 @@ def _use(
 ) -> Use:
     plan, stage, rank = assignment.plan, assignment.stage, assignment.rank
     limits = assignment.limits
-    workload = Workload(prompt_tokens=limits.cached_tokens, output_tokens=0, states=limits.states)
+    workload = Workload(reserved_tokens=limits.cached_tokens, states=limits.states)
     # Of this seat alone: a device that has two has a session for each.
     use = plan.stages[stage].shards[rank].memory(plan.place(stage), facts, workload)
     widths = Widths.of_shard(

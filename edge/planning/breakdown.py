@@ -74,21 +74,26 @@ def step_parts(
     def shard(peer: PeerTimes) -> Shard:
         return plan.stages[peer.stage].slices[peer.rank]
 
+    computed_s: dict[tuple[str, str], float] = {}
+    for each in times:  # a device may have several shards
+        owner = shard(each).device, each.name
+        computed_s[owner] = computed_s.get(owner, 0.0) + each.decode.each.compute_s
     found = [
         Part(
             kind="compute",
-            label=f"compute {each.name}",
-            devices=(shard(each).device,),
-            predicted_s=device_s[shard(each).device],
-            actual_s=each.decode.each.compute_s,
+            label=f"compute {name}",
+            devices=(device,),
+            predicted_s=device_s[device],
+            actual_s=actual_s,
         )
-        for each in times
+        for (device, name), actual_s in computed_s.items()
     ]
     slowest = _slowest(times)
-    readers = [each for each in slowest if shard(each).streamed_layers]
+    readers = [each for each in times if shard(each).streamed_layers]
     if readers:
-        load_s = sum(each.decode.each.load_s for each in readers)
-        devices = [shard(each).device for each in readers]
+        waiting = [each for each in slowest if each in readers]
+        load_s = sum(each.decode.each.load_s for each in waiting)
+        devices = [shard(each).device for each in waiting or readers]
         found.append(part("load", "layers from disk", devices, load_s))
     summing = max(slowest, key=lambda each: each.decode.reduce_s)
     found.append(

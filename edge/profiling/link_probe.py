@@ -26,6 +26,8 @@ _ECHO, _TAKE, _GIVE, _END = range(4)
 
 _GLANCE_ECHOES = 10
 _GLANCE_MESSAGES = 5
+_LEAST_GLANCE_MESSAGES = 3
+"""One that was lost, and came late, is not the middle of them."""
 _GLANCE_BYTES = 32 << 10
 """Size of a message of a glance: 3 ms at 100 Mbit/s."""
 _GLANCE_SPAN_S = 0.03
@@ -193,7 +195,9 @@ def _glance(link: Link, small_bytes: int, found: _Found, clock: Clock) -> None:
         found.glanced.append(_echo_once(link, small, clock))
     medium = np.zeros(max(small_bytes, _GLANCE_BYTES), np.uint8)
     for order, seconds in found.glanced_one_way.items():
-        while len(seconds) < _GLANCE_MESSAGES and sum(seconds) < _GLANCE_SPAN_S:
+        while len(seconds) < _LEAST_GLANCE_MESSAGES or (
+            len(seconds) < _GLANCE_MESSAGES and sum(seconds) < _GLANCE_SPAN_S
+        ):
             seconds.append(_one_way(link, order, medium, clock))
 
 

@@ -93,8 +93,8 @@ class End:
     """The text that ended it, of those that were to."""
     first_token_s: float = 0.0
     """From its begin to the arrival of its first token."""
-    tokens_per_s: float | None = None
-    """After the first token; None of too few to tell."""
+    decode_s: float = 0.0
+    """From the first token to the last, where they are chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +320,7 @@ class Answers:
                         thought_tokens=thought_tokens,
                         stopped_by=token.stopped_by,
                         first_token_s=observed.first_token_s,
-                        tokens_per_s=observed.tokens_per_s,
+                        decode_s=observed.decode_s,
                     )
         finally:
             observed.end("given up")

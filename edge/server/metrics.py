@@ -135,9 +135,14 @@ class ObservedReply:
         self.new_tokens += 1
 
     @property
+    def decode_s(self) -> float:
+        """From the first token to the last, where they are chosen."""
+        return self._last_chosen_s - self._first_chosen_s
+
+    @property
     def tokens_per_s(self) -> float | None:
         """After the first; None of too few to tell."""
-        return decode_rate(self.new_tokens, self._last_chosen_s - self._first_chosen_s)
+        return decode_rate(self.new_tokens, self.decode_s)
 
     def end(self, how: str) -> None:
         """May be called again: the first counts."""

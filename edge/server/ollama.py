@@ -247,7 +247,8 @@ class Translator:
             if isinstance(event, Begin):
                 self._prompt_tokens = event.prompt_tokens
             elif isinstance(event, End):
-                rate = event.tokens_per_s
+                # Clients divide tokens by it, and there the first one is in it, too.
+                decode_s = event.decode_s * event.new_tokens / max(1, event.new_tokens - 1)
                 yield {
                     **self._line("", ""),
                     "done": True,
@@ -257,8 +258,7 @@ class Translator:
                     "prompt_eval_count": self._prompt_tokens,
                     "prompt_eval_duration": round(1e9 * event.first_token_s),
                     "eval_count": event.new_tokens,
-                    # Clients divide one by the other. As there, a duration that is 0 is left out.
-                    **({"eval_duration": round(1e9 * event.new_tokens / rate)} if rate else {}),
+                    "eval_duration": round(1e9 * decode_s),
                 }
             else:
                 calls = [

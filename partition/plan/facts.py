@@ -5,8 +5,11 @@ Every wrong fact is a ValueError at construction, so the rest of the package tru
 """
 
 import math
+import operator
 import unicodedata
 from dataclasses import dataclass
+from numbers import Real
+from typing import SupportsIndex
 
 from edge.partition.plan.rates import ComputeRates
 
@@ -383,15 +386,20 @@ class Workload:
     as if tokens went through all of them as often."""
 
     def __post_init__(self) -> None:
-        hits = self.expert_hits
-        if hits is not None and not (isinstance(hits, int | float) and 0 <= hits <= 1):
+        hits: object = self.expert_hits
+        if hits is not None and not (isinstance(hits, Real) and 0 <= float(hits) <= 1):
             raise ValueError(f"the workload's expert_hits are {_in_short(hits)}, not 0 to 1")
-        _require_count("prompt_tokens", self.prompt_tokens)
-        _require_count("output_tokens", self.output_tokens, least=0)
-        _require_count("concurrency", self.concurrency)
-        _require_count("states", self.states)
-        if self.reserved_tokens is not None:
-            _require_count("reserved_tokens", self.reserved_tokens, most=MOST_TOKENS**2)
+        counts: dict[str, tuple[int, int]] = {
+            "prompt_tokens": (1, MOST_TOKENS),
+            "output_tokens": (0, MOST_TOKENS),
+            "concurrency": (1, MOST_TOKENS),
+            "states": (1, MOST_TOKENS),
+            "reserved_tokens": (1, MOST_TOKENS**2),
+        }
+        for name, (least, most) in counts.items():
+            value = getattr(self, name)
+            if name != "reserved_tokens" or value is not None:
+                object.__setattr__(self, name, _count(name, value, least=least, most=most))
 
     @property
     def context_tokens(self) -> int:
@@ -414,12 +422,16 @@ def _require_name(what: str, text: str) -> None:
         )
 
 
-def _require_count(name: str, value: object, *, least: int = 1, most: int = MOST_TOKENS) -> None:
-    """Raises ValueError for what is no number of tokens or requests."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+def _count(name: str, value: object, *, least: int, most: int) -> int:
+    """A number of tokens or requests, of whatever integer type. Raises ValueError for all else."""
+    count = None
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        count = operator.index(value)
+    if count is None or not least <= count <= most:
         raise ValueError(
             f"{name} must be a whole number from {least} to {most}, not {_in_short(value)}"
         )
+    return count
 
 
 def _in_short(value: object) -> str:

@@ -84,5 +84,6 @@ export function predictedRate({ tokens_per_s: one, tokens_per_s_range: span }) {
 
 export function rate(tokensPerSecond) {
   if (tokensPerSecond === null || tokensPerSecond === undefined) return "–";
+  if (tokensPerSecond > 0 && tokensPerSecond < 1) return `${Number(tokensPerSecond.toPrecision(2))}`;
   return tokensPerSecond.toFixed(tokensPerSecond < 10 ? 1 : 0);
 }

@@ -59,12 +59,13 @@ class SamplingPeer:
     """All of a plan: chooses tokens as peers do, from logits that follow from a request's tokens.
 
     After `steps` steps it hangs up, in the middle of a run if that is where it is. Its clock says
-    `clock_s` at first, and a microsecond more at each step.
+    `clock_s` at first, and `step_s` more at each step.
     """
 
-    def __init__(self, *, steps: int | None, clock_s: float = 1.0) -> None:
+    def __init__(self, *, steps: int | None, clock_s: float = 1.0, step_s: float = 1e-6) -> None:
         self._steps_left = steps
         self._clock_s = clock_s
+        self._step_s = step_s
         self._choice = TokenChoice([range(VOCAB)], 0)
         self._tokens: dict[str, list[int]] = {}
 
@@ -84,7 +85,7 @@ class SamplingPeer:
                     return
                 if self._steps_left is not None:
                     self._steps_left -= 1
-                self._clock_s += 1e-6
+                self._clock_s += self._step_s
                 step = await self._compute(channel, step)
 
     async def _compute(self, channel: Channel, step: Step) -> Step | None:
@@ -161,7 +162,8 @@ PROMPTS = [(1, 2, 3, 4, 5, 6), (7,), (8, 9)]
 @pytest.mark.parametrize("steps", [0, 1, 2, 4, 7, 15])
 def test_what_a_plan_leaves_another_finishes_with_the_same_tokens(steps: int) -> None:
     """However far it came: in the prompt, in a run, or when some have ended. And each token was
-    chosen at a time by the clock here, though the devices that chose them have others."""
+    chosen at a time by the clock here, though the devices that chose them have others, of which one
+    says that it takes years."""
 
     async def main() -> None:
         owner, begun_s = Owner(), time.monotonic()
@@ -169,7 +171,7 @@ def test_what_a_plan_leaves_another_finishes_with_the_same_tokens(steps: int) ->
         rows = Results()
         async with (
             peer(SamplingPeer(steps=steps, clock_s=9e8)) as lost,
-            peer(SamplingPeer(steps=None, clock_s=2.0)) as other,
+            peer(SamplingPeer(steps=None, clock_s=2.0, step_s=1e8)) as other,
             asyncio.timeout(60),
         ):
             model = await load(lost, owner)

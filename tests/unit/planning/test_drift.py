@@ -253,6 +253,33 @@ def test_a_small_part_of_a_long_time_is_not_told(share: float, is_told: bool) ->
     assert (found is not None) == is_told
 
 
+def test_a_device_with_two_shards_computes_what_both_take() -> None:
+    told = answer(("compute", 0.020), devices_s={"id-a": 0.020}, slower_s=0.020)
+    seats = [times(0, 0, compute_s=0.015), times(1, 0, compute_s=0.025)]
+    found = find_drift([told], seats, plan(("id-a",), ("id-a",)), NAMES)
+    assert found is not None
+    assert "computing on a took 40.0 ms a token instead of 20.0 ms" in found.message
+
+
+def test_layers_from_disk_that_nobody_waits_for_are_told_with_what_was_predicted() -> None:
+    """The device that reads waits for the one that computes."""
+    told = answer(("compute", 0.030), ("load", 0.002), devices_s=PAIR_S, slower_s=0.0)
+    pair = plan(("id-a", "id-b"), streamed_layers=1)
+    (stage,) = pair.stages
+    alone = replace(stage.slices[1], streamed_layers=0)
+    parts = step_parts(
+        replace(pair, stages=(replace(stage, shards=(stage.shards[0], alone)),)),
+        [(1.0, told.predicted)],
+        [
+            times(0, 0, compute_s=0.010, load_s=0.005, reduce_s=0.020),
+            times(0, 1, compute_s=0.030, reduce_s=0.001),
+        ],
+        0.035,
+    )
+    (disk,) = [each for each in parts if each.kind == "load"]
+    assert (disk.devices, disk.predicted_s, disk.actual_s) == (("id-a",), 0.002, 0.0)
+
+
 def test_the_parts_of_a_stage_whose_shards_wait_for_each_other_are_a_token() -> None:
     """Of the shard that the others wait for, and of each stage one."""
     terms = (

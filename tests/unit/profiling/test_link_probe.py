@@ -221,6 +221,34 @@ def test_a_glance_tells_a_slow_direction() -> None:
     assert found.back_s.middle_s < 0.001
 
 
+class HeldUpOnce(Throttled):
+    """A link whose first medium message takes a fifth of a second: it was lost, and sent again."""
+
+    def __init__(self, inner: Link) -> None:
+        super().__init__(inner, 1e-9)
+        self._is_first = True
+
+    def send(self, array: np.ndarray) -> None:
+        if self._is_first and array.nbytes > 1000:
+            self._is_first = False
+            self._now_s += 0.2
+        super().send(array)
+
+
+def test_a_message_that_was_lost_is_not_the_middle_of_a_glance() -> None:
+    with link_pair("memory") as (near, far):
+        held_up = HeldUpOnce(near)
+
+        async def both() -> LinkGlance:
+            glancing = glance(held_up, small_bytes=1000, limit_s=PATIENCE_S, clock=held_up.clock)
+            found, _ = await asyncio.gather(glancing, answer_probe(far, limit_s=PATIENCE_S))
+            return found
+
+        found = asyncio.run(both())
+    assert found.there_s.high_s > 0.03
+    assert found.there_s.middle_s < 0.001
+
+
 def test_a_glance_at_nobody_is_an_error() -> None:
     with link_pair("tcp") as (near, far):
         far.close()
