@@ -71,9 +71,8 @@ class Token:
     text: str
     finish_reason: FinishReason | None
     chosen_s: float
-    """When it was chosen, by `time.monotonic` here: right to the time that a message takes, and to
-    the clock's own step from token to token. 0 of one that was there before the reply was gone on
-    with."""
+    """When it was chosen, by `time.monotonic` here: not after it came, and earlier by less than the
+    messages take that tell it. 0 of one that was there before the reply was gone on with."""
     logprob: float | None = None
     """How likely the model found it, in nats, where `logprobs` asked for that: the log softmax of
     its own logits, before penalties, temperature and filters."""
