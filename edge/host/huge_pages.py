@@ -145,11 +145,15 @@ def release_freed_memory() -> None:
 
 def _anonymous_mappings(*, heap_only: bool = False) -> Iterator[tuple[int, int]]:
     """(start, end) of private anonymous memory, in use or reserved."""
+    found = []
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        with Path("/proc/self/maps").open(encoding="utf-8") as lines:
+            for line in lines:
+                match = _ANONYMOUS.match(line)
+                if match and (match[3] or not heap_only):
+                    found.append((int(match[1], 16), int(match[2], 16)))
+                elif found and heap_only and not line.endswith("[heap]\n"):
+                    break  # it is in one piece, and of mappings there may be thousands
     except OSError:
         return
-    for line in lines:
-        match = _ANONYMOUS.match(line)
-        if match and (match[3] or not heap_only):
-            yield int(match[1], 16), int(match[2], 16)
+    yield from found

@@ -15,6 +15,8 @@ def mappings_of(path: Path) -> Iterator[Mapping]:
     """Every mapping of the file in this process."""
     name = str(path.resolve())  # as the system names it
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        if not line.endswith(name):
+            continue
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5] == name:
             start, end = (int(each, 16) for each in fields[0].split("-"))

@@ -115,7 +115,9 @@ class ThinkingSplitter:
 
 def before_partial(text: str, mark: str) -> int:
     """How much of the text comes before what may be the beginning of the mark."""
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if mark.startswith(text[-length:]):
-            return len(text) - length
+    start = max(0, len(text) - len(mark) + 1)
+    while (start := text.find(mark[:1], start)) >= 0:
+        if mark.startswith(text[start:]):
+            return start
+        start += 1
     return len(text)

@@ -201,15 +201,15 @@ def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions])
 
     Raises RequestError where the system does not let memory be put there.
     """
-    path = template.folder / _DATA
-    before = set(mappings_of(path))
     session = ort.InferenceSession(
         str(template.folder / _MODEL), options(), providers=["CPUExecutionProvider"]
     )
-    new = [mapping for mapping in mappings_of(path) if mapping not in before]
-    parts = tuple(_own_memory(blob, new) for blob in template.blobs)
+    # Where earlier sessions had blobs, the file is not mapped any more. Read once: the list has a
+    # line for each place of the process, and there are thousands.
+    mappings = tuple(mappings_of(template.folder / _DATA))
     # What the blobs were packed from was read for a comparison, and never will be again.
-    let_go_of([mapping for mapping in mappings_of(path) if mapping not in before])
+    let_go_of(mappings)
+    parts = tuple(_own_memory(blob, mappings) for blob in template.blobs)
     return LooseSession(session, parts, tuple(blob.weight for blob in template.blobs))
 
 
