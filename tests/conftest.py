@@ -118,6 +118,7 @@ def garbage_of_the_session() -> Iterator[None]:
     yield
     gc.unfreeze()
     gc.collect()
+    gc.freeze()  # pytest searches five times more as it ends
 
 
 @pytest.fixture(scope="session", autouse=True)

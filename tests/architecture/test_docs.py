@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import functools
 import html
 import re
 from collections.abc import Iterator
@@ -100,13 +101,15 @@ def unknown_names(text: str) -> list[str]:
     return sorted(folders - tracked()) + [name for name in dotted if not is_known(name)]
 
 
-def docstrings(path: Path) -> Iterator[str]:
+@functools.cache
+def docstrings(path: Path) -> tuple[str, ...]:
     """Those of the module, its classes and functions, and the strings under constants."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            value = node.value.value
-            if isinstance(value, str):
-                yield value
+    strings = (
+        node.value.value
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    )
+    return tuple(each for each in strings if isinstance(each, str))
 
 
 def test_files_named_in_docstrings_exist() -> None:
@@ -139,7 +142,7 @@ def test_docstrings_start_with_what_a_thing_is() -> None:
 def test_each_room_says_the_question_of_the_architecture() -> None:
     asked = dict(rooms())
     for room, question in asked.items():
-        docstring = next(docstrings(REPOSITORY / room / "__init__.py"))
+        docstring = docstrings(REPOSITORY / room / "__init__.py")[0]
         assert docstring.startswith(question), room
     found = (path.parent for path in (REPOSITORY / "edge").glob("*/__init__.py"))
     packages = {folder.name for folder in found if not folder.is_symlink()}

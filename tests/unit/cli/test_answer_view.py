@@ -90,7 +90,7 @@ def whole() -> list[str]:
     return screen_after([MARKDOWN])
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=16))
 def test_pieces_do_not_show(whole: list[str], cuts: list[int]) -> None:
     assert screen_after(pieces(MARKDOWN, cuts)) == whole

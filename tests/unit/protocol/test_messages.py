@@ -249,7 +249,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("sent", FRAMES_SENT, ids=lambda frame: frame.kind)
-@settings(max_examples=15)  # of each frame
+@settings(max_examples=10)  # of each frame
 @given(data=st.data(), payload=st.none() | st.binary(max_size=64))
 def test_no_frame_can_do_more_than_be_refused(
     sent: Any, data: st.DataObject, payload: bytes | None

@@ -80,7 +80,7 @@ def test_a_template_tells_its_form(form: str) -> None:
     assert answer_form("").calls == "bare"
 
 
-few = settings(max_examples=15)
+few = settings(max_examples=10)
 """Of each form: all of them share most of what is tried."""
 
 
