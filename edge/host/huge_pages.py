@@ -5,13 +5,14 @@ Every function is a hint: where the system does not take it, nothing changes but
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 HUGE_PAGE_BYTES = 2 << 20
@@ -143,17 +144,14 @@ def release_freed_memory() -> None:
         libc.malloc_trim(ctypes.c_size_t(0))
 
 
-def _anonymous_mappings(*, heap_only: bool = False) -> Iterator[tuple[int, int]]:
+def _anonymous_mappings(*, heap_only: bool = False) -> list[tuple[int, int]]:
     """(start, end) of private anonymous memory, in use or reserved."""
-    found = []
-    try:
-        with Path("/proc/self/maps").open(encoding="utf-8") as lines:
-            for line in lines:
-                match = _ANONYMOUS.match(line)
-                if match and (match[3] or not heap_only):
-                    found.append((int(match[1], 16), int(match[2], 16)))
-                elif found and heap_only and not line.endswith("[heap]\n"):
-                    break  # it is in one piece, and of mappings there may be thousands
-    except OSError:
-        return
-    yield from found
+    found: list[tuple[int, int]] = []
+    with contextlib.suppress(OSError), Path("/proc/self/maps").open(encoding="utf-8") as lines:
+        for line in lines:
+            match = _ANONYMOUS.match(line)
+            if match and (match[3] or not heap_only):
+                found.append((int(match[1], 16), int(match[2], 16)))
+            elif found and heap_only and not line.endswith("[heap]\n"):
+                break  # it is in one piece, and of mappings there may be thousands
+    return found

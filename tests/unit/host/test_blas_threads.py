@@ -13,12 +13,8 @@ THREADS = """
 from threadpoolctl import threadpool_info
 from edge.host.blas_threads import limit_blas_threads
 
-def threads():
-    return {{each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}}
-
-print(threads())
 limit_blas_threads({threads})
-print(threads())
+print({{each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}})
 """
 
 
@@ -31,5 +27,4 @@ def test_a_product_takes_as_many_threads_as_are_given(
     command = [sys.executable, "-c", THREADS.format(threads=threads)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
-    # Where there is one core, OpenBLAS begins with one thread, whatever it is told.
-    assert done.stdout.split()[1] == f"{{{threads}}}"
+    assert done.stdout.strip() == f"{{{threads}}}"
