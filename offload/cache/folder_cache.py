@@ -18,6 +18,7 @@ from pathlib import Path
 from edge.offload.errors import StoreFullError
 from edge.offload.files.closing import Closing
 from edge.offload.files.durable import disk_errors_as_store_errors
+from edge.offload.files.last_use import mark_used
 
 _LOCK = ".lock"
 _TRASH = ".trash-"
@@ -38,7 +39,7 @@ class FolderUse(Closing):
         self._lock = (folder / _LOCK).open("ab", buffering=0)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            self._touch()
+            mark_used(self._lock.fileno())
         except BaseException:
             self._lock.close()
             raise
@@ -51,11 +52,8 @@ class FolderUse(Closing):
     def close(self) -> None:
         """The folder was last used now, and may be evicted from now on."""
         if not self._lock.closed:
-            self._touch()
+            mark_used(self._lock.fileno())
             self._lock.close()
-
-    def _touch(self) -> None:
-        os.utime(self._lock.fileno())
 
 
 def note_model(folder: Path, model: str) -> None:

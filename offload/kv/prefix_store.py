@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
 from edge.offload.errors import StoreError
+from edge.offload.files.last_use import mark_used
 from edge.offload.files.manifest import is_digest
 from edge.offload.kv.eviction_order import EvictionOrder
 
@@ -116,7 +117,7 @@ class PrefixStore:
                 if key in self._sizes:
                     self._order.use(key, cost / self._sizes[key])
                     with contextlib.suppress(OSError):  # it counts after a restart only
-                        os.utime(self._path(key))
+                        mark_used(self._path(key))
 
     def get(self, key: str, into: Arrays, secret: bytes) -> bool:
         """Fill the arrays, contiguous ones, with the block; False, contents lost, if there is none.
@@ -158,6 +159,7 @@ class PrefixStore:
                 with self._mutex:
                     if key in self._sizes:
                         self._discard(key)  # which may have been another owner's
+                    mark_used(draft)
                     draft.replace(self._folder / _name(key, owner))
                     self._enter(key, owner, size, cost)
                     self._drafts_bytes -= size

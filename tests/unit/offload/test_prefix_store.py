@@ -76,6 +76,17 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     assert store.put(key("a"), block(1), SECRET)
 
 
+def test_uses_in_one_moment_are_told_apart_after_a_restart(tmp_path: Path) -> None:
+    """The clock that the system gives files stands still for milliseconds."""
+    store = PrefixStore(tmp_path, 20 * BLOCK_BYTES)
+    names = sorted((str(number) for number in range(20)), key=key)
+    for name in names:
+        assert store.put(key(name), block(1), SECRET)
+    store.use([key(name) for name in names])
+    less = PrefixStore(tmp_path, 10 * BLOCK_BYTES)
+    assert [name for name in names if less.has(key(name))] == names[:10]
+
+
 def test_what_costs_more_to_compute_again_stays_longer(tmp_path: Path) -> None:
     store = PrefixStore(tmp_path, 3 * BLOCK_BYTES)
     for name, cost in (("a", 9.0), ("b", 1.0), ("c", 1.0)):
