@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -118,7 +119,8 @@ def garbage_of_the_session() -> Iterator[None]:
     yield
     gc.unfreeze()
     gc.collect()
-    gc.freeze()  # pytest searches five times more as it ends
+    gc.freeze()  # pytest searches five times more as it ends,
+    atexit.register(gc.unfreeze)  # and Python once, which triton takes for leaks if nothing goes
 
 
 @pytest.fixture(scope="session", autouse=True)

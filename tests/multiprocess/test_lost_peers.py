@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -225,20 +224,16 @@ def test_stopped_while_generating(
         monkeypatch.setattr(reloading, limit, 0.2)  # for whom it does not answer
     plan = cut(endless_checkpoint, "tensor_3", trio.daemons)
     prompt = endless_checkpoint.prompt(5)
-    stopped = trio[1].process
     with cluster.load(
         endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=LONG_CONTEXT
     ) as model:
         stream = model.stream(prompt, max_new_tokens=MANY_TOKENS)
         next(stream)
-        stopped.send_signal(signal.SIGSTOP)
-        for client in to_stopped:  # of the others no silence counts, however busy they are
-            client._hearing.silent_after_s = 2.6
-        try:
+        with trio[1].stopped():
+            for client in to_stopped:  # of the others no silence counts, however busy they are
+                client._hearing.silent_after_s = 2.6
             for _token in stream:
                 pass
-        finally:
-            stopped.send_signal(signal.SIGCONT)
         reply = stream.reply()
         endless_checkpoint.check_greedy(prompt, reply.token_ids, MANY_TOKENS)
         assert reply.recoveries[0].reason.startswith("peer peer-1: it was silent for ")
@@ -413,18 +408,19 @@ def test_weights_that_are_damaged_in_use_are_sent_again(
     with cluster.load(
         endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=LONG_CONTEXT
     ) as model:
-        stream = model.stream(prompt, max_new_tokens=200)
+        stream = model.stream(prompt, max_new_tokens=MANY_TOKENS)
         next(stream)
-        for path in trio[1].shards.glob("*/weights"):
-            with path.open("r+b") as file:
-                if left == "nothing":
-                    file.truncate()
-                else:
-                    file.write(bytes(path.stat().st_size))
+        with trio[1].stopped():  # a disk may take longer than the answer
+            for path in trio[1].shards.glob("*/weights"):
+                with path.open("r+b") as file:
+                    if left == "nothing":
+                        file.truncate()
+                    else:
+                        file.write(bytes(path.stat().st_size))
         for _token in stream:
             pass
         reply = stream.reply()
-        assert list(reply.token_ids) == endless_checkpoint.greedy(prompt, 200)
+        endless_checkpoint.check_greedy(prompt, reply.token_ids, MANY_TOKENS)
         assert "was written to while a model was computed from it" in reply.recoveries[0].reason
         assert trio[1].process.poll() is None
         assert all(path.stat().st_size for path in trio[1].shards.glob("*/weights"))

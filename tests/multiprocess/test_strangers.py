@@ -286,14 +286,15 @@ def test_a_daemon_that_hangs_is_noticed_by_its_silence(tmp_path: Path) -> None:
         lost: list[edge.EdgeError] = []
         client = await PeerClient.connect(daemon.address, own_credentials(), silent_after_s=0.5)
         client.watch(lost.append)
-        daemon.process.send_signal(signal.SIGSTOP)
         try:
-            with pytest.raises(edge.PeerLostError, match=r"silent for \d+\.\d s") as raised:
+            with (
+                daemon.stopped(),
+                pytest.raises(edge.PeerLostError, match=r"silent for \d+\.\d s") as raised,
+            ):
                 await client.call(Describe())
             assert raised.value.peer == daemon.name
             assert lost == [raised.value]
         finally:
-            daemon.process.send_signal(signal.SIGCONT)
             await client.aclose()
 
     with Daemon(tmp_path, "--no-announce") as daemon:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -66,9 +65,8 @@ def test_a_line_for_each_change(
             assert told["models"][0]["slower"] > 0, "its steps were compared with the prediction"
         assert run_edge("ps", "--peer", second.address).out == "No model is loaded on 1 peer.\n"
         await_line(watch, f"{name} (answers again, )?no longer runs llama int4")
-        os.kill(second.process.pid, signal.SIGSTOP)
-        await_line(watch, f"{name} is silent for ")
-        os.kill(second.process.pid, signal.SIGCONT)
+        with second.stopped():
+            await_line(watch, f"{name} is silent for ")
         await_line(watch, f"{name} answers again")
         second.kill()
         await_line(watch, f"{name} is gone")
