@@ -43,6 +43,9 @@ LEAST_FREE_BYTES = 1 << 30
 HAVE_DAEMONS = ("multiprocess", "e2e")
 """Folders of tests."""
 
+COMES_FIRST = "test_lora.py"
+"""It takes long to import peft: as the last module it would run alone."""
+
 Opened = TypeVar("Opened", bound=contextlib.AbstractContextManager[Any])
 
 _shared: set[threading.Thread | int] = set()
@@ -111,6 +114,10 @@ def pytest_collection() -> Iterator[None]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name != COMES_FIRST)
 
 
 @pytest.fixture(scope="session", autouse=True)
