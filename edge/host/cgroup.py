@@ -12,6 +12,9 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
+_NO_LIMIT = 1 << 60
+"""Bytes: the first version of the interface has no word for it, and writes a number like that."""
+
 
 def memory_left_bytes(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
     """Bytes that this process may still take before a group is full; None where nothing limits it.
@@ -23,11 +26,13 @@ def memory_left_bytes(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> in
     for group in _groups("memory", root, membership):
         limits = [_integer(group / name) for name in ("memory.max", "memory.high")]
         limits.append(_integer(group / "memory.limit_in_bytes"))
-        limit = min((limit for limit in limits if limit is not None), default=None)
+        limit = min((limit for limit in limits if limit is not None), default=_NO_LIMIT)
+        if limit >= _NO_LIMIT:
+            continue  # what it holds need not be read, which the kernel takes long to add up
         usage = _integer(group / "memory.current")
         if usage is None:
             usage = _integer(group / "memory.usage_in_bytes")
-        if limit is not None and usage is not None:
+        if usage is not None:
             left.append(max(0, limit - max(0, usage - _file_pages_bytes(group))))
     return min(left, default=None)
 

@@ -73,6 +73,12 @@ V1 = "4:memory:/outer/inner\n3:cpuset:/\n2:cpu,cpuacct:/outer\n0::/\n"
              "memory/outer/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}"},
             2 * GIB,
         ),
+        (
+            V1,
+            {"memory/outer/memory.limit_in_bytes": NO_LIMIT,
+             "memory/outer/memory.usage_in_bytes": GIB},
+            None,
+        ),
         (  # in a container: its group is the root that it sees
             "4:memory:/docker/abc\n",
             {"memory/memory.limit_in_bytes": 4 * GIB, "memory/memory.usage_in_bytes": GIB},
