@@ -24,7 +24,7 @@ from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.pairs import repeats_are_slow
 from tests.support.plans import bundled_plan, make_plan
-from tests.support.processes import PATIENCE_S, Daemon, edge_process
+from tests.support.processes import PATIENCE_S, Daemon, edge_process, stopped
 from tests.support.small_disk import fill, small_disk
 
 MANY_TOKENS = 200
@@ -229,7 +229,7 @@ def test_stopped_while_generating(
     ) as model:
         stream = model.stream(prompt, max_new_tokens=MANY_TOKENS)
         next(stream)
-        with trio[1].stopped():
+        with stopped(trio[1].process):
             for client in to_stopped:  # of the others no silence counts, however busy they are
                 client._hearing.silent_after_s = 2.6
             for _token in stream:
@@ -410,7 +410,7 @@ def test_weights_that_are_damaged_in_use_are_sent_again(
     ) as model:
         stream = model.stream(prompt, max_new_tokens=MANY_TOKENS)
         next(stream)
-        with trio[1].stopped():  # a disk may take longer than the answer
+        with stopped(trio[1].process):  # a disk may take longer than the answer
             for path in trio[1].shards.glob("*/weights"):
                 with path.open("r+b") as file:
                     if left == "nothing":

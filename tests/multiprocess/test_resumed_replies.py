@@ -31,6 +31,7 @@ from tests.support.processes import (
     edge_process,
     poll_until,
     start_together,
+    stopped,
 )
 from tests.support.processes import edge as run_edge
 
@@ -228,8 +229,7 @@ def test_a_coordinator_that_is_taken_over_ends(
     its connections are open. When it wakes, it is told, and ends."""
     with edge_process(*command) as process:
         await_tokens(process)
-        process.send_signal(signal.SIGSTOP)
-        try:
+        with stopped(process):
             copied = shutil.copytree(tmp_path, tmp_path.with_name("copied"))
             with monkeypatch.context() as patch:
                 patch.setenv(STATE_VARIABLE, str(copied))
@@ -237,8 +237,6 @@ def test_a_coordinator_that_is_taken_over_ends(
             assert (resumed.code, resumed.out) == (0, whole), resumed.err
             for daemon in two:
                 daemon.await_free()
-        finally:
-            process.send_signal(signal.SIGCONT)
         _out, messages = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "another coordinator has taken over this run (term 2)" in messages

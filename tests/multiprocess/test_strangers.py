@@ -27,7 +27,7 @@ from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.keys import own_credentials
 from tests.support.passing_time import let_pass
-from tests.support.processes import PATIENCE_S, Daemon, edge_process, poll_until
+from tests.support.processes import PATIENCE_S, Daemon, edge_process, poll_until, stopped
 from tests.support.processes import edge as run_edge
 from tests.support.replies import await_steps
 
@@ -288,7 +288,7 @@ def test_a_daemon_that_hangs_is_noticed_by_its_silence(tmp_path: Path) -> None:
         client.watch(lost.append)
         try:
             with (
-                daemon.stopped(),
+                stopped(daemon.process),
                 pytest.raises(edge.PeerLostError, match=r"silent for \d+\.\d s") as raised,
             ):
                 await client.call(Describe())

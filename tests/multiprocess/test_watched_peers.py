@@ -15,7 +15,7 @@ import pytest
 
 import edge
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.processes import PATIENCE_S, Daemon, edge_process
+from tests.support.processes import PATIENCE_S, Daemon, edge_process, stopped
 from tests.support.processes import edge as run_edge
 from tests.support.terminal import CTRL_C, Terminal
 
@@ -65,7 +65,7 @@ def test_a_line_for_each_change(
             assert told["models"][0]["slower"] > 0, "its steps were compared with the prediction"
         assert run_edge("ps", "--peer", second.address).out == "No model is loaded on 1 peer.\n"
         await_line(watch, f"{name} (answers again, )?no longer runs llama int4")
-        with second.stopped():
+        with stopped(second.process):
             await_line(watch, f"{name} is silent for ")
         await_line(watch, f"{name} answers again")
         second.kill()

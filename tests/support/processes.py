@@ -115,15 +115,6 @@ class Daemon:
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
 
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        """It stands still: its connections stay open, and it says nothing."""
-        self.process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.process.send_signal(signal.SIGCONT)
-
     def await_free(self, timeout_s: float = PATIENCE_S) -> PeerInfo:
         """Ask until it holds no model; each question is a round trip of its own."""
         deadline_s = time.monotonic() + timeout_s
@@ -146,6 +137,16 @@ class Daemon:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def stopped(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """It stands still: its connections stay open, and it says nothing."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
 
 
 @contextlib.contextmanager
