@@ -63,6 +63,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from edge.answers.text import Token, TokenLogprob
     from edge.api.async_cluster import AsyncCluster
     from edge.api.async_model import AsyncModel
     from edge.api.cluster import Cluster
@@ -75,9 +76,6 @@ if TYPE_CHECKING:
     from edge.api.quantizing import Quantized
     from edge.api.reply import AsyncReplyStream, Reply, ReplyStream
     from edge.api.scoring import Score
-    from edge.coordinator.generation import Token, TokenLogprob
-    from edge.coordinator.lasting_model import Recovery
-    from edge.coordinator.work import Work
     from edge.errors import (
         CapacityError,
         CheckpointError,
@@ -99,6 +97,8 @@ if TYPE_CHECKING:
     from edge.protocol.kept_files import KeptFiles
     from edge.protocol.peer_info import PeerInfo
     from edge.protocol.step_times import PeerTimes
+    from edge.runs.model import Recovery
+    from edge.scheduling.work import Work
     from edge.text import Tokenizer
     from edge.text.answer_parts import ToolCall
     from edge.weights.formats import Dtype, KvDtype
@@ -129,16 +129,16 @@ _HOMES = {
     "Proposal": "edge.planning.proposal",
     "Quality": "edge.api.quality",
     "Quantized": "edge.api.quantizing",
-    "Recovery": "edge.coordinator.lasting_model",
+    "Recovery": "edge.runs.model",
     "Reply": "edge.api.reply",
     "ReplyStream": "edge.api.reply",
     "SamplingParameters": "edge.kernels.sampling.parameters",
     "Score": "edge.api.scoring",
-    "Token": "edge.coordinator.generation",
-    "TokenLogprob": "edge.coordinator.generation",
+    "Token": "edge.answers.text",
+    "TokenLogprob": "edge.answers.text",
     "Tokenizer": "edge.text",
     "ToolCall": "edge.text.answer_parts",
-    "Work": "edge.coordinator.work",
+    "Work": "edge.scheduling.work",
     "Workload": "edge.partition",
     "inspect": "edge.api.inspection",
 }

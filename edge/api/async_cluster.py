@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack, get_args
 
+from edge.answers.journal import KeptLoad
 from edge.api.async_model import AsyncModel
 from edge.api.counting_experts import CountedExperts, count_experts
 from edge.api.described_model import HeldModel
@@ -29,13 +30,6 @@ from edge.api.progress_bars import progress_bars
 from edge.api.quality import Quality, QualityOptions, measure_quality
 from edge.api.quantizing import Quantized, QuantizeOptions, quantize_model
 from edge.concurrency.blocking import run_blocking, uninterrupted
-from edge.coordinator.journal import KeptLoad
-from edge.coordinator.lasting_model import LastingModel
-from edge.coordinator.loading import load_model
-from edge.coordinator.recovery.candidates import Candidates, Find, Used, Watch
-from edge.coordinator.recovery.joining import Joining
-from edge.coordinator.recovery.reloading import Reloading
-from edge.coordinator.recovery.standing_by import StandingBy
 from edge.errors import (
     CapacityError,
     EdgeError,
@@ -71,6 +65,12 @@ from edge.protocol.peer_info import (
     take_over,
     with_unique_names,
 )
+from edge.runs.load import load_model
+from edge.runs.model import RunningModel
+from edge.runs.recovery.candidates import Candidates, Find, Used, Watch
+from edge.runs.recovery.joining import Joining
+from edge.runs.recovery.reloading import Reloading
+from edge.runs.recovery.standing_by import StandingBy
 from edge.text.grammar import Grammars
 from edge.weights.checkpoint import Checkpoint
 
@@ -282,7 +282,7 @@ class AsyncCluster:
                 )
                 bringing = reload.bringing(checkpoint, proposal, peers, on_progress)
                 # What was summed up of a model's inputs is lost with a peer.
-                lasting = LastingModel(None if bringing.limits.observes else reload)
+                lasting = RunningModel(None if bringing.limits.observes else reload)
                 loaded = await load_model(bringing, peers, on_end=lasting.ended)
                 reload.manifests = loaded.manifests
                 lasting.begin(loaded)

@@ -9,6 +9,7 @@ from typing import Unpack, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.answers.journal_folder import LAST
 from edge.api.described_model import DescribedModel, Messages, Prompt, Prompts, several
 from edge.api.embedding import check_dimensions, pooled, rows_for
 from edge.api.generation_options import (
@@ -21,9 +22,6 @@ from edge.api.progress_bars import progress_bars
 from edge.api.reply import AsyncReplyStream, Reply, evaluate
 from edge.api.scoring import Score, score_of
 from edge.concurrency.blocking import run_blocking
-from edge.coordinator.kept_replies import LAST
-from edge.coordinator.observation import gather_observed
-from edge.coordinator.shares import Priority, Who
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
 from edge.option_fields import checks_calls, with_overrides
@@ -31,6 +29,8 @@ from edge.planning.drift import Drift, find_drift
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
+from edge.runs.observation import gather_observed
+from edge.scheduling.fairness import Priority, Who
 from edge.text.tool_schema import Tool
 from edge.weights.observation import Observed
 from edge.weights.pooling import Pooling

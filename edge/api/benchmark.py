@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from edge.answers.text import FEWEST_TOKENS_OF_A_RATE
 from edge.api.model import Model
 from edge.api.reply import Reply
-from edge.coordinator.generation import FEWEST_TOKENS_OF_A_RATE
 from edge.option_fields import option
 from edge.planning.drift import Drift
 from edge.protocol.step_times import PeerTimes, StepTimes

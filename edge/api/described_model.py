@@ -12,6 +12,9 @@ from typing import cast
 
 import numpy as np
 
+from edge.answers.journal import Asked, Journal, KeptLoad, KeptRequest, Reading
+from edge.answers.journal_folder import JournalFolder
+from edge.answers.text import Terms
 from edge.api.generation_options import (
     MOST_TOKENS_OF_A_TEXT,
     GenerationOptions,
@@ -19,14 +22,6 @@ from edge.api.generation_options import (
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import BeginReply, Keep, ReplyUnderWay
 from edge.api.tool_choice import chosen, with_calls
-from edge.coordinator.generation import GenerationRequest
-from edge.coordinator.journal import Asked, Journal, KeptLoad, KeptRequest, Reading
-from edge.coordinator.kept_replies import KeptReplies
-from edge.coordinator.lasting_model import LastingModel, Recovery
-from edge.coordinator.recovery.joining import Joining
-from edge.coordinator.recovery.standing_by import StandingBy
-from edge.coordinator.shares import ANYBODY, Who
-from edge.coordinator.work import Work
 from edge.errors import PromptLengthError, RequestError, shown
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.option_fields import checks_calls
@@ -35,6 +30,11 @@ from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import PeerInfo
+from edge.runs.model import Recovery, RunningModel
+from edge.runs.recovery.joining import Joining
+from edge.runs.recovery.standing_by import StandingBy
+from edge.scheduling.fairness import ANYBODY, Who
+from edge.scheduling.work import Work
 from edge.text import Tokenizer
 from edge.text.grammar import Grammars, Matcher
 from edge.text.tool_schema import Tool, tool_schemas
@@ -72,7 +72,7 @@ def _are_messages(values: object) -> bool:
 class HeldModel:
     """What both kinds of models hold."""
 
-    loaded: LastingModel
+    loaded: RunningModel
     forecast: Forecast
     name: str
     vocab_size: int
@@ -92,7 +92,7 @@ class HeldModel:
     """What it was loaded by."""
     lease: Lease
     """That it is loaded under."""
-    replies: KeptReplies
+    replies: JournalFolder
     """Where journals are."""
     attendants: tuple[Joining | StandingBy, ...]
     """Tasks that run in the background of its replies."""
@@ -267,7 +267,7 @@ class DescribedModel:
 
     def _begin_reply(
         self,
-        request: GenerationRequest,
+        request: Terms,
         reading: Reading | None,
         keep: Keep,
         who: Who = ANYBODY,
@@ -317,7 +317,7 @@ class DescribedModel:
             journal.held_by(self._held.lease)
         return self._begin_reply(request, asked.request.reading, lambda: journal)
 
-    def _matching(self, request: GenerationRequest) -> Callable[[], Matcher] | None:
+    def _matching(self, request: Terms) -> Callable[[], Matcher] | None:
         """What makes the matcher of an answer that keeps to a grammar; takes its time."""
         if request.grammar is None:
             return None

@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypedDict
 
-from edge.coordinator.generation import GenerationRequest
-from edge.coordinator.shares import PRIORITIES, Priority
+from edge.answers.text import Terms
 from edge.errors import RequestError, shown
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import parse_json, read_file
 from edge.option_fields import checks_calls, option
+from edge.scheduling.fairness import PRIORITIES, Priority
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar, JsonSchema, schema_grammar
 
 MOST_TOKENS_OF_A_TEXT = 128
@@ -148,7 +148,7 @@ class GenerationOptions:
         end_ids: frozenset[int],
         room: int,
         usual: SamplingParameters,
-    ) -> GenerationRequest:
+    ) -> Terms:
         """For one prompt, of a model that ends at `end_ids` and has room for this many tokens.
 
         usual: how it chooses tokens where nothing else is said.
@@ -159,7 +159,7 @@ class GenerationOptions:
         sampling = self.sampling(usual)
         if self.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(53))
-        return GenerationRequest(
+        return Terms(
             prompt_ids=tuple(prompt_ids),
             max_new_tokens=room if self.max_new_tokens is None else min(self.max_new_tokens, room),
             sampling=sampling,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from edge.coordinator.journal import Journal
-from edge.coordinator.kept_replies import LAST, KeptReplies
+from edge.answers.journal import Journal
+from edge.answers.journal_folder import LAST, JournalFolder
 from edge.host.state_paths import state_root
 from edge.partition import Plan
 from edge.planning.load_options import LoadOptions
 from edge.protocol.lease import Lease
 
 
-def kept_replies() -> KeptReplies:
+def kept_replies() -> JournalFolder:
     """Those of this user."""
-    return KeptReplies(state_root() / "replies")
+    return JournalFolder(state_root() / "replies")
 
 
 class KeptReply:

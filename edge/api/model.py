@@ -9,6 +9,7 @@ from typing import Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.answers.journal_folder import LAST
 from edge.api.async_model import AsyncModel
 from edge.api.described_model import DescribedModel, Messages, Prompt, Prompts
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
@@ -16,13 +17,12 @@ from edge.api.kept_reply import KeptReply
 from edge.api.reply import Reply, ReplyStream
 from edge.api.scoring import Score
 from edge.concurrency.loop_thread import LoopThread
-from edge.coordinator.kept_replies import LAST
-from edge.coordinator.shares import Priority
 from edge.errors import RequestError
 from edge.option_fields import checks_calls, with_overrides
 from edge.planning.drift import Drift
 from edge.progress import OnProgress
 from edge.protocol.step_times import PeerTimes
+from edge.scheduling.fairness import Priority
 from edge.text.tool_schema import Tool
 from edge.weights.pooling import Pooling
 

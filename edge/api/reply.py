@@ -13,24 +13,24 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.concurrency.blocking import run_blocking
-from edge.concurrency.loop_thread import SIGNALS_SEEN_WITHIN_S, LoopThread
-from edge.coordinator.generation import (
+from edge.answers.answer import Request, new_request_id
+from edge.answers.journal import Journal, Reading
+from edge.answers.text import (
     FEWEST_TOKENS_OF_A_RATE,
-    Generation,
-    GenerationRequest,
+    AnswerText,
     Statistics,
+    Terms,
     Token,
     TokenLogprob,
 )
-from edge.coordinator.journal import Journal, Reading
-from edge.coordinator.lasting_model import LastingModel, Recovery
-from edge.coordinator.requests import Request, new_request_id
-from edge.coordinator.shares import ANYBODY, Who
+from edge.concurrency.blocking import run_blocking
+from edge.concurrency.loop_thread import SIGNALS_SEEN_WITHIN_S, LoopThread
 from edge.errors import EdgeError, RequestError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.planning.forecast import Forecast
 from edge.protocol.step import FinishReason, Rows
+from edge.runs.model import Recovery, RunningModel
+from edge.scheduling.fairness import ANYBODY, Who
 from edge.text import Tokenizer
 from edge.text.answer_parts import ReadAnswer, ToolCall
 from edge.text.grammar import Matcher
@@ -120,8 +120,8 @@ class ReplyUnderWay:
 
     def __init__(
         self,
-        loaded: LastingModel,
-        request: GenerationRequest,
+        loaded: RunningModel,
+        request: Terms,
         tokenizer: Tokenizer | None,
         forecast: Forecast,
         reading: Reading | None,
@@ -138,7 +138,7 @@ class ReplyUnderWay:
         self.ended = False
         self._reading = reading
         self._loaded = loaded
-        self._generation = Generation(request, tokenizer)
+        self._generation = AnswerText(request, tokenizer)
         self._request = Request(
             prompt=request.prompt_ids,
             terms=request.terms,
@@ -444,7 +444,7 @@ class ReplyStream:
 
 
 async def evaluate(
-    loaded: LastingModel, token_ids: tuple[int, ...], rows: Rows = "logits", *, who: Who = ANYBODY
+    loaded: RunningModel, token_ids: tuple[int, ...], rows: Rows = "logits", *, who: Who = ANYBODY
 ) -> NDArray[np.float32]:
     """The logits [tokens, vocab] after each of the tokens, or hidden states [rows, hidden]."""
     sink = _RowsSink()

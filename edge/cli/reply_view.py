@@ -17,7 +17,6 @@ from edge.api.model import Model
 from edge.api.reply import Reply, ReplyStream
 from edge.cli.plan_view import devices_in_words, left_out_in_words
 from edge.cli.sentences import tell
-from edge.coordinator.lasting_model import Recovery
 from edge.errors import EdgeError, printable, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.partition import Plan
@@ -26,6 +25,7 @@ from edge.planning.drift import Drift
 from edge.planning.load_options import LoadOptions
 from edge.planning.rate_words import rate_in_words
 from edge.protocol.step_times import PeerTimes
+from edge.runs.model import Recovery
 
 adapt_option = click.option(
     "--adapt",

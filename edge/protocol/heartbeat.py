@@ -35,7 +35,7 @@ LINK_TIMEOUT_S = 3600.0
 from a slow disk takes many minutes. Who is really gone is noticed sooner, by others: a process
 that died by its closed sockets; one that is stopped by the coordinator, which ends the sessions of
 all; a device that cannot be reached by the link itself (`edge.transport.tcp_link`); a link that
-brings nothing by what its two ends say of it (`edge.coordinator.stalls`). So no limit needs to be
+brings nothing by what its two ends say of it (`edge.runs.dead_links`). So no limit needs to be
 guessed from how long steps should take."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.coordinator.shares import Priority
+from edge.scheduling.fairness import Priority
 from edge.server.fields import Fields
 from edge.server.priorities import priority_of, priority_or_tier_of
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.coordinator.shares import PRIORITIES, Priority
 from edge.errors import RequestError
 from edge.offload import read_file
+from edge.scheduling.fairness import PRIORITIES, Priority
 
 _MOST_FILE_BYTES = 1 << 20
 _SHORTEST_KEY = 16

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge.coordinator.generation import Token, TokenLogprob
+from edge.answers.text import Token, TokenLogprob
 from edge.server.answers import Begin, End, Happening, Piece
 from edge.server.text_tools import text_given
 from edge.server.tools import arguments_text, new_id

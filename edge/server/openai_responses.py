@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from edge.coordinator.generation import Token
+from edge.answers.text import Token
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.efforts import effort_variables
 from edge.server.fields import Fields

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge.coordinator.shares import PRIORITIES
+from edge.scheduling.fairness import PRIORITIES
 from edge.server.efforts import EFFORTS
 from edge.server.embeddings import MOST_INPUTS
 from edge.server.openai_fields import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from edge.coordinator.shares import PRIORITIES, Priority
+from edge.scheduling.fairness import PRIORITIES, Priority
 from edge.server.fields import Fields
 
 TIERS: Mapping[str, Priority] = {

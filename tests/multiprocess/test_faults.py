@@ -22,7 +22,7 @@ def test_connections_that_break_cost_no_reply(tmp_path: Path) -> None:
     for kind in kinds:
         options += ["--kind", kind]
     # Of a link that brings nothing nobody else tells.
-    limits = {patience.VARIABLE: "edge.coordinator.stalls.STALLED_AFTER_S=1.2"}
+    limits = {patience.VARIABLE: "edge.runs.dead_links.STALLED_AFTER_S=1.2"}
     done = run_bench("faults", tmp_path, *options, environment=limits)
     assert done.returncode == 0, done.stderr
     faults = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]

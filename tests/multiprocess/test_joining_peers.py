@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge.coordinator.recovery import candidates
 from edge.planning import cluster_profile
 from edge.protocol.heartbeat import ALIVE_EVERY_S
 from edge.protocol.measurements import PeerProfile
 from edge.protocol.peer_info import PeerInfo
+from edge.runs.recovery import candidates
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.known_rates import PROFILE

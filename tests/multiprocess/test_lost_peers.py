@@ -14,11 +14,11 @@ import pytest
 
 import edge
 from demos.bundled import MODEL
-from edge.coordinator.loaded_model import LoadedModel
-from edge.coordinator.recovery import reloading
 from edge.partition import Plan
 from edge.planning.load_options import Standby
 from edge.protocol.client import PeerClient
+from edge.runs.recovery import reloading
+from edge.runs.run import PlanRun
 from edge.weights.formats import Dtype
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
@@ -248,10 +248,10 @@ class KillOnceCopied:
         self.spared = 0
         self._tokens = tokens
         for name in ("_on_kv_rows", "_on_tokens"):
-            monkeypatch.setattr(LoadedModel, name, self._watched(getattr(LoadedModel, name)))
+            monkeypatch.setattr(PlanRun, name, self._watched(getattr(PlanRun, name)))
 
-    def _watched(self, told: Callable[[LoadedModel, PeerClient, Any], None]) -> Any:
-        def tell(loaded: LoadedModel, client: PeerClient, event: Any) -> None:
+    def _watched(self, told: Callable[[PlanRun, PeerClient, Any], None]) -> Any:
+        def tell(loaded: PlanRun, client: PeerClient, event: Any) -> None:
             told(loaded, client, event)
             for each in loaded.requests:
                 if self.lost is not None and each.kept is not None:
@@ -377,7 +377,7 @@ def test_whose_disk_is_full_has_no_part_in_going_on(
     """A spare that could stand in, if it could keep the weights: the survivor takes all."""
     plan = cut(endless_checkpoint, "tensor_2", trio.daemons[:2])
     prompt = endless_checkpoint.prompt(5)
-    caplog.set_level("INFO", "edge.coordinator.recovery.reloading")
+    caplog.set_level("INFO", "edge.runs.recovery.reloading")
     with (
         small_disk(tmp_path / "disk", 8 << 20) as disk,
         Daemon(disk, "--no-announce", "--name", "full") as full,

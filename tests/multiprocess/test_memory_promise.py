@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import edge
-from edge.coordinator.loaded_model import LoadedModel
 from edge.demos.bench.shapes import checkpoint
 from edge.protocol.client import PeerClient
 from edge.protocol.measurements import Profile
 from edge.protocol.messages import SetMemory
 from edge.protocol.topology import Place, Seat
+from edge.runs.run import PlanRun
 from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
@@ -174,14 +174,14 @@ def test_less_memory_while_a_model_is_loaded(
     """Its shard is there, and not linked yet: its KV cache is still to be measured, for which its
     graphs are made again."""
     budgets: list[int] = []
-    start = LoadedModel.start
+    start = PlanRun.start
 
-    async def interrupted(model: LoadedModel, where: Mapping[Seat, Place], **agree: bool) -> None:
+    async def interrupted(model: PlanRun, where: Mapping[Seat, Place], **agree: bool) -> None:
         for client in model._connections.peers if budgets else ():
             await client.call(SetMemory(bytes=budgets[0]))
         await start(model, where, **agree)
 
-    monkeypatch.setattr(LoadedModel, "start", interrupted)
+    monkeypatch.setattr(PlanRun, "start", interrupted)
     found = []
     with (
         Daemon(tmp_path, "--no-announce", "--memory", "400MiB") as daemon,

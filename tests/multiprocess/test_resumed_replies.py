@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import edge
+from edge.answers.journal import Kept
 from edge.api.kept_reply import kept_replies
-from edge.coordinator.journal import Kept
 from edge.demos.bundled import MODEL
 from edge.host.state_paths import STATE_VARIABLE
 from edge.weights.formats import Dtype

@@ -14,8 +14,8 @@ import pytest
 
 import edge
 from demos.relay import Fault, Relay
-from edge.coordinator.shipping import PIECES_IN_FLIGHT
 from edge.kernels.matmul_nbits.reference import Accuracy
+from edge.runs.shipping import PIECES_IN_FLIGHT
 from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.plans import streaming

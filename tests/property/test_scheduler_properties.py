@@ -9,13 +9,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.coordinator.kept_prefixes import KeptPrefixes
-from edge.coordinator.kv_residency import Residency
-from edge.coordinator.orders import Match, Orders
-from edge.coordinator.saved_states import SavedStates
-from edge.coordinator.scheduler import Scheduler
-from edge.coordinator.shares import PRIORITIES, Who
 from edge.protocol.step import FinishReason, Step
+from edge.scheduling.decide import Scheduler
+from edge.scheduling.fairness import PRIORITIES, Who
+from edge.scheduling.orders import Match, Orders
+from edge.scheduling.prefixes import PrefixCacheIndex
+from edge.scheduling.residency import Residency
+from edge.scheduling.saved_states import SavedStates
 
 
 @dataclass(slots=True)
@@ -357,7 +357,7 @@ def everything_is_computed_once_and_in_order(
         stages=stages,
         asks_peers=known is not None,
         prefixes=(
-            KeptPrefixes(
+            PrefixCacheIndex(
                 chunk_tokens=chunk,
                 fewest_tokens=fewest,
                 is_strict=is_strict,

@@ -7,17 +7,17 @@ from collections import Counter, deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.coordinator.kv_residency import Residency
-from edge.coordinator.scheduler import Scheduler
-from edge.coordinator.shares import (
+from edge.protocol.step import FinishReason, Step
+from edge.scheduling.decide import Scheduler
+from edge.scheduling.fairness import (
     ANSWER_WEIGHT,
     PRIORITIES,
     WEIGHTS,
+    FairShares,
     Priority,
-    Shares,
     Who,
 )
-from edge.protocol.step import FinishReason, Step
+from edge.scheduling.residency import Residency
 
 
 class Clients:
@@ -136,7 +136,7 @@ def test_a_priority_is_served_by_its_weight_and_none_starves(
 def test_who_comes_anew_has_no_claim_and_no_debt(
     events: list[tuple[str, int]], tokens: int
 ) -> None:
-    shares, under_way = Shares(), Counter[Who]()
+    shares, under_way = FairShares(), Counter[Who]()
     for name, count in events:
         client = Who(name)
         if under_way[client] and count % 3 == 0:
@@ -161,7 +161,7 @@ def test_who_comes_anew_has_no_claim_and_no_debt(
 def test_what_nobody_else_wanted_is_no_debt() -> None:
     """Neither of a client that was alone, nor of a priority."""
     for one, other in ((Who("a"), Who("b")), (Who("a"), Who("a", "low"))):
-        shares = Shares()
+        shares = FairShares()
         shares.come(one)
         shares.give(one, 1_000_000)
         shares.go(one)
@@ -175,7 +175,7 @@ def test_what_nobody_else_wanted_is_no_debt() -> None:
 
 
 def test_what_idle_clients_were_given_is_forgotten_in_the_end() -> None:
-    shares = Shares()
+    shares = FairShares()
     shares.come(Who("stays"))
     for number in range(3000):
         shares.come(Who(f"c{number}"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.coordinator.generation import GenerationRequest
-from edge.coordinator.journal import Asked, KeptLoad, KeptRequest, Reading
-from edge.coordinator.kept_replies import KeptReplies
+from edge.answers.journal import Asked, KeptLoad, KeptRequest, Reading
+from edge.answers.journal_folder import JournalFolder
+from edge.answers.text import Terms
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.load_options import LoadOptions
@@ -19,7 +19,7 @@ LIKELY = Logprobs(logprob=-0.1234567890123456, top=((7, -0.5), (9, -1e39)))
 
 
 def asked() -> Asked:
-    request = GenerationRequest(
+    request = Terms(
         prompt_ids=(1, 2, 3),
         max_new_tokens=20,
         sampling=SamplingParameters(temperature=0.7, logit_bias={5: -1.5}, seed=2**64 - 1),
@@ -47,7 +47,7 @@ def asked() -> Asked:
 
 def journal_of(folder: Path) -> bytes:
     """One that was gone on with after three tokens, and then finished. Leaves nothing there."""
-    replies = KeptReplies(folder)
+    replies = JournalFolder(folder)
     begun = replies.begin(asked(), Lease(run="a run"))
     assert begun is not None
     begun.begun(((0, 1),))

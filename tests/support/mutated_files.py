@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from edge import partition
+from edge.answers.journal_folder import JournalFolder
 from edge.cli.options import read_plan
-from edge.coordinator.kept_replies import KeptReplies
 from edge.errors import CheckpointError
 from edge.membership.identity import Identity
 from edge.membership.membership import Expelled
@@ -400,7 +400,7 @@ class Files:
 
         def read(content: bytes) -> None:
             path.write_bytes(content)
-            KeptReplies(folder).open(path.stem).close()
+            JournalFolder(folder).open(path.stem).close()
 
         path.touch(0o600)
         return Kind(sound, read)
@@ -422,7 +422,7 @@ class Files:
                 checksum = zlib.crc32(body, checksum)
                 changed += b"%08x %s\n" % (checksum, body)
             path.write_bytes(changed)
-            KeptReplies(folder).open(path.stem).close()
+            JournalFolder(folder).open(path.stem).close()
 
         return Kind(json.dumps(lines).encode(), read)
 

@@ -10,11 +10,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from edge.answers.answer import Request
 from edge.backends.null.made_up import logits_after
-from edge.coordinator.bringing import Bringing
-from edge.coordinator.loaded_model import LoadedModel
-from edge.coordinator.loading import load_model
-from edge.coordinator.requests import Request
 from edge.demos.bundled import MODEL
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.reference import sample
@@ -28,6 +25,9 @@ from edge.protocol.lease import Lease
 from edge.protocol.peer_info import describe_peer
 from edge.protocol.step import SamplingTerms, StepLimits
 from edge.protocol.wire_rules import WireRules
+from edge.runs.delivery import Delivery
+from edge.runs.load import load_model
+from edge.runs.run import PlanRun
 from edge.transport import Credentials, WireRule
 from edge.weights.checkpoint import Checkpoint
 from tests.support.plans import bundled_plan
@@ -85,14 +85,14 @@ async def load(
     credentials: Credentials | None = None,
     share_prefixes: bool = False,
     prefixes_of: tuple[str, ...] = (),
-) -> LoadedModel:
+) -> PlanRun:
     """The bundled model, or one of its shape, cut by the layout of that name."""
     peers = [await describe_peer(daemon.resources.addresses[0], credentials) for daemon in daemons]
     plan = bundled_plan(layout, devices=[peer.id for peer in peers])
     stages = len(plan.stages)
     with Checkpoint.open(path) as checkpoint:
         options = LoadOptions(dtype="int8", share_prefixes=share_prefixes, prefixes_of=prefixes_of)
-        bringing = Bringing(
+        bringing = Delivery(
             checkpoint=checkpoint,
             plan=plan,
             options=options,

@@ -26,13 +26,13 @@ of its time."""
 
 LIMITS = (
     "edge.api.local_peers.STOP_TIMEOUT_S",
-    "edge.coordinator.recovery.reloading.ANSWER_WITHIN_S",
-    "edge.coordinator.recovery.reloading.FREED_WITHIN_S",
-    "edge.coordinator.recovery.reloading.LOST_ANSWERS_WITHIN_S",
-    "edge.coordinator.recovery.reloading.SAYS_WHAT_IT_KEEPS_WITHIN_S",
+    "edge.runs.recovery.reloading.ANSWER_WITHIN_S",
+    "edge.runs.recovery.reloading.FREED_WITHIN_S",
+    "edge.runs.recovery.reloading.LOST_ANSWERS_WITHIN_S",
+    "edge.runs.recovery.reloading.SAYS_WHAT_IT_KEEPS_WITHIN_S",
     "edge.cli.commands.peer.EXIT_TIMEOUT_S",
     "edge.cli.commands.peer.LEAVES_WITHIN_S",
-    "edge.coordinator.stalls.STALLED_AFTER_S",
+    "edge.runs.dead_links.STALLED_AFTER_S",
     "edge.membership.meeting._FIND_LIMIT_S",
     "edge.membership.meeting._TALK_LIMIT_S",
     "edge.membership.pairing._WORD_LIMIT_S",

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
+from edge.answers.text import Token
 from edge.api.async_model import AsyncModel
-from edge.coordinator.generation import Token
 from edge.errors import EdgeError
 from edge.server.app import Server
 from edge.server.guard import Rules

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge import transport
-from edge.coordinator.requests import Request
+from edge.answers.answer import Request
 from edge.errors import EdgeError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters

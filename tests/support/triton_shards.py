@@ -16,10 +16,10 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights, StageProgram
-from edge.coordinator.shipping import describe_shard
 from edge.offload import DerivedCache, KVTier, padded
 from edge.partition import Plan
 from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.runs.shipping import describe_shard
 from edge.transport import Collective
 from edge.weights.block_matrices import ZeroBlocks
 from edge.weights.checkpoint import Checkpoint

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edge.answers.journal import Kept
+from edge.answers.journal_folder import Entry
 from edge.api.kept_reply import kept_replies
 from edge.cli.commands.cache import age_in_words
-from edge.coordinator.journal import Kept
-from edge.coordinator.kept_replies import Entry
 from edge.errors import RequestError, printable
 
 _WIDE = 240

@@ -34,10 +34,10 @@ from edge.cli.reply_view import (
     tell_why_not_predicted,
     whole_reply,
 )
-from edge.coordinator.lasting_model import Recovery
 from edge.errors import RequestError, shown
 from edge.kernels.sampling.logprobs import MOST_LOGPROBS
 from edge.planning.load_options import LoadOptions
+from edge.runs.model import Recovery
 
 _CHANGEABLE = {
     "share_prefixes", "prefixes_of", "stream", "standby", "wait_for_peers_s", "replan",

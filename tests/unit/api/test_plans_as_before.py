@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from edge.answers.journal_folder import JournalFolder
 from edge.api.async_cluster import _as_before
 from edge.api.kept_reply import KeptReply
-from edge.coordinator.kept_replies import KeptReplies
 from edge.errors import CapacityError
 from edge.partition import Plan
 from edge.planning.load_options import LoadOptions
@@ -44,7 +44,7 @@ def test_the_plan_that_it_had(
             raise CapacityError("attic lacks memory")
         return "proposal"
 
-    journal = KeptReplies(tmp_path).begin(asked(), Lease())
+    journal = JournalFolder(tmp_path).begin(asked(), Lease())
     assert journal is not None
     with KeptReply(journal) as kept:
         options = replace(kept.options, plan=parallel)

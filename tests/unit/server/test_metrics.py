@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from edge.coordinator.generation import FEWEST_TOKENS_OF_A_RATE
+from edge.answers.text import FEWEST_TOKENS_OF_A_RATE
 from edge.server.metrics import Metrics
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge.coordinator.generation import Token, TokenLogprob
+from edge.answers.text import Token, TokenLogprob
 from edge.server.answers import Begin, End, Happening, Piece
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge.coordinator.generation import Token
+from edge.answers.text import Token
 from edge.server import (
     anthropic_messages,
     ollama,

@@ -1,0 +1,1 @@
+"""What is one answer, from what was asked to its last token?"""

@@ -1,0 +1,192 @@
+"""Copies of the keys and values of a request, as the shards of a plan have sent them.
+
+A plan whose shards have the same heads of keys, however they are spread over them, takes them back:
+then only what is not kept has to be computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.kernels.kv_cache.cache_size import cache_row
+from edge.models.attention import Attention
+from edge.protocol.messages import MOST_COPY_BYTES
+from edge.protocol.step import MAX_CHUNK_TOKENS
+from edge.protocol.topology import Seat
+from edge.weights.formats import KvDtype, kv_bits
+from edge.weights.layout import ShardLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLayer:
+    """What a shard keeps of one layer."""
+
+    layer: int
+    """Whose keys and values they are."""
+    heads: tuple[range, ...]
+    """Each by its rows of the layer's keys, or of what it gives where keys have none."""
+    row_bytes: int
+    """Bytes of the key, or the value, of one token in one head."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of all heads."""
+        return 2 * len(self.heads) * self.row_bytes
+
+
+def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]:
+    """In the order in which a shard sends them; of states it sends nothing."""
+    held = []
+    for layer, mixer in layout.caches.items():
+        dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
+        held.append(
+            HeldLayer(
+                layer=layer if mixer.keys_of is None else mixer.keys_of,
+                heads=_heads(layout, layer, mixer),
+                row_bytes=elements * np.dtype(dtype).itemsize,
+            )
+        )
+    return tuple(held)
+
+
+def _heads(layout: ShardLayout, layer: int, mixer: Attention) -> tuple[range, ...]:
+    if mixer.latent is None:
+        name, of = ("qkv", layer) if mixer.keys_of is None else ("key_value", mixer.keys_of)
+        keys = f"layers.{of}.key.weight"
+        parts = layout.matrix(f"layers.{layer}.{name}").parts
+        return tuple(rows for role, rows in parts if role == keys)
+    # Each head has keys of its own, by no rows that are only theirs; so by what it gives.
+    given, size = layout.matrix(f"layers.{layer}.output").columns, mixer.value_size
+    return tuple(given[start : start + size] for start in range(0, len(given), size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLayout:
+    """Which shard keeps what, and how."""
+
+    layers: Mapping[Seat, tuple[HeldLayer, ...]]
+    digests: Mapping[Seat, str]
+    """Digests of how each shard keeps keys and values."""
+    is_rounded: bool
+    """By scales that each shard has chosen for itself."""
+
+    def serves(self, other: KvLayout) -> bool:
+        """Whether copies of this form can be put into the other one."""
+        if not all(other.layers.values()):
+            return False  # who keeps nothing is given nothing, nor told of tokens in that way
+        if self == other:
+            return True
+        digests = {*self.digests.values(), *other.digests.values()}
+        if self.is_rounded or other.is_rounded or len(digests) != 1:
+            return False
+        return other._heads() <= self._heads()
+
+    def _heads(self) -> set[tuple[int, range, int]]:
+        return {
+            (held.layer, head, held.row_bytes)
+            for layers in self.layers.values()
+            for held in layers
+            for head in held.heads
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Keys and values of some tokens, from one shard: [tokens, bytes], as `KvRows` has them."""
+
+    first: int
+    tokens: int
+    rows: bytes
+
+    @property
+    def last(self) -> int:
+        return self.first + self.tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class KvCopies:
+    """Copies for one request, by shard."""
+
+    form: KvLayout
+    first: int
+    """The token from which on there are copies."""
+    copies: dict[Seat, list[Copy]] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def add(self, seat: Seat, copy: Copy) -> bool:
+        """Keep what follows what the shard has sent; False, and nothing is kept, of all else."""
+        layers, parts = self.form.layers[seat], self.copies.setdefault(seat, [])
+        if not layers:
+            return False  # copies of nothing would be without end
+        if copy.first != (parts[-1].last if parts else self.first):
+            return False
+        if len(copy.rows) != copy.tokens * _token_bytes(layers):
+            return False
+        parts.append(copy)
+        self.num_bytes += len(copy.rows)
+        return True
+
+    def last(self, most: int) -> int:
+        """Up to which token, `most` at the most, every shard has sent copies."""
+        ends = [parts[-1].last if parts else self.first for parts in self._of_all()]
+        return min(most, *ends) if ends else self.first
+
+    def _of_all(self) -> list[list[Copy]]:
+        return [self.copies.get(seat, []) for seat, layers in self.form.layers.items() if layers]
+
+    def put_into(self, form: KvLayout, last: int) -> KvCopies:
+        """The same up to token `last`, as the shards of this form take it back, in few parts."""
+        assert self.form.serves(form)
+        kept = KvCopies(form=form, first=self.first)
+        sent = {
+            seat: self._joined(seat, last) for seat, layers in self.form.layers.items() if layers
+        }
+        heads = {
+            name: rows[:, columns]
+            for seat, rows in sent.items()
+            for name, columns in _columns(self.form.layers[seat])
+        }
+        for seat, layers in form.layers.items():
+            at_once = _tokens_at_once(layers)
+            for start in range(self.first, last, at_once):
+                stop = min(start + at_once, last)
+                some = slice(start - self.first, stop - self.first)
+                if form == self.form:
+                    rows = sent[seat][some]
+                else:
+                    rows = np.concatenate([heads[name][some] for name, _ in _columns(layers)], 1)
+                kept.add(seat, Copy(first=start, tokens=stop - start, rows=rows.tobytes()))
+        return kept
+
+    def _joined(self, seat: Seat, last: int) -> NDArray[np.uint8]:
+        """What the shard has sent of all tokens up to this one [tokens, bytes]."""
+        rows = b"".join(each.rows for each in self.copies.get(seat, ()))
+        whole = np.frombuffer(rows, np.uint8).reshape(-1, _token_bytes(self.form.layers[seat]))
+        return whole[: last - self.first]
+
+
+_Head = tuple[int, int, range]
+"""Its layer; 0 for its keys and 1 for its values; and which one it is."""
+
+
+def _columns(layers: tuple[HeldLayer, ...]) -> Iterator[tuple[_Head, slice]]:
+    """Where of a token's bytes each head's are, in their order."""
+    start = 0
+    for held in layers:
+        for which in range(2):
+            for head in held.heads:
+                yield (held.layer, which, head), slice(start, start + held.row_bytes)
+                start += held.row_bytes
+
+
+def _tokens_at_once(layers: tuple[HeldLayer, ...]) -> int:
+    """In one copy that is given back."""
+    return max(1, min(MOST_COPY_BYTES // max(1, _token_bytes(layers)), MAX_CHUNK_TOKENS))
+
+
+def _token_bytes(layers: tuple[HeldLayer, ...]) -> int:
+    return sum(held.token_bytes for held in layers)

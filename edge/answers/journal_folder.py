@@ -1,0 +1,147 @@
+"""The replies that are not finished: one journal each, in a folder that only its user reads."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.answers.journal import Asked, Journal, Kept, read_journal
+from edge.errors import RequestError, shown
+from edge.protocol.lease import Lease
+
+LAST = "last"
+"""Stands for the id of the one that was written last."""
+
+MOST_REPLIES = 64
+"""Most replies that are kept: the oldest are removed, but for those under way."""
+
+_ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
+_SUFFIX = ".reply"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One of them, as it is now."""
+
+    id: str
+    path: Path
+    written_s: float
+    """When its last token came, by the clock of the day."""
+    nbytes: int
+    is_under_way: bool
+    """A process has it open."""
+
+
+class JournalFolder:
+    """One folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def begin(self, asked: Asked, lease: Lease) -> Journal | None:
+        """A new one; None where there can be none, with a warning: the reply goes on without."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._remove_oldest()
+            while True:
+                path = self._folder / f"{secrets.token_hex(4)}{_SUFFIX}"
+                with contextlib.suppress(FileExistsError):
+                    journal = Journal.begin(path, asked, lease, _log.warning)
+                    return journal if journal.is_open else None
+        except OSError as error:
+            why = error.strerror or error
+            _log.warning(
+                "the answer is not kept, as %s cannot be used (%s): set EDGE_STATE to another "
+                "folder, or give --no-journal",
+                self._folder,
+                why,
+            )
+            return None
+
+    def open(self, id: str) -> Journal:
+        """To go on with it. RequestError for one that is not there, or another process has."""
+        entries = self.entries()
+        if id == LAST:
+            if not entries:
+                raise RequestError(
+                    "no reply is kept here, as those that were finished are not",
+                    remedy="ask with journal=True for one that can be gone on with",
+                )
+            id = next((each.id for each in entries if not each.is_under_way), entries[0].id)
+        try:
+            if _ID.fullmatch(id):
+                return Journal.open(self._folder / f"{id}{_SUFFIX}", _log.warning)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise RequestError(
+                f"the reply {id} cannot be opened: {error.strerror}", remedy="ask again"
+            ) from error
+        raise RequestError(
+            f"no reply {shown(id)} is kept here: one that was finished is not",
+            remedy="`edge replies show` lists those that are",
+        )
+
+    def entries(self) -> list[Entry]:
+        """The one that was written last first."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._folder.glob(f"*{_SUFFIX}"):
+                with contextlib.suppress(OSError):
+                    status = path.stat(follow_symlinks=False)
+                    if _ID.fullmatch(path.stem):
+                        entry = Entry(
+                            id=path.stem,
+                            path=path,
+                            written_s=status.st_mtime,
+                            nbytes=status.st_size,
+                            is_under_way=_is_locked(path),
+                        )
+                        found.append(entry)
+        return sorted(found, key=lambda each: -each.written_s)
+
+    def read(self) -> Iterator[tuple[Entry, Kept | RequestError]]:
+        """Each with what it holds, or why that cannot be read."""
+        for entry in self.entries():
+            try:
+                yield entry, read_journal(entry.path)
+            except RequestError as error:
+                yield entry, error
+            except FileNotFoundError:
+                pass  # it was finished meanwhile
+
+    def remove(self, ids: set[str]) -> int:
+        """How many there were, without those under way, which stay."""
+        removed = 0
+        for entry in self.entries():
+            if entry.id in ids and not entry.is_under_way:
+                with contextlib.suppress(FileNotFoundError):
+                    entry.path.unlink()
+                    removed += 1
+        return removed
+
+    def _remove_oldest(self) -> None:
+        if sum(1 for _ in self._folder.glob(f"*{_SUFFIX}")) >= MOST_REPLIES:
+            entries = self.entries()
+            idle = [entry.id for entry in entries if not entry.is_under_way]
+            self.remove(set(idle[max(0, len(idle) - (len(entries) - MOST_REPLIES + 1)) :]))
+
+
+def _is_locked(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

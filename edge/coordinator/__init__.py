@@ -1,1 +1,0 @@
-"""How are requests run over peers?"""

@@ -1,0 +1,1 @@
+"""How does a plan run on its peers?"""

@@ -1,0 +1,239 @@
+"""A model that runs moves to peers that join, where that pays for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from edge.answers.answer import Request
+from edge.errors import EdgeError, NetworkError
+from edge.host.cache_paths import cache_root
+from edge.partition import ClusterSpec, Estimate, Move, UnderWay
+from edge.planning.able_peers import able_peers
+from edge.planning.cluster_profile import measured_cluster
+from edge.planning.proposal import Proposal
+from edge.planning.rate_words import rate_in_words
+from edge.planning.repairing import moved_proposal
+from edge.protocol.peer_info import PeerInfo
+from edge.runs.delivery import ship_ahead
+from edge.runs.model import RunningModel
+from edge.runs.recovery.candidates import LOOK_EVERY_S, Candidates
+from edge.runs.recovery.reloading import Reloading
+from edge.weights.checkpoint import Checkpoint
+
+MOVES_APART_S = 60.0
+"""From one move to the next: in this time the first has to pay for itself."""
+
+QUIET_S, MOST_QUIET_S = 2.0, 60.0
+"""So long no answer is under way before devices of the plan are measured: prompts that come soon
+after each other do not meet that. Twice as long after each time that one came all the same."""
+
+_IDLE_LOOK_EVERY_S = 0.2
+"""Between two looks whether an answer is under way, while one is waited for or kept from."""
+
+Peers = frozenset[tuple[str, int]]
+"""Their ids and epochs."""
+
+_log = logging.getLogger(__name__)
+
+
+class Joining:
+    """Begins at once, and ends with `aclose` or its model. For one event loop."""
+
+    def __init__(self, candidates: Candidates, reloading: Reloading, lasting: RunningModel) -> None:
+        self._candidates, self._reloading, self._lasting = candidates, reloading, lasting
+        self._planned: Proposal = reloading.forecast.proposal
+        """What runs, and: """
+        self._waiting: Peers = frozenset()
+        """with these there may be a better plan, once no answer is under way;"""
+        self._refused: Peers = frozenset()
+        """with these there is none."""
+        self._next_move_s = 0.0
+        self._quiet_s = QUIET_S
+        self._task = asyncio.create_task(self._run())
+
+    async def aclose(self) -> None:
+        """May be called again."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            async with contextlib.aclosing(self._candidates.looks(self._in_use)) as looks:
+                async for there in looks:
+                    if self._lasting.failure is not None:
+                        return
+                    await self._look_at([peer for peer in there if not peer.is_leaving])
+        except NetworkError as error:
+            _log.info("nobody looks for peers that join: %s", error)
+        except Exception:
+            _log.exception("looking for peers that join failed")
+
+    async def _look_at(self, there: Sequence[PeerInfo]) -> None:
+        """Move if there are new ones among them, and that pays; once no answer is under way, or
+        after the next look, where it has to wait for that."""
+        loop = asyncio.get_running_loop()
+        if (new := self._new(there)) is None or loop.time() < self._next_move_s:
+            return
+        try:
+            if not (self._lasting.requests and new <= self._waiting):
+                await self._consider(there, new)
+            if new <= self._waiting and await self._idle_within(LOOK_EVERY_S):
+                await self._consider(there, new)
+        except EdgeError as error:
+            _log.info("peers that joined are not used: %s", error)
+            self._next_move_s = loop.time() + MOVES_APART_S
+
+    def _new(self, there: Sequence[PeerInfo]) -> Peers | None:
+        """Those that the plan was made without; None where there is none to look at."""
+        planned = self._reloading.forecast.proposal
+        if planned is not self._planned:
+            self._planned, self._waiting, self._refused = planned, frozenset(), frozenset()
+        known = {device.id for device in planned.cluster.devices}
+        new = frozenset((peer.id, peer.epoch) for peer in there if peer.id not in known)
+        return None if new <= self._refused or self._lasting.is_recovering else new
+
+    def _in_use(self) -> Sequence[PeerInfo]:
+        if self._lasting.is_recovering:
+            return ()
+        known = self._reloading.peers
+        return [known[id] for id in self._lasting.plan.devices if id in known]
+
+    async def _consider(self, there: Sequence[PeerInfo], new: Peers) -> None:
+        """Move to a plan with them if there is one that pays now."""
+        before = self._planned
+        if self._reloading.forecast.proposal is not before:
+            return  # a device was lost meanwhile
+        peers = [*self._in_use(), *(each for each in there if each.id not in before.plan.devices)]
+        async with self._reloading.opened() as checkpoint:
+            peers, _others = able_peers(peers, checkpoint.spec)
+            if {id for id, _epoch in new}.isdisjoint(each.id for each in peers):
+                self._refused |= new
+                return
+            self._waiting |= new
+            if (measured := await self._measured(checkpoint, peers)) is None:
+                return
+            move, proposal = await moved_proposal(
+                checkpoint,
+                peers,
+                self._reloading.options,
+                before=before,
+                measured=measured,
+                under_way=_under_way(self._lasting.requests),
+            )
+            if move.when == "idle":
+                return
+            self._waiting -= new
+            if proposal is None:
+                names = ", ".join(each.name for each in there)
+                _log.info("%s joined: no plan with them pays for a move", names)
+            else:
+                await self._move(checkpoint, peers, move, proposal)
+            self._refused |= new  # only now: where sending fails, it is tried again
+
+    async def _measured(
+        self, checkpoint: Checkpoint, peers: Sequence[PeerInfo]
+    ) -> ClusterSpec | None:
+        """What is known of them, once those are measured that were not. None: not while answers are
+        under way, which are not to share their machines with that."""
+        weight_format = self._reloading.options.weight_format(checkpoint)
+        ask = partial(
+            measured_cluster,
+            peers,
+            weight_format.graded(checkpoint.spec),
+            weight_format,
+            cache_root=cache_root(),
+            on_note=_log.info,
+        )
+        remembered = await ask(only_remembered=True)
+        before = {device.id: device.rates for device in self._planned.cluster.devices}
+        lacking = [
+            peer
+            for peer, device in zip(peers, remembered.devices, strict=True)
+            if device.rates is None and before.get(peer.id) is None
+        ]
+        hosts = {peer.host for peer in self._in_use()}
+        if self._lasting.requests:
+            if any(peer.host in hosts for peer in lacking):
+                return None
+            new = {peer.id for peer in peers} - set(self._planned.plan.devices)
+            return await ask(only=new)
+        if lacking and not await self._stays_idle(self._quiet_s):
+            return None
+        found = await self._unless_asked(ask(at_rest=(self._planned.plan.model,)))
+        if found is None:
+            self._quiet_s = min(MOST_QUIET_S, 2 * self._quiet_s)
+        return found
+
+    async def _unless_asked(self, ask: Coroutine[Any, Any, ClusterSpec]) -> ClusterSpec | None:
+        """None where a request comes meanwhile: it does not wait for a measurement."""
+        measuring = asyncio.create_task(ask)
+        try:
+            while not measuring.done():
+                await asyncio.wait([measuring], timeout=_IDLE_LOOK_EVERY_S)
+                if self._lasting.requests and not measuring.done():
+                    return None
+            return measuring.result()
+        finally:
+            measuring.cancel()
+            await asyncio.gather(measuring, return_exceptions=True)
+
+    async def _stays_idle(self, for_s: float) -> bool:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + for_s
+        while not self._lasting.requests and loop.time() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(_IDLE_LOOK_EVERY_S)
+        return not self._lasting.requests
+
+    async def _idle_within(self, limit_s: float) -> bool:
+        """Whether no answer is under way at some moment."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + limit_s
+        while self._lasting.requests and loop.time() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(_IDLE_LOOK_EVERY_S)
+        return not self._lasting.requests
+
+    async def _move(
+        self, checkpoint: Checkpoint, peers: Sequence[PeerInfo], move: Move, proposal: Proposal
+    ) -> None:
+        assert move.to is not None
+        new = [peer.name for peer in peers if peer.id not in self._planned.plan.devices]
+        names = [name for name in new if name in _names(peers, proposal)]
+        await ship_ahead(
+            self._reloading.bringing(checkpoint, proposal, peers),
+            {peer.id: peer for peer in peers},
+        )
+        if self._reloading.forecast.proposal is not self._planned:
+            return  # a device was lost meanwhile
+        self._next_move_s = asyncio.get_running_loop().time() + MOVES_APART_S
+        reason = f"{', '.join(names)} joined"
+        if move.before is not None and move.to.predicted is not None:
+            rate, before = _rate(move.to.predicted), _rate(move.before)
+            reason += f": {rate} tok/s predicted instead of {before}"
+        _log.info("%s: a pause of %.1f s is predicted", reason, move.pause_s)
+        self._lasting.move(reason, lambda on_end: self._reloading.by(proposal, on_end))
+
+
+def _names(peers: Sequence[PeerInfo], proposal: Proposal) -> list[str]:
+    names = {peer.id: peer.name for peer in peers}
+    return [names[id] for id in proposal.plan.devices]
+
+
+def _rate(estimate: Estimate) -> str:
+    return rate_in_words(estimate.tokens_per_s, estimate.tokens_per_s_range)
+
+
+def _under_way(requests: Sequence[Request]) -> UnderWay:
+    return UnderWay(
+        requests=len(requests),
+        prompt_tokens=sum(len(each.prompt) for each in requests),
+        answer_tokens=max((len(each.answer) for each in requests), default=0),
+        left_tokens=max(
+            (each.terms_left.max_new_tokens for each in requests if each.terms_left is not None),
+            default=0,
+        ),
+    )

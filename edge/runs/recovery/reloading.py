@@ -1,0 +1,300 @@
+"""Loading a model anew on the peers that are left, by a plan that was repaired."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge.answers.answer import OnEnd
+from edge.concurrency.blocking import run_blocking
+from edge.errors import (
+    CapacityError,
+    CheckpointError,
+    EdgeError,
+    NetworkError,
+    PeerError,
+    PeerLostError,
+)
+from edge.host.cache_paths import cache_root
+from edge.host.identity import host_id
+from edge.planning.forecast import Forecast
+from edge.planning.kv_copies import kv_copies
+from edge.planning.kv_limits import kv_limits
+from edge.planning.load_options import LoadOptions
+from edge.planning.proposal import Proposal
+from edge.planning.repairing import repaired_proposal
+from edge.progress import OnProgress, ignore_progress
+from edge.protocol.lease import Lease
+from edge.protocol.peer_info import (
+    PeerInfo,
+    describe_all,
+    gather_all,
+    kept_by,
+    take_over,
+    with_unique_names,
+)
+from edge.protocol.topology import Seat
+from edge.runs.delivery import Delivered, Delivery
+from edge.runs.load import ShareRefusedError, load_model
+from edge.runs.run import PlanRun
+from edge.weights.checkpoint import Checkpoint
+
+ANSWER_WITHIN_S = 2.0
+"""A peer that does not say who it is in this time has no part in the next plan."""
+
+LOST_ANSWERS_WITHIN_S = 0.5
+"""The same of one that counts as lost: perhaps only a connection was."""
+SAYS_WHAT_IT_KEEPS_WITHIN_S = 0.3
+"""Else the next plan is made as if it kept nothing."""
+FREED_WITHIN_S = 2.0
+"""Such a peer has freed what it held for the lost connection, if it is told that this was lost."""
+FREED_LOOK_EVERY_S = 0.05
+
+LOOK_EVERY_S = 0.5
+"""Between two looks for peers, while one is waited for."""
+
+_log = logging.getLogger(__name__)
+
+
+class NoPeersError(NetworkError):
+    """Nobody is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyRepair:
+    """A plan for the loss of one device, whose shards are where they are to be."""
+
+    before: Proposal
+    """By which the model runs until then."""
+    proposal: Proposal
+    bringing: Delivery
+    peers: Sequence[PeerInfo]
+    """That were there, but for the lost one."""
+    brought: Mapping[Seat, Delivered]
+
+
+TakeReady = Callable[[Collection[str]], ReadyRepair | None]
+"""What is ready for the loss of these devices, if they are one; its clients are the caller's."""
+
+
+def nothing_is_ready(_lost: Collection[str]) -> None:
+    """For a model without standbys."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Reloading:
+    """What a model was loaded by, and is loaded by again. It is a `Reload`."""
+
+    candidates: Callable[[], Sequence[PeerInfo]]
+    """Peers that may take part."""
+    look_for_more: Callable[[], Awaitable[None]]
+    """Makes peers that have come candidates, too; it may take a few seconds."""
+    on_lost: Callable[[Collection[str]], None]
+    """Told of devices that count as lost."""
+    path: Path
+    options: LoadOptions
+    fingerprint: str
+    """Fingerprint of the checkpoint's files."""
+    forecast: Forecast
+    """Told by which plan the model runs."""
+    peers: dict[str, PeerInfo]
+    """Told of the peers that may take part now, by id."""
+    lease: Lease
+    manifests: Mapping[Seat, str] = field(default_factory=dict)
+    """Digest of each shard's weights, for the plan that runs or ran last."""
+    take_ready: TakeReady = nothing_is_ready
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """It was loaded anew."""
+    came_back: tuple[PeerInfo, ...] = ()
+    """Devices that count as lost, and answered when they were last asked."""
+    _waited_without: frozenset[str] | None = field(default=None, init=False)
+    """The devices without which others were waited for in vain."""
+
+    async def __call__(self, lost: Collection[str], on_end: OnEnd) -> PlanRun:
+        """Waits for further peers where those that are left are too few, and it may wait, which it
+        does once for each loss; a moment, in any case, for one of which only a connection was lost
+        to free what it held."""
+        ids = {peer.name: peer.id for peer in self.candidates()}
+        lost = {ids.get(each, each) for each in lost}
+        self.on_lost(lost)
+        loop = asyncio.get_running_loop()
+        has_waited = self._waited_without == frozenset(lost)
+        until_s = loop.time() + (0.0 if has_waited else self.options.wait_for_peers_s)
+        freed_s = loop.time() + FREED_WITHIN_S
+        while True:
+            try:
+                return await self._load_on_who_has_room(lost, on_end)
+            except (CapacityError, NoPeersError):
+                if self.came_back and loop.time() < freed_s:
+                    # Its connection may be one that nobody closed: who is not told of that keeps
+                    # the memory, which a plan is then made without.
+                    await gather_all(self._freed(peer) for peer in self.came_back)
+                    await asyncio.sleep(FREED_LOOK_EVERY_S)
+                    continue
+                if loop.time() >= until_s:
+                    self._waited_without = frozenset(lost)
+                    raise
+            await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, until_s - loop.time())))
+            with contextlib.suppress(NetworkError):  # there is still nobody
+                await self.look_for_more()
+
+    async def _freed(self, peer: PeerInfo) -> None:
+        with contextlib.suppress(NetworkError, PeerError):  # it has gone after all
+            await take_over(peer, self.lease)
+
+    async def _load_on_who_has_room(self, lost: Collection[str], on_end: OnEnd) -> PlanRun:
+        """A device that refuses its part, as its disk is full, is left out. Where all do, they are
+        asked once more what room they have: another model may have taken it since, which has lost
+        the same device."""
+        refusals: dict[str, ShareRefusedError] = {}
+        are_asked_again = False
+        while True:
+            try:
+                return await self._load(lost, refusals.keys(), on_end)
+            except ShareRefusedError as refusal:
+                _log.info("%s", refusal)
+                refusals[refusal.device] = refusal
+            except (CapacityError, NoPeersError):
+                if refusals and not are_asked_again:
+                    are_asked_again = True
+                    refusals.clear()
+                    continue
+                for first in refusals.values():
+                    raise first from None
+                raise
+
+    async def _load(
+        self, lost: Collection[str], refused: Collection[str], on_end: OnEnd
+    ) -> PlanRun:
+        if not refused and (ready := self.take_ready(lost)) is not None:
+            try:
+                return await self._loaded(
+                    ready.bringing, ready.proposal, ready.peers, ready.peers, on_end, ready.brought
+                )
+            except EdgeError as error:
+                _log.info("what was ready cannot be used: %s", error)
+        living, kept = await asyncio.gather(
+            self._living(lost, self.candidates()), self.cached(self.candidates())
+        )
+        peers = [peer for peer in living if peer.id not in refused]
+        if not peers:
+            raise NoPeersError("no device that is left has room for the model")
+        async with self.opened() as checkpoint:
+            before = self.forecast.proposal
+            proposal = await repaired_proposal(
+                checkpoint,
+                peers,
+                self.options,
+                before=before,
+                lost=set(before.plan.devices) - {peer.id for peer in peers},
+                # Who starts again without keys has another id at the same address.
+                cached={peer.id: kept.get(peer.id, ()) for peer in peers},
+            )
+            bringing = self.bringing(checkpoint, proposal, peers)
+            return await self._loaded(bringing, proposal, peers, living, on_end)
+
+    async def by(self, proposal: Proposal, on_end: OnEnd) -> PlanRun:
+        """By this plan, as the devices of it are there. Raises PeerLostError where one is not."""
+        wanted = [peer for peer in self.candidates() if peer.id in proposal.plan.devices]
+        living = await self._living((), wanted)
+        for peer in wanted:
+            if peer.id not in {each.id for each in living}:
+                raise PeerLostError(peer.name, "it has gone again")
+        others = [peer for id, peer in self.peers.items() if id not in proposal.plan.devices]
+        async with self.opened() as checkpoint:
+            bringing = self.bringing(checkpoint, proposal, living)
+            return await self._loaded(bringing, proposal, living, [*living, *others], on_end)
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[Checkpoint]:
+        """The checkpoint. Raises CheckpointError where its files are others by now."""
+        opening = run_blocking(
+            lambda: Checkpoint.open(self.path, lora=self.options.lora), discard=Checkpoint.close
+        )
+        with await opening as checkpoint:
+            if checkpoint.store.fingerprint != self.fingerprint:
+                raise CheckpointError(
+                    f"{self.path} was changed since the model was loaded", remedy="load it again"
+                )
+            yield checkpoint
+
+    def bringing(
+        self,
+        checkpoint: Checkpoint,
+        proposal: Proposal,
+        peers: Sequence[PeerInfo],
+        tell: OnProgress = ignore_progress,
+    ) -> Delivery:
+        """How the shards of this plan come onto its peers, of which these are there.
+
+        Raises CapacityError where the longest context has room nowhere.
+        """
+        wished = self.options.limits(checkpoint.spec)
+        plan = proposal.plan
+        return Delivery(
+            checkpoint=checkpoint,
+            plan=plan,
+            options=self.options,
+            weight_format=self.options.weight_format(checkpoint),
+            limits=kv_limits(wished, plan, proposal.model, proposal.cluster, peers),
+            wire_rules=proposal.wire_rules,
+            lease=self.lease,
+            cache_root=cache_root(),
+            copies_kv=kv_copies(self.options.standby, proposal, here=host_id()),
+            expected=proposal.expected_steps(wished.context_tokens),
+            tell=tell,
+        )
+
+    async def _loaded(
+        self,
+        bringing: Delivery,
+        proposal: Proposal,
+        peers: Sequence[PeerInfo],
+        known: Sequence[PeerInfo],
+        on_end: OnEnd,
+        brought: Mapping[Seat, Delivered] | None = None,
+    ) -> PlanRun:
+        loaded = await load_model(bringing, peers, on_end=on_end, brought=brought)
+        self._waited_without = None
+        self.forecast.replace(proposal)
+        self.changed.set()
+        self.manifests = loaded.manifests
+        self.peers.clear()
+        self.peers |= {peer.id: peer for peer in known}
+        return loaded
+
+    async def cached(self, peers: Sequence[PeerInfo]) -> dict[str, list[Seat]]:
+        """The seats whose weights they have on disk, as far as they say so at once."""
+
+        async def kept(peer: PeerInfo) -> list[Seat]:
+            try:
+                async with asyncio.timeout(SAYS_WHAT_IT_KEEPS_WITHIN_S):
+                    names = {each.name for each in await kept_by(peer)}
+            except (EdgeError, TimeoutError):
+                return []  # it is asked again when it is to load, and is sent what it lacks
+            return [seat for seat, digest in self.manifests.items() if f"shards/{digest}" in names]
+
+        found = await asyncio.gather(*(kept(peer) for peer in peers))
+        return {peer.id: seats for peer, seats in zip(peers, found, strict=True)}
+
+    async def _living(
+        self, lost: Collection[str], candidates: Sequence[PeerInfo]
+    ) -> Sequence[PeerInfo]:
+        known = {peer.address: peer for peer in candidates}
+        infos, _failures = await describe_all(
+            {address: peer.credentials for address, peer in known.items()},
+            timeouts_s={
+                address: (LOST_ANSWERS_WITHIN_S if peer.id in lost else ANSWER_WITHIN_S)
+                for address, peer in known.items()
+            },
+        )
+        infos = [peer for peer in infos if not peer.is_leaving]
+        self.came_back = tuple(peer for peer in infos if peer.id in lost)
+        if not infos:
+            gone = ", ".join(peer.name for peer in known.values())
+            raise NoPeersError(f"none of the model's peers answers any more ({gone}); start them")
+        return with_unique_names(infos, tuple(known.values()))

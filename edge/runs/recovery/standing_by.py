@@ -1,0 +1,181 @@
+"""Devices without a part in the plan keep ready what they would take over of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Sequence
+
+from edge.errors import CapacityError, EdgeError, NetworkError, PeerLostError, PlanError
+from edge.planning.proposal import Proposal
+from edge.planning.repairing import repaired_proposal
+from edge.planning.standing_by import seats
+from edge.protocol.client import PeerClient
+from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
+from edge.runs.delivery import Delivered, Delivery, make_ready
+from edge.runs.model import RunningModel
+from edge.runs.recovery.candidates import LOOK_EVERY_S
+from edge.runs.recovery.reloading import ReadyRepair, Reloading
+from edge.weights.layout import ShardLayout, shard_layout
+
+SETTLES_S = 1.0
+"""After a plan began: what was interrupted goes on first."""
+
+_BroughtTo = dict[tuple[str, ShardLayout], Delivered]
+"""By device (id), and what it was brought."""
+
+_log = logging.getLogger(__name__)
+
+
+class StandingBy:
+    """Begins at once, and ends with `aclose` or its model. For one event loop.
+
+    Whoever stands by has the weights in memory, as long as nothing else there needs the room.
+    """
+
+    def __init__(self, reloading: Reloading, lasting: RunningModel) -> None:
+        self._reloading, self._lasting = reloading, lasting
+        self._planned: Proposal | None = None
+        """What is stood by for; None: it is to be looked anew who could."""
+        self._known: frozenset[tuple[str, int]] = frozenset()
+        """Who might have been there then, by id and epoch; of these: """
+        self._away: Sequence[PeerInfo] = ()
+        """who was not."""
+        self._clients: list[PeerClient] = []
+        """Their devices keep what was brought over them, as long as they are open."""
+        self._repairs: dict[str, ReadyRepair] = {}
+        """By the device that would be lost."""
+        reloading.take_ready = self._take
+        self._task = asyncio.create_task(self._run())
+
+    async def aclose(self) -> None:
+        """May be called again."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            while self._lasting.failure is None:
+                self._reloading.changed.clear()
+                await asyncio.sleep(SETTLES_S)
+                if not self._lasting.is_recovering:
+                    await self._look()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._reloading.changed.wait()
+        except Exception:
+            _log.exception("having devices stand by failed")
+        finally:
+            await self._let_go()
+
+    async def _look(self) -> None:
+        before, candidates = self._reloading.forecast.proposal, self._reloading.candidates()
+        known = frozenset((peer.id, peer.epoch) for peer in candidates)
+        is_as_then = before is self._planned and known == self._known
+        if is_as_then and not (self._away and await _living(self._away)):
+            return
+        self._planned, self._known, self._away = before, known, ()
+        await self._let_go()  # what it had is parked there for a moment yet
+        try:
+            await self._stand_by(before, candidates)
+        except (PeerLostError, NetworkError) as error:
+            _log.info("nobody stands by: %s", error)
+            self._planned = None
+        except EdgeError as error:  # it will be the same the next time
+            _log.info("nobody stands by: %s", error)
+
+    async def _stand_by(self, before: Proposal, candidates: Sequence[PeerInfo]) -> None:
+        """Have the devices without a part load what they would take over, one after the other."""
+        living = await _living(candidates)
+        answered = {each for peer in living for each in (peer.id, peer.address)}
+        self._away = [peer for peer in candidates if answered.isdisjoint((peer.id, peer.address))]
+        if {peer.id for peer in living} <= set(before.plan.devices):
+            return
+        cached = await self._reloading.cached(living)
+        brought: _BroughtTo = {}
+        async with self._reloading.opened() as checkpoint:
+            for lost in before.plan.devices:
+                there = [peer for peer in living if peer.id != lost]
+                try:
+                    repaired = await repaired_proposal(
+                        checkpoint,
+                        there,
+                        self._reloading.options,
+                        before=before,
+                        lost={lost},
+                        cached=cached,
+                    )
+                    bringing = self._reloading.bringing(checkpoint, repaired, there)
+                    await self._bring(before, bringing, there, brought)
+                except (CapacityError, PlanError) as error:
+                    # It cannot go on without this one, or somebody has less room than was said.
+                    _log.info("nobody stands by for a device: %s", error)
+                    continue
+                parts = {seat: (id, bringing.layout(seat)) for id, seat in seats(repaired.plan)}
+                if all(part in brought for part in parts.values()):
+                    self._repairs[lost] = ReadyRepair(
+                        before=before,
+                        proposal=repaired,
+                        bringing=bringing,
+                        peers=there,
+                        brought={seat: brought[part] for seat, part in parts.items()},
+                    )
+
+    async def _bring(
+        self,
+        before: Proposal,
+        bringing: Delivery,
+        peers: Sequence[PeerInfo],
+        brought: _BroughtTo,
+    ) -> None:
+        """What devices without a part would take over, into their memory; and connections to those
+        that would go on with what they have."""
+        running = {
+            (id, shard_layout(bringing.spec, before.plan, stage=stage, rank=rank))
+            for id, (stage, rank) in seats(before.plan)
+        }
+        by_id = {peer.id: peer for peer in peers}
+        async with bringing.source() as source:
+            for id, seat in seats(bringing.plan):
+                part = id, bringing.layout(seat)
+                is_new = id not in before.plan.devices
+                if self._lasting.is_recovering:
+                    return  # there is another plan soon, and that goes first
+                if part in brought or not (is_new or part in running):
+                    continue  # it would be sent what it may never need
+                bring = make_ready if is_new else Delivery.bring
+                found = await bring(bringing, seat, by_id[id], source)
+                brought[part] = found
+                self._clients.append(found.client)
+                found.client.watch(lambda _error: self._lost())
+                if is_new:
+                    _log.info("%s stands by with layers %s", found.client.name, part[1].layers)
+
+    def _take(self, lost: Collection[str]) -> ReadyRepair | None:
+        """See `TakeReady`. Nothing is ready after that, until it has looked again."""
+        if len(lost) != 1:
+            return None
+        (device,) = lost
+        repairs, self._repairs = self._repairs, {}
+        found = repairs.get(device)
+        if found is None or found.before is not self._reloading.forecast.proposal:
+            return None
+        taken = {id(each.client) for each in found.brought.values()}
+        self._clients = [each for each in self._clients if id(each) not in taken]
+        return found
+
+    def _lost(self) -> None:
+        self._planned = None
+        self._reloading.changed.set()
+
+    async def _let_go(self) -> None:
+        self._repairs.clear()
+        while self._clients:
+            await self._clients[-1].aclose()
+            self._clients.pop()  # only now: who is cut off here comes again
+
+
+async def _living(peers: Sequence[PeerInfo]) -> Sequence[PeerInfo]:
+    infos, _failures = await describe_all({peer.address: peer.credentials for peer in peers})
+    return with_unique_names([each for each in infos if not each.is_leaving], peers)

@@ -1,0 +1,1 @@
+"""What do the peers of a plan compute next?"""

@@ -1,0 +1,272 @@
+"""What requests leave in memory for others, and whose beginnings a prompt goes on from.
+
+Pure. A prompt may go on from a cache that was kept, from a request that is under way, or from what
+the peers have of earlier plans; or it waits for one under way that will soon have more of it. Which
+keys and values are of use is `prefixes.py`'s to say; where layers have states, too, only those
+behind which one was saved (`saved_states.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from edge.protocol.step import SHORTEST_STEP
+from edge.scheduling.orders import Kept, Match
+from edge.scheduling.prefixes import PrefixCacheIndex, common_tokens, cut, joined
+from edge.scheduling.residency import Residency
+from edge.scheduling.saved_states import Save, SavedStates
+from edge.scheduling.state import ScheduledRequest
+
+
+class Left(NamedTuple):
+    """What became of it since the peers were told last; see the fields of `Orders`."""
+
+    save: tuple[Save, ...]
+    finish: tuple[str, ...]
+    keep: dict[str, Kept]
+    drop: tuple[str, ...]
+
+
+NOTHING_LEFT = Left((), (), {}, ())
+
+
+class Reuse:
+    """Reuse of computed beginnings among the requests of one plan. It does not change what they
+    have computed."""
+
+    def __init__(
+        self,
+        active: Mapping[str, ScheduledRequest],
+        residency: Residency,
+        prefixes: PrefixCacheIndex,
+        saved: SavedStates | None,
+        *,
+        chunk_tokens: int,
+        asks_peers: bool,
+    ) -> None:
+        """active: the requests under way. saved: where layers have states. asks_peers: they may
+        have more than is kept here."""
+        self._active = active
+        self._residency = residency
+        self._prefixes = prefixes
+        self._saved = saved
+        self._chunk_tokens = chunk_tokens
+        self._asks_peers = asks_peers
+        self._saves: list[Save] = []
+        self._kept: dict[str, Kept] = {}
+        self._never_kept: list[str] = []
+        """Over, and of no use any longer before the peers were told to keep them."""
+        self._stateless: list[str] = []
+        """Kept, and of no use any longer."""
+        residency.found = self._found
+
+    def __contains__(self, request: str) -> bool:
+        """Whether something is kept of it."""
+        return request in self._prefixes
+
+    def rows_agree(self) -> None:
+        """See `Scheduler.rows_agree`."""
+        self._prefixes.unit_tokens = SHORTEST_STEP
+
+    def match(self, entry: ScheduledRequest) -> Match | None:
+        """What it goes on from, which is taken from whoever had it; None: it begins by itself."""
+        prompt = tuple(entry.tokens[: entry.prompt_tokens])
+        found = self._prefixes.find(prompt, entry.salt)
+        if found is not None and not entry.may_have(found.singly, found.tokens):
+            found = None
+        tokens = 0 if found is None else found.tokens
+        other = max(self._alike(entry), default=None, key=lambda each: each[0])
+        if other is not None and other[0] > tokens:
+            if self._saved is not None:
+                self._saved.used(other[1].request, other[0])
+            return Match(
+                prompt=prompt,
+                salt=entry.salt,
+                source=other[1].request,
+                tokens=other[0],
+                singly=cut(other[1].singly, other[0]),
+            )
+        if found is not None:
+            moves = found.is_whole or not self._residency.can_keep(found.request)
+            if self._saved is not None:
+                self._saved.used(found.request, tokens)
+            if moves:
+                self._residency.drop(found.request)
+                self._prefixes.drop(found.request)
+                if self._saved is not None:
+                    self._saved.move(found.request, entry.request, tokens)
+            else:
+                self._residency.used(found.request)
+            return Match(
+                prompt=prompt,
+                salt=entry.salt,
+                source=found.request,
+                tokens=tokens,
+                moves=moves,
+                singly=found.singly,
+            )
+        if self._asks_peers and self._prefixes.useful(len(prompt), len(prompt)):
+            return Match(prompt=prompt, salt=entry.salt)
+        return None
+
+    def matched(self, entry: ScheduledRequest, tokens: int) -> int:
+        """How many of its tokens are not computed, where every shard has the first `tokens`."""
+        if self._saved is None:
+            return self._prefixes.useful(tokens, entry.prompt_tokens, entry.singly)
+        computed = tokens if tokens == entry.asked else 0  # less of it is of no use
+        if not computed:
+            self._saved.drop(entry.request)
+        return computed
+
+    def awaits_another(self, entry: ScheduledRequest) -> bool:
+        """Another request under way will soon have a chunk or more of its beginning."""
+        awaited = self._active.get(entry.awaited)
+        if awaited is not None and awaited.computed < entry.awaited_tokens:
+            return awaited.will_go_on
+        for other in self._active.values():
+            if other.state == "coming" or not other.will_go_on or other.salt != entry.salt:
+                continue
+            common = common_tokens(entry.prompt, other.prompt)
+            if self._saved is not None:
+                most = min(common, len(entry.prompt) - SHORTEST_STEP)
+                useful = common = self._parting(self._saved, most, other)
+            else:
+                useful = self._prefixes.useful(common, len(entry.prompt), other.singly)
+            if useful < self._chunk_tokens:
+                continue
+            if other.computed < common:
+                entry.awaited, entry.awaited_tokens = other.request, common
+                return True
+        return False
+
+    def plan_saves(self, entry: ScheduledRequest) -> None:
+        """Where states of a prompt are saved, now that is known how much of it is found."""
+        if self._saved is None or entry.rows is not None:
+            return
+        prompt_tokens = entry.prompt_tokens
+        others = [
+            each for each in self._active.values() if each is not entry and each.salt == entry.salt
+        ]
+        alike = [common_tokens(entry.prompt, other.prompt) for other in others]
+        alike += self._prefixes.common(entry.prompt, entry.salt)
+        points = self._saved.worth_saving(prompt_tokens, entry.computed, alike, self._chunk_tokens)
+        entry.saves.update(
+            self._prefixes.whole_units(min(each, prompt_tokens - SHORTEST_STEP), entry.singly)
+            for each in points
+        )
+        least = entry.computed + self._prefixes.fewest_tokens
+        begun = [first for first, _ in entry.singly]
+        entry.saves = {
+            each
+            for each in entry.saves
+            # No token is left alone between two steps.
+            if each >= least and each + 1 not in begun
+        }
+
+    def computed(self, entry: ScheduledRequest) -> None:
+        """More of its prompt is handed out; the state behind it is saved if it is worth it."""
+        if self._saved is not None and entry.computed in entry.saves:
+            self._save(self._saved, entry)
+
+    def leaves(self, entry: ScheduledRequest, *, has_ended: bool) -> bool:
+        """A request is over: whether what it leaves behind is kept. has_ended: see `Scheduler`."""
+        is_kept = self._keep(entry, has_ended=has_ended)
+        if not is_kept and self._saved is not None:
+            self._saved.drop(entry.request)
+        return is_kept
+
+    def take(self) -> Left:
+        """What is to be told now, once."""
+        keep = {name: self._as_saved(name, kept) for name, kept in self._kept.items()}
+        left = Left(tuple(self._saves), tuple(self._never_kept), keep, tuple(self._stateless))
+        self._saves.clear()
+        self._never_kept.clear()
+        self._kept.clear()
+        self._stateless.clear()
+        return left
+
+    def crowded_out(self, matches: Mapping[str, Match]) -> tuple[str, ...]:
+        """What is kept no longer, because there is no room; never what somebody goes on from."""
+        spared = [each.source for each in matches.values()]
+        dropped = self._residency.crowded_out(self._prefixes.cost, spared)
+        for name in dropped:
+            self._prefixes.drop(name)
+            if self._saved is not None:
+                self._saved.drop(name)
+        return dropped
+
+    def _found(self, request: str) -> int:
+        """Tokens of a request that need not be computed, as it is now."""
+        entry = self._active[request]
+        if entry.rows is not None:
+            return 0
+        kept = self._prefixes.find(entry.tokens[: entry.prompt_tokens], entry.salt)
+        return max([0 if kept is None else kept.tokens, *(each for each, _ in self._alike(entry))])
+
+    def _alike(self, entry: ScheduledRequest) -> Iterator[tuple[int, ScheduledRequest]]:
+        """Requests under way that begin with the same tokens, and how many of use they have."""
+        for other in self._active.values():
+            if other.rows is not None or other.memory.place != "memory":
+                continue
+            if other.state == "going" and other.salt == entry.salt:
+                common = min(common_tokens(entry.prompt, other.prompt), other.computed)
+                tokens = self._prefixes.useful(
+                    common, len(entry.prompt), other.singly, of=other.request
+                )
+                if tokens and entry.may_have(other.singly, tokens):
+                    yield tokens, other
+
+    def _parting(self, saved: SavedStates, common: int, other: ScheduledRequest) -> int:
+        """Where to save a state of another request that has `common` tokens in common with one to
+        come, and is not that far yet; 0 if nowhere."""
+        point = self._prefixes.whole_units(common, other.singly)
+        if point <= other.computed:
+            return 0
+        parting = saved.parting(point, other.saves)
+        if parting == point:
+            other.saves.add(point)
+        return parting
+
+    def _save(self, saved: SavedStates, entry: ScheduledRequest) -> None:
+        """The state behind what is computed of it. Whoever lost its last one to it goes."""
+        tokens = np.asarray(entry.tokens[: entry.computed], np.int64)
+        save, gone = saved.save(entry.request, tokens)
+        self._saves.append(save)
+        if gone is not None and gone in self._prefixes:
+            self._prefixes.drop(gone)
+            self._residency.drop(gone)
+            was_told = self._kept.pop(gone, None) is None
+            (self._stateless if was_told else self._never_kept).append(gone)
+
+    def _keep(self, entry: ScheduledRequest, *, has_ended: bool) -> bool:
+        """Whether what a request that is over leaves behind may be of use."""
+        if entry.rows is not None or entry.state != "going":
+            return False
+        singly = entry.singly
+        if entry.computed > entry.prompt_tokens:
+            singly = joined(singly, (entry.prompt_tokens, entry.computed))
+        tokens = self._prefixes.worth_keeping(entry.computed, singly)
+        saves_end = False
+        if self._saved is not None:
+            saves_end = self._saved.saves_ends and has_ended and tokens == entry.computed
+            tokens = tokens if saves_end else self._saved.last(entry.request, tokens)
+        if not tokens or not self._residency.keep(entry.memory):
+            return False
+        if self._saved is not None and saves_end:
+            self._save(self._saved, entry)
+        kept = entry.tokens[:tokens]
+        self._prefixes.keep(entry.request, kept, cut(singly, tokens), entry.salt)
+        self._kept[entry.request] = Kept(tokens=tokens, answer=tuple(kept[entry.prompt_tokens :]))
+        return True
+
+    def _as_saved(self, request: str, kept: Kept) -> Kept:
+        """As much of it as a state is saved of, where layers have some: another one may have taken
+        the place of the last."""
+        if self._saved is None:
+            return kept
+        tokens = self._saved.last(request, kept.tokens)
+        answer_tokens = max(0, len(kept.answer) - (kept.tokens - tokens))
+        return Kept(tokens=tokens, answer=kept.answer[:answer_tokens])

@@ -1,0 +1,138 @@
+"""Which peers a model is loaded on again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge
+from edge.demos.bundled import MODEL
+from edge.peer.daemon import PeerDaemon
+from edge.runs.load import load_model
+from edge.runs.recovery import reloading
+from edge.runs.recovery.candidates import Candidates
+from edge.runs.recovery.reloading import Reloading
+from edge.runs.run import PlanRun
+from tests.support.null_peers import null_peers
+from tests.support.passing_time import let_pass
+from tests.support.plans import bundled_plan
+
+
+def test_who_starts_again_without_keys_is_another_one_at_the_same_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as (first, second):
+            addresses = [each.resources.addresses[0] for each in (first, second)]
+            async with await edge.AsyncCluster.connect(addresses, insecure=True) as cluster:
+                ids = {peer.address: peer.id for peer in cluster.peers}
+                plan = bundled_plan("solo", devices=[ids[addresses[0]]])
+                load = cluster.load(MODEL, plan=plan, dtype="int8", replan="off")
+                async with await load as model:
+                    await second.aclose()
+                    settings = replace(second.resources.settings, listen=addresses[1])
+                    again = PeerDaemon(settings, None)
+                    await again.start()
+                    try:
+                        before = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+                        await first.aclose()
+                        after = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+                        assert after.token_ids == before.token_ids
+                        assert model.plan.devices == (again.resources.id,)
+                        await model.aclose()
+                    finally:
+                        await again.aclose()
+
+    asyncio.run(main())
+
+
+def test_peers_are_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as was asked for, however often loading is tried."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("edge.runs.recovery.reloading.LOOK_EVERY_S", 0.0)
+    looks: list[Candidates] = []
+
+    async def look(candidates: Candidates) -> None:
+        looks.append(candidates)
+        let_pass(400.0)
+
+    monkeypatch.setattr(Candidates, "look", look)
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 1) as (daemon,):
+            addresses = daemon.resources.addresses[:1]
+            async with await edge.AsyncCluster.connect(addresses, insecure=True) as cluster:
+                load = cluster.load(MODEL, dtype="int8", replan="off", wait_for_peers_s=1000.0)
+                async with await load as model:
+                    await daemon.aclose()
+                    with pytest.raises(edge.PeerLostError, match="none of the model's peers"):
+                        await model.generate([1, 2, 3], max_new_tokens=8)
+        assert len(looks) == 3
+
+    asyncio.run(main())
+
+
+def test_who_was_lost_while_it_loaded_is_known_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is waited for as others are, until it has freed what it held for a lost connection."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 1) as (daemon,):
+            addresses = daemon.resources.addresses[:1]
+            async with (
+                await edge.AsyncCluster.connect(addresses, insecure=True) as cluster,
+                await cluster.load(MODEL, dtype="int8", replan="off") as model,
+            ):
+                reload = model._held.loaded._reload
+                assert isinstance(reload, Reloading)
+                lost: list[Collection[str]] = []
+                reload.on_lost = lost.append
+                (peer,) = cluster.peers
+                loaded = await reload({peer.name}, lambda _requests, _error: None)
+                assert lost == [{peer.id}]
+                assert [each.id for each in reload.came_back] == [peer.id]
+                await loaded.aclose()
+
+    asyncio.run(main())
+
+
+def test_room_that_another_model_took_meanwhile_is_not_counted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where two models lose the same device, and both plan with the room of the one that is
+    left."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2, kv_disk_bytes=8 << 20) as peers:
+            addresses = [each.resources.addresses[0] for each in peers]
+            async with await edge.AsyncCluster.connect(addresses, insecure=True) as cluster:
+                ids = [peer.resources.id for peer in peers]
+                plan = bundled_plan("pipeline_2", devices=ids)
+                model = await cluster.load(MODEL, plan=plan, dtype="int8", replan="off")
+                others: list[edge.AsyncModel] = []
+
+                async def load_between(*given: Any, **named: Any) -> PlanRun:
+                    if not others:
+                        alone = bundled_plan("solo", devices=ids[:1])
+                        others.append(await cluster.load(MODEL, plan=alone, dtype="int8"))
+                    return await load_model(*given, **named)
+
+                monkeypatch.setattr(reloading, "load_model", load_between)
+                before = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+                await peers[1].aclose()
+                after = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+                assert after.token_ids == before.token_ids
+                assert model.plan.devices == (ids[0],)
+                assert others[0].plan.devices == (ids[0],)
+
+    asyncio.run(main())

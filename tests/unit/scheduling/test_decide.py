@@ -1,0 +1,448 @@
+"""Which step comes next, by examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from edge.offload.kv.slot_order import SlotOrder
+from edge.protocol.step import FinishReason, Step, StepEntry
+from edge.scheduling.decide import Scheduler
+from edge.scheduling.orders import Match, Orders
+from edge.scheduling.prefixes import PrefixCacheIndex
+from edge.scheduling.residency import Residency
+
+
+def scheduler(
+    *,
+    chunk: int = 4,
+    logit_chunk: int = 2,
+    capacity: int = 100,
+    disk: int = 0,
+    requests: int = 8,
+    stages: int = 1,
+    asks_peers: bool = False,
+) -> Scheduler:
+    return Scheduler(
+        chunk_tokens=chunk,
+        logit_chunk_tokens=logit_chunk,
+        residency=Residency(
+            memory_tokens=capacity,
+            disk_tokens=disk,
+            longest_tokens=disk,
+            requests=requests,
+            quantum_tokens=4,
+        ),
+        stages=stages,
+        asks_peers=asks_peers,
+        prefixes=PrefixCacheIndex(chunk_tokens=chunk, fewest_tokens=chunk) if asks_peers else None,
+    )
+
+
+def shown(step: Step | None) -> object:
+    """A step as (request, position, tokens, logit rows) of each entry, and its run."""
+    if step is None:
+        return None
+    return [(e.request, e.position, e.tokens, e.logit_rows) for e in step.entries], step.run
+
+
+def answer(
+    steps: Scheduler, tokens: Sequence[int], *, last: bool = True, end: FinishReason | None = None
+) -> None:
+    steps.answered(tokens, [end] * len(tokens), last=last)
+
+
+def test_a_prompt_goes_in_chunks_and_then_runs_on() -> None:
+    steps = scheduler()
+    steps.add("a", [1, 2, 3, 4, 5, 6], new_tokens=3)
+    assert shown(steps.decide().step) == ([("a", 0, (1, 2, 3, 4), 0)], 1)
+    assert shown(steps.decide().step) == ([("a", 4, (5, 6), 1)], 3)
+    assert steps.decide().step is None
+    answer(steps, [])
+    answer(steps, [50], last=False)
+    answer(steps, [51], last=False)
+    answer(steps, [52], end="length")
+    assert steps.decide() == Orders(finish=("a",))
+    assert steps.decide() == Orders()
+
+
+def test_a_run_that_was_cut_short_goes_on_from_its_last_token() -> None:
+    steps = scheduler()
+    steps.add("a", [1, 2], new_tokens=5)
+    steps.decide()
+    answer(steps, [50], last=False)
+    answer(steps, [51])
+    assert shown(steps.decide().step) == ([("a", 3, (51,), 1)], 3)
+
+
+def test_an_answer_that_another_plan_began_is_computed_token_by_token() -> None:
+    """As it was there: in one step of several it would round in another way."""
+    steps = scheduler()
+    steps.batches_agree()
+    steps.add("a", [1, 2, 3, 4, 5], answer=[50, 51, 52, 53, 54, 55, 56], new_tokens=4)
+    steps.add("b", [7, 8], answer=[60, 61, 62], new_tokens=4)
+    seen = []
+    for token in range(70, 77):
+        step = steps.decide().step
+        assert step is not None
+        seen.append((step.singly, shown(step)))
+        answer(steps, [token] * sum(entry.logit_rows for entry in step.entries))
+    assert seen == [
+        (False, ([("a", 0, (1, 2), 0)], 1)),
+        (False, ([("b", 0, (7, 8), 0)], 1)),
+        (False, ([("a", 2, (3, 4, 5), 0)], 1)),
+        (True, ([("a", 5, (50, 51), 0), ("b", 2, (60, 61), 0)], 1)),
+        (False, ([("b", 4, (62,), 1)], 1)),
+        (True, ([("a", 7, (52, 53, 54, 55), 0)], 1)),
+        (False, ([("a", 11, (56,), 1), ("b", 5, (74,), 1)], 3)),
+    ]
+
+
+def test_an_answer_that_is_given_is_not_computed() -> None:
+    steps = scheduler()
+    steps.add("a", [1, 2, 3, 4, 5], answer=[50, 51, 52, 53, 54], restored=3, new_tokens=4)
+    assert steps.decide() == Orders(step=whole_step("a", 0, (1, 2)))
+    answer(steps, [])
+    assert steps.decide() == Orders(step=whole_step("a", 2, (3, 4, 5)))
+    orders = steps.decide()
+    assert orders.restore == {"a": 3}
+    assert orders.step == Step(
+        entries=(StepEntry(request="a", position=8, tokens=(53,), logit_rows=0),), singly=True
+    )
+    answer(steps, [])
+    answer(steps, [])
+    assert shown(steps.decide().step) == ([("a", 9, (54,), 1)], 4)
+    with pytest.raises(ValueError, match="needs tokens"):
+        steps.add("b", [1], answer=[2, 3], restored=2, new_tokens=1)
+
+
+def test_a_prompt_that_is_given_with_its_answer_is_not_computed() -> None:
+    steps = scheduler()
+    known = partial(steps.add, answer=[50, 51, 52, 53, 54], new_tokens=4, restores_prompt=True)
+    known("a", [1, 2, 3, 4, 5], restored=3)
+    orders = steps.decide()
+    assert orders.restore == {"a": 3}
+    assert orders.step == Step(
+        entries=(StepEntry(request="a", position=8, tokens=(53,), logit_rows=0),), singly=True
+    )
+    answer(steps, [])
+    assert shown(steps.decide().step) == ([("a", 9, (54,), 1)], 4)
+    with pytest.raises(ValueError, match="needs tokens"):
+        known("b", [1, 2], restored=0)
+
+
+def whole_step(request: str, position: int, tokens: tuple[int, ...]) -> Step:
+    entry = StepEntry(request=request, position=position, tokens=tokens, logit_rows=0)
+    return Step(entries=(entry,))
+
+
+def test_a_step_of_known_tokens_stands_for_steps_of_one_each() -> None:
+    entries = (
+        StepEntry(request="a", position=5, tokens=(50, 51), logit_rows=0),
+        StepEntry(request="b", position=2, tokens=(60, 61), logit_rows=0),
+    )
+    assert [shown(each) for each in Step(entries=entries, singly=True).apart] == [
+        ([("a", 5, (50,), 0), ("b", 2, (60,), 0)], 1),
+        ([("a", 6, (51,), 0), ("b", 3, (61,), 0)], 1),
+    ]
+    unequal = (entries[0], StepEntry(request="b", position=2, tokens=(60,), logit_rows=0))
+    with pytest.raises(ValueError, match="as many tokens of each"):
+        Step(entries=unequal, singly=True)
+    with pytest.raises(ValueError, match="none is sampled"):
+        Step(entries=entries, singly=True, run=2)
+
+
+def test_requests_that_wait_for_one_token_go_together() -> None:
+    steps = scheduler()
+    steps.add("a", [1, 2], new_tokens=5)
+    steps.add("b", [3], new_tokens=4)
+    assert shown(steps.decide().step) == ([("a", 0, (1, 2), 1)], 1)
+    assert shown(steps.decide().step) == ([("b", 0, (3,), 1)], 1)
+    answer(steps, [50])
+    answer(steps, [60])
+    assert shown(steps.decide().step) == ([("a", 2, (50,), 1), ("b", 1, (60,), 1)], 3)
+
+
+def test_a_long_prompt_does_not_hold_up_another_reply() -> None:
+    steps = scheduler(chunk=2)
+    steps.add("a", [1], new_tokens=9)
+    steps.decide()
+    assert not steps.decide().yields
+    steps.add("b", list(range(6)), new_tokens=1)
+    orders = steps.decide()
+    assert orders.yields
+    answer(steps, [50])
+    order = []
+    for _ in range(6):
+        step = orders.step
+        assert step is not None
+        order.append(step.entries[0].request)
+        (entry,) = step.entries
+        answer(steps, [50] * entry.logit_rows, end="length" if entry.request == "b" else None)
+        orders = steps.decide()
+    assert order == ["b", "a", "b", "a", "b", "a"]
+
+
+def test_the_last_token_of_a_prompt_is_computed_once() -> None:
+    """Alone in its chunk, it looks like a sampled token that waits to be computed."""
+    steps = scheduler(chunk=1, stages=1)
+    steps.add("a", [1, 2], new_tokens=1)
+    steps.add("b", [5], new_tokens=0)
+    order = []
+    while (step := steps.decide().step) is not None:
+        order += [(entry.request, entry.position) for entry in step.entries]
+        gives = step.entries[0].request == "a" and step.logit_rows > 0
+        answer(steps, [9] * gives, end="length")
+    assert sorted(order) == [("a", 0), ("a", 1), ("b", 0)]
+
+
+def test_no_token_of_a_prompt_is_left_alone() -> None:
+    """One token alone takes another way through attention, and the last of an odd number through
+    products: its row would be another."""
+    steps = scheduler(chunk=4, stages=3)
+    steps.add("a", list(range(9)), new_tokens=1)
+    sizes = []
+    while (step := steps.decide().step) is not None:
+        sizes.append(step.num_tokens)
+    assert sizes == [4, 2, 3]
+
+
+def test_a_prompt_is_cut_small_while_somebody_reads_an_answer() -> None:
+    assert chunks_beside(new_tokens=500) == [4, 4, 6, 8, 12, 8, 8, 8, 8, 5]
+    assert chunks_beside(new_tokens=500, rows_agree=False) == [64, 7], "it would be another prompt"
+    assert chunks_beside(new_tokens=1) == [64, 7], "nobody waits for a next token"
+
+
+def chunks_beside(*, new_tokens: int, rows_agree: bool = True) -> list[int]:
+    """Of a prompt of 71 tokens, where one token of an answer takes as long as 8 of a chunk."""
+    steps = scheduler(chunk=64, capacity=1000)
+    if rows_agree:
+        steps.rows_agree()
+    steps.add("a", [1, 2], new_tokens=new_tokens)
+    steps.decide()
+    steps.add("b", list(range(71)), new_tokens=1)
+    sizes: list[int] = []
+    at_s = 0.0
+    while sum(sizes) < 71:
+        while (step := steps.decide().step) is not None:
+            sizes += [step.num_tokens] if step.entries[0].request == "b" else []
+        oldest = steps._under_way[0]
+        at_s += 1.0 if oldest.num_tokens == 1 else oldest.num_tokens / 8
+        count = sum(entry.logit_rows for entry in oldest.entries)
+        end: FinishReason | None = "length" if new_tokens == 1 else None
+        steps.answered([50] * count, [end] * count, last=True, at_s=at_s)
+    return sizes
+
+
+def test_the_logits_of_every_row() -> None:
+    steps = scheduler()
+    steps.add("a", [1, 2, 3], new_tokens=0)
+    assert shown(steps.decide().step) == ([("a", 0, (1, 2), 2)], 1)
+    assert shown(steps.decide().step) == ([("a", 2, (3,), 1)], 1)
+    answer(steps, [])
+    assert steps.decide() == Orders()
+    answer(steps, [])
+    assert steps.decide() == Orders(finish=("a",))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_only_as_many_steps_are_out_as_keep_the_stages_busy(stages: int) -> None:
+    steps = scheduler(chunk=1, stages=stages)
+    steps.add("a", list(range(20)), new_tokens=1)
+    for _ in range(stages + 1):
+        assert steps.decide().step is not None
+    assert steps.decide().step is None
+    answer(steps, [])
+    assert steps.decide().step is not None
+
+
+def test_who_does_not_fit_waits_and_is_not_overtaken() -> None:
+    steps = scheduler(capacity=20, requests=2)
+    steps.add("a", [1] * 4, new_tokens=10)
+    steps.add("b", [2] * 4, new_tokens=10)
+    steps.add("c", [3], new_tokens=1)
+    assert shown(steps.decide().step) == ([("a", 0, (1, 1, 1, 1), 1)], 10)
+    assert not steps.decide().yields, "nobody else could start"
+    assert steps.decide().step is None
+    steps.cancel("a")
+    orders = steps.decide()
+    assert (orders.yields, orders.finish) == (True, ("a",))
+    assert shown(orders.step) == ([("b", 0, (2, 2, 2, 2), 1)], 1)
+    answer(steps, [50])
+    assert shown(steps.decide().step) == ([("c", 0, (3,), 1)], 1)
+
+
+def test_no_more_requests_at_once_than_there_are_slots() -> None:
+    steps = scheduler(requests=1)
+    steps.add("a", [1], new_tokens=2)
+    steps.add("b", [2], new_tokens=2)
+    assert shown(steps.decide().step) == ([("a", 0, (1,), 1)], 2)
+    answer(steps, [50])
+    steps.cancel("a")
+    assert shown(steps.decide().step) == ([("b", 0, (2,), 1)], 2)
+
+
+def test_a_prompt_is_matched_before_it_is_computed() -> None:
+    steps = scheduler(chunk=2, asks_peers=True)
+    steps.add("a", [1, 2, 3, 4, 5], new_tokens=1)
+    steps.add("short", [1, 2], new_tokens=1)
+    orders = steps.decide()
+    assert orders.match == {"a": Match(prompt=(1, 2, 3, 4, 5))}
+    assert shown(orders.step) == ([("short", 0, (1, 2), 1)], 1)
+    assert steps.decide() == Orders()
+    for wrong in (-2, 4, 6):
+        with pytest.raises(ValueError, match=f"{wrong} tokens known of a prompt of 5"):
+            steps.matched("a", wrong)
+    steps.matched("a", 2)
+    assert shown(steps.decide().step) == ([("a", 2, (3, 4), 0)], 1)
+    steps.matched("cancelled", 2)
+
+
+def test_who_had_a_turn_is_swapped_out_for_who_waits() -> None:
+    steps = scheduler(capacity=10, disk=40, chunk=8)
+    steps.add("a", [1] * 4, new_tokens=6)
+    steps.add("b", [2] * 4, new_tokens=6)
+    assert shown(steps.decide().step) == ([("a", 0, (1, 1, 1, 1), 1)], 5)
+    for token in range(5):
+        answer(steps, [token], last=token == 4)
+    assert steps.decide() == Orders(swap_out=("a",))
+    assert steps.decide() == Orders()
+    steps.swapped_out("a", why_not=None)
+    assert shown(steps.decide().step) == ([("b", 0, (2, 2, 2, 2), 1)], 5)
+
+
+def test_a_full_disk_ends_who_came_last_and_says_why() -> None:
+    steps = scheduler(capacity=16, disk=40, chunk=8)
+    steps.add("a", [1] * 4, new_tokens=9)
+    steps.add("b", [2] * 4, new_tokens=9)
+    for _ in range(2):
+        steps.decide()
+    for _ in range(2):
+        answer(steps, [5])
+    swapped_out: tuple[str, ...] = ()
+    while not swapped_out:
+        orders = steps.decide()
+        swapped_out = orders.swap_out
+        if orders.step is not None:
+            answer(steps, [5] * orders.step.batch)
+    assert swapped_out == ("a",)
+    steps.swapped_out("a", why_not="no room on c")
+    orders = steps.decide()
+    assert orders.finish == ("b",)
+    assert orders.give_up == {"b": "no room on c"}
+    assert orders.step is not None
+    assert [entry.request for entry in orders.step.entries] == ["a"]
+    assert steps.decide() == Orders()
+
+
+def test_who_is_longer_than_memory_needs_room_on_disk() -> None:
+    steps = scheduler(capacity=10, disk=40)
+    for name in ("a", "b"):
+        steps.add(name, [1] * 15, new_tokens=2)
+    assert steps.decide() == Orders(reserve={"a": 17})
+    steps.reserved("a", why_not="no room on c")
+    orders = steps.decide()
+    assert (orders.finish, orders.give_up) == (("a",), {"a": "no room on c"})
+    assert orders.reserve == {"b": 17}
+    steps.reserved("b", why_not=None)
+    assert shown(steps.decide().step) == ([("b", 0, (1, 1, 1, 1), 0)], 1)
+    steps.reserved("a", why_not=None)
+
+
+def test_what_is_cancelled_is_not_computed_any_more() -> None:
+    steps = scheduler(chunk=1, stages=1)
+    steps.add("a", [1, 2, 3, 4], new_tokens=1)
+    steps.decide()
+    steps.decide()
+    steps.cancel("a")
+    steps.cancel("a")
+    steps.cancel("unknown")
+    assert steps.decide() == Orders(finish=("a",))
+    answer(steps, [])
+    answer(steps, [])
+    assert steps.decide().step is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "new_tokens", "message"),
+    [
+        ([], 1, "needs tokens"),
+        ([1], -1, "needs tokens"),
+        ([1] * 60, 41, "101 tokens never fit into 100"),
+    ],
+)
+def test_a_request_that_could_never_start(tokens: list[int], new_tokens: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scheduler().add("a", tokens, new_tokens=new_tokens)
+
+
+def test_an_id_is_used_once() -> None:
+    steps = scheduler(requests=1)
+    steps.add("a", [1], new_tokens=1)
+    steps.add("b", [1], new_tokens=1)
+    steps.decide()
+    for taken in ("a", "b"):
+        with pytest.raises(ValueError, match="id of its own"):
+            steps.add(taken, [1], new_tokens=1)
+
+
+def test_answers_that_no_step_asked_for() -> None:
+    steps = scheduler()
+    with pytest.raises(ValueError, match="an answer to no step"):
+        answer(steps, [])
+    steps.add("a", [1], new_tokens=2)
+    steps.decide()
+    for tokens in ([], [1, 2]):
+        with pytest.raises(ValueError, match="for a step that gives 1"):
+            answer(steps, tokens)
+
+
+def test_a_request_that_goes_on_after_its_last_token() -> None:
+    """The sampler says when a reply ends; one that does not must not go beyond its memory."""
+    steps = scheduler()
+    steps.add("a", [1], new_tokens=2)
+    steps.decide()
+    answer(steps, [5], last=False)
+    with pytest.raises(ValueError, match="goes on after its last token"):
+        answer(steps, [6], last=False)
+
+
+def test_only_who_has_ended_is_over() -> None:
+    steps = scheduler()
+    for name in ("a", "b"):
+        steps.add(name, [1], new_tokens=9)
+        steps.decide()
+    for token in (5, 6):
+        answer(steps, [token])
+    assert shown(steps.decide().step) == ([("a", 1, (5,), 1), ("b", 1, (6,), 1)], 8)
+    steps.answered([7, 8], ["stop", None], last=True)
+    orders = steps.decide()
+    assert orders.finish == ("a",)
+    assert shown(orders.step) == ([("b", 2, (8,), 1)], 7)
+
+
+def test_batches_lie_side_by_side_while_requests_come_and_go() -> None:
+    """A pool moves the last cache into a hole, and swaps what a batch has in another order."""
+    steps, pool, moved = scheduler(chunk=2, requests=32, capacity=100_000), SlotOrder(), 0
+    names = iter(range(1000))
+    for _ in range(12):
+        steps.add(str(next(names)), [1, 2], new_tokens=500)
+    for turn in range(200):
+        orders = steps.decide()
+        for name in orders.finish:
+            pool.release(name)
+            steps.add(str(next(names)), [1, 2, 3, 4], new_tokens=500)
+        assert orders.step is not None
+        batch = [each.request for each in orders.step.entries]
+        for name in batch:
+            pool.open(name)
+        moved += len(pool.gather(batch).swaps)
+        tokens = sum(each.logit_rows for each in orders.step.entries)
+        if turn % 9 == 0 and tokens > 4:  # one in the middle is given up
+            steps.cancel(batch[3])
+        answer(steps, [9] * tokens)
+    came = next(names)
+    assert came > 30
+    assert moved < came
