@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 import edge
-from edge.coordinator.generation import decode_rate
+from edge.answers.text import decode_rate
 from edge.demos.bench.limited.runs import stated_bytes
 from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.demos.bundled import require

@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 
 import edge
-from edge.coordinator.lasting_model import Recovery
+from edge.runs.model import Recovery
 from edge.demos.bench import results
 from edge.demos.bench.left_behind import SLACK, Held
 from edge.demos.bench.options import append_option
