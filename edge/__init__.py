@@ -63,12 +63,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from edge.answers.terms import GenerationOptions
     from edge.answers.text import Token, TokenLogprob
     from edge.api.async_cluster import AsyncCluster
     from edge.api.async_model import AsyncModel
     from edge.api.cluster import Cluster
     from edge.api.counting_experts import CountedExperts
-    from edge.api.generation_options import GenerationOptions
     from edge.api.inspection import Inspection, inspect
     from edge.api.kept_reply import KeptReply
     from edge.api.model import Model
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from edge.protocol.peer_info import PeerInfo
     from edge.protocol.step_times import PeerTimes
     from edge.runs.model import Recovery
-    from edge.scheduling.work import Work
+    from edge.scheduling.orders import Work
     from edge.text import Tokenizer
     from edge.text.answer_parts import ToolCall
     from edge.weights.formats import Dtype, KvDtype
@@ -114,7 +114,7 @@ _HOMES = {
     "Dtype": "edge.weights.formats",
     "Estimate": "edge.partition",
     "FormatQuality": "edge.api.quality",
-    "GenerationOptions": "edge.api.generation_options",
+    "GenerationOptions": "edge.answers.terms",
     "Inspection": "edge.api.inspection",
     "KeptFiles": "edge.protocol.kept_files",
     "KeptReply": "edge.api.kept_reply",
@@ -138,7 +138,7 @@ _HOMES = {
     "TokenLogprob": "edge.answers.text",
     "Tokenizer": "edge.text",
     "ToolCall": "edge.text.answer_parts",
-    "Work": "edge.scheduling.work",
+    "Work": "edge.scheduling.orders",
     "Workload": "edge.partition",
     "inspect": "edge.api.inspection",
 }

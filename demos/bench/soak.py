@@ -27,13 +27,13 @@ import numpy as np
 import psutil
 
 import edge
-from edge.runs.model import Recovery
 from edge.demos.bench import results
 from edge.demos.bench.left_behind import SLACK, Held
 from edge.demos.bench.options import append_option
 from edge.demos.bench.results import Metric
 from edge.demos.bundled import MODEL, STORY
 from edge.demos.fleet import Fleet
+from edge.runs.model import Recovery
 from edge.weights.formats import Dtype
 
 _NAMES = ("a", "b", "c", "d")

@@ -1,7 +1,7 @@
-"""Copies of the keys and values of a request, as the shards of a plan have sent them.
+"""Copies of the keys and values of an answer, for failover.
 
-A plan whose shards have the same heads of keys, however they are spread over them, takes them back:
-then only what is not kept has to be computed again.
+The shards of a plan send them to the coordinator. Another plan takes them back if its shards have
+the same key heads, in any distribution. It then computes only the tokens without a copy.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from edge.weights.layout import ShardLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLayer:
-    """What a shard keeps of one layer."""
+    """The keys and values that a shard keeps of one layer."""
 
     layer: int
-    """Whose keys and values they are."""
+    """Number of the layer that makes them."""
     heads: tuple[range, ...]
-    """Each by its rows of the layer's keys, or of what it gives where keys have none."""
+    """Each head as its rows of the key matrix; of latent attention as its columns of the output."""
     row_bytes: int
     """Bytes of the key, or the value, of one token in one head."""
 
@@ -39,7 +39,7 @@ class HeldLayer:
 
 
 def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]:
-    """In the order in which a shard sends them; of states it sends nothing."""
+    """The layers of a shard in the order in which it sends copies. States are not copied."""
     held = []
     for layer, mixer in layout.caches.items():
         dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
@@ -59,25 +59,25 @@ def _heads(layout: ShardLayout, layer: int, mixer: Attention) -> tuple[range, ..
         keys = f"layers.{of}.key.weight"
         parts = layout.matrix(f"layers.{layer}.{name}").parts
         return tuple(rows for role, rows in parts if role == keys)
-    # Each head has keys of its own, by no rows that are only theirs; so by what it gives.
+    # Latent heads share the rows of their keys, so each is told by its output columns.
     given, size = layout.matrix(f"layers.{layer}.output").columns, mixer.value_size
     return tuple(given[start : start + size] for start in range(0, len(given), size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """Which shard keeps what, and how."""
+    """Which keys and values each shard of a plan keeps, and in which form."""
 
     layers: Mapping[Seat, tuple[HeldLayer, ...]]
     digests: Mapping[Seat, str]
-    """Digests of how each shard keeps keys and values."""
+    """Digest of each shard's form of keys and values."""
     is_rounded: bool
-    """By scales that each shard has chosen for itself."""
+    """Rounded, with scales that each shard has chosen for itself."""
 
     def serves(self, other: KvLayout) -> bool:
-        """Whether copies of this form can be put into the other one."""
+        """Whether a plan with the layout `other` can take copies of this layout."""
         if not all(other.layers.values()):
-            return False  # who keeps nothing is given nothing, nor told of tokens in that way
+            return False  # a shard without keys and values could not be told the tokens
         if self == other:
             return True
         digests = {*self.digests.values(), *other.digests.values()}
@@ -96,7 +96,7 @@ class KvLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Keys and values of some tokens, from one shard: [tokens, bytes], as `KvRows` has them."""
+    """Keys and values of consecutive tokens from one shard: [tokens, bytes], as in `KvRows`."""
 
     first: int
     tokens: int
@@ -109,19 +109,20 @@ class Copy:
 
 @dataclass(slots=True, kw_only=True)
 class KvCopies:
-    """Copies for one request, by shard."""
+    """Copies for one answer, by shard."""
 
     form: KvLayout
     first: int
-    """The token from which on there are copies."""
+    """The first token that has copies."""
     copies: dict[Seat, list[Copy]] = field(default_factory=dict)
     num_bytes: int = 0
 
     def add(self, seat: Seat, copy: Copy) -> bool:
-        """Keep what follows what the shard has sent; False, and nothing is kept, of all else."""
+        """Append a copy that follows the shard's last one. Returns False, and keeps nothing, for
+        any other copy."""
         layers, parts = self.form.layers[seat], self.copies.setdefault(seat, [])
         if not layers:
-            return False  # copies of nothing would be without end
+            return False  # empty copies could be sent without end
         if copy.first != (parts[-1].last if parts else self.first):
             return False
         if len(copy.rows) != copy.tokens * _token_bytes(layers):
@@ -131,7 +132,7 @@ class KvCopies:
         return True
 
     def last(self, most: int) -> int:
-        """Up to which token, `most` at the most, every shard has sent copies."""
+        """The end of the tokens that every shard has sent copies of, at most `most`."""
         ends = [parts[-1].last if parts else self.first for parts in self._of_all()]
         return min(most, *ends) if ends else self.first
 
@@ -139,7 +140,7 @@ class KvCopies:
         return [self.copies.get(seat, []) for seat, layers in self.form.layers.items() if layers]
 
     def put_into(self, form: KvLayout, last: int) -> KvCopies:
-        """The same up to token `last`, as the shards of this form take it back, in few parts."""
+        """The copies up to token `last`, in few parts, for the shards of another layout."""
         assert self.form.serves(form)
         kept = KvCopies(form=form, first=self.first)
         sent = {
@@ -163,18 +164,18 @@ class KvCopies:
         return kept
 
     def _joined(self, seat: Seat, last: int) -> NDArray[np.uint8]:
-        """What the shard has sent of all tokens up to this one [tokens, bytes]."""
+        """The copies that a shard has sent of all tokens before `last` [tokens, bytes]."""
         rows = b"".join(each.rows for each in self.copies.get(seat, ()))
         whole = np.frombuffer(rows, np.uint8).reshape(-1, _token_bytes(self.form.layers[seat]))
         return whole[: last - self.first]
 
 
 _Head = tuple[int, int, range]
-"""Its layer; 0 for its keys and 1 for its values; and which one it is."""
+"""Layer, 0 for keys or 1 for values, and the head."""
 
 
 def _columns(layers: tuple[HeldLayer, ...]) -> Iterator[tuple[_Head, slice]]:
-    """Where of a token's bytes each head's are, in their order."""
+    """The place of each head in the bytes of a token, in order."""
     start = 0
     for held in layers:
         for which in range(2):
@@ -184,7 +185,7 @@ def _columns(layers: tuple[HeldLayer, ...]) -> Iterator[tuple[_Head, slice]]:
 
 
 def _tokens_at_once(layers: tuple[HeldLayer, ...]) -> int:
-    """In one copy that is given back."""
+    """Tokens of one copy that a shard is given back."""
     return max(1, min(MOST_COPY_BYTES // max(1, _token_bytes(layers)), MAX_CHUNK_TOKENS))
 
 

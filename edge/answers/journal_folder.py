@@ -1,4 +1,4 @@
-"""The replies that are not finished: one journal each, in a folder that only its user reads."""
+"""The folder of journals: one for each unfinished reply, private to its user."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.answers.journal import Asked, Journal, Kept, read_journal
+from edge.answers.journal import Journal, read_journal
+from edge.answers.journal_records import JournalContent, JournalHead
 from edge.errors import RequestError, shown
 from edge.protocol.lease import Lease
 
 LAST = "last"
-"""Stands for the id of the one that was written last."""
+"""In place of an id: the reply that was written to last."""
 
 MOST_REPLIES = 64
-"""Most replies that are kept: the oldest are removed, but for those under way."""
+"""Most journals in the folder. The oldest are removed, except those that are open."""
 
 _ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _SUFFIX = ".reply"
@@ -29,33 +30,33 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One of them, as it is now."""
+class JournalEntry:
+    """One journal of the folder."""
 
     id: str
     path: Path
     written_s: float
-    """When its last token came, by the clock of the day."""
+    """Wall-clock time of its last token."""
     nbytes: int
     is_under_way: bool
-    """A process has it open."""
+    """Some process has it open."""
 
 
 class JournalFolder:
-    """One folder."""
+    """The journals in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def begin(self, asked: Asked, lease: Lease) -> Journal | None:
-        """A new one; None where there can be none, with a warning: the reply goes on without."""
+    def begin(self, head: JournalHead, lease: Lease) -> Journal | None:
+        """A new journal. Returns None, with a warning, where none can be written."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._remove_oldest()
             while True:
                 path = self._folder / f"{secrets.token_hex(4)}{_SUFFIX}"
                 with contextlib.suppress(FileExistsError):
-                    journal = Journal.begin(path, asked, lease, _log.warning)
+                    journal = Journal.begin(path, head, lease, _log.warning)
                     return journal if journal.is_open else None
         except OSError as error:
             why = error.strerror or error
@@ -68,7 +69,8 @@ class JournalFolder:
             return None
 
     def open(self, id: str) -> Journal:
-        """To go on with it. RequestError for one that is not there, or another process has."""
+        """Open one to resume its reply. Raises RequestError if there is none, or if another process
+        has it open."""
         entries = self.entries()
         if id == LAST:
             if not entries:
@@ -91,15 +93,15 @@ class JournalFolder:
             remedy="`edge replies show` lists those that are",
         )
 
-    def entries(self) -> list[Entry]:
-        """The one that was written last first."""
+    def entries(self) -> list[JournalEntry]:
+        """All journals, the one that was written to last first."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for path in self._folder.glob(f"*{_SUFFIX}"):
                 with contextlib.suppress(OSError):
                     status = path.stat(follow_symlinks=False)
                     if _ID.fullmatch(path.stem):
-                        entry = Entry(
+                        entry = JournalEntry(
                             id=path.stem,
                             path=path,
                             written_s=status.st_mtime,
@@ -109,8 +111,8 @@ class JournalFolder:
                         found.append(entry)
         return sorted(found, key=lambda each: -each.written_s)
 
-    def read(self) -> Iterator[tuple[Entry, Kept | RequestError]]:
-        """Each with what it holds, or why that cannot be read."""
+    def read(self) -> Iterator[tuple[JournalEntry, JournalContent | RequestError]]:
+        """Each journal with its content, or the error of reading it."""
         for entry in self.entries():
             try:
                 yield entry, read_journal(entry.path)
@@ -120,7 +122,7 @@ class JournalFolder:
                 pass  # it was finished meanwhile
 
     def remove(self, ids: set[str]) -> int:
-        """How many there were, without those under way, which stay."""
+        """Remove those that are not open; returns how many were removed."""
         removed = 0
         for entry in self.entries():
             if entry.id in ids and not entry.is_under_way:

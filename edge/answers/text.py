@@ -1,48 +1,46 @@
-"""One reply in the making: tokens in, text out, and when to stop. Pure but for clock and seed."""
+"""The text of one answer: tokens in, text out, when it stops, and its figures. Reads a clock."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
-from edge.errors import RequestError, shown
-from edge.kernels.sampling.logprobs import MOST_LOGPROBS, Logprobs
-from edge.kernels.sampling.parameters import SamplingParameters
-from edge.protocol.step import FinishReason, SamplingTerms
+from edge.answers.terms import Terms
+from edge.kernels.sampling.logprobs import Logprobs
+from edge.protocol.step import FinishReason
 from edge.text import TextStream, Tokenizer
-from edge.text.grammar import Grammar
 
 FEWEST_TOKENS_OF_A_RATE = 8
-"""Fewest new tokens for a rate: with fewer it tells of the moment more than of the model."""
+"""Fewest new tokens for a rate: a rate of fewer depends on chance."""
 
 
 def decode_rate(new_tokens: int, decode_s: float) -> float | None:
-    """Tokens per second after the first, of this number in all; None of too few to tell."""
+    """Tokens per second after the first, of `new_tokens` in all; None for fewer than eight."""
     has_rate = new_tokens >= FEWEST_TOKENS_OF_A_RATE and decode_s > 0
     return (new_tokens - 1) / decode_s if has_rate else None
 
 
 class Statistics(TypedDict):
-    """Measurements of one reply, and what was predicted of one of its lengths that runs alone."""
+    """Measurements of one reply, and the prediction for a reply of its lengths that runs alone."""
 
     prompt_tokens: int
     new_tokens: int
     first_token_s: float
-    """From asking to the arrival of the first token."""
+    """From the request to the arrival of the first token."""
     decode_s: float
-    """From the first token to the last, where they are chosen."""
+    """From the first token to the last, by the clock of the device that chooses them."""
     tokens_per_s: float | None
     """After the first token; None under eight tokens."""
     total_s: float
     seed: int
     found_tokens: NotRequired[int]
-    """Tokens of the prompt whose keys and values peers had from before: they were not computed."""
+    """Tokens of the prompt that peers found in a prefix cache and did not compute."""
     resumed_tokens: NotRequired[int]
-    """Tokens that a resumed reply already had. Times and rate are of the rest."""
+    """Tokens that a resumed reply already had. Times and rate count the rest."""
     predicted_first_token_s: NotRequired[float]
-    """Where the devices were measured, like the next."""
+    """Like the next two, only where the devices were measured."""
     predicted_tokens_per_s: NotRequired[float]
     predicted_tokens_per_s_range: NotRequired[tuple[float, float]]
 
@@ -71,76 +69,37 @@ class Token:
     text: str
     finish_reason: FinishReason | None
     chosen_s: float
-    """When it was chosen, by `time.monotonic` here: not after it came, and earlier by less than the
-    messages take that tell it. 0 of one that was there before the reply was gone on with."""
+    """When it was chosen, by `time.monotonic` of this process; at most one message time before it
+    arrived. 0 for a token that a resumed reply already had."""
     logprob: float | None = None
-    """How likely the model found it, in nats, where `logprobs` asked for that: the log softmax of
-    its own logits, before penalties, temperature and filters."""
+    """Log softmax of the model's own logits, in nats, before penalties, temperature and filters;
+    None unless `logprobs` asked for it."""
     top_logprobs: tuple[TokenLogprob, ...] = ()
-    """The tokens that it found the likeliest in this place, as many as were asked for."""
+    """The likeliest tokens in this place, as many as `logprobs` asked for."""
     stopped_by: str | None = None
     """The stop string that ends the reply here, where one does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What the user asked for, checked."""
-
-    prompt_ids: tuple[int, ...]
-    max_new_tokens: int
-    sampling: SamplingParameters
-    stop: tuple[str, ...] = ()
-    end_ids: frozenset[int] = field(default_factory=frozenset)
-    logprobs: int | None = None
-    grammar: Grammar | None = None
-    """What the answer must be."""
-
-    def __post_init__(self) -> None:
-        if not self.prompt_ids:
-            raise RequestError("the prompt is empty; give at least one token")
-        if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
-            raise RequestError(
-                f"max_new_tokens must be 1 or more, not {shown(self.max_new_tokens)}"
-            )
-        if any(not isinstance(s, str) or not s for s in self.stop):
-            raise RequestError("stop strings must be texts that are not empty")
-        asked = self.logprobs
-        if asked is not None and (type(asked) is not int or not 0 <= asked <= MOST_LOGPROBS):
-            raise RequestError(
-                f"logprobs must be 0 to {MOST_LOGPROBS}, or None, not {shown(asked)}"
-            )
-
-    @property
-    def terms(self) -> SamplingTerms:
-        return SamplingTerms(
-            sampling=self.sampling,
-            end_ids=self.end_ids,
-            max_new_tokens=self.max_new_tokens,
-            prompt_tokens=len(self.prompt_ids),
-            logprobs=self.logprobs,
-        )
-
-
 class AnswerText:
-    """The state of one reply. `push` each sampled token in order."""
+    """The text of one answer so far. `push` each sampled token in order."""
 
     def __init__(
         self,
-        request: Terms,
+        terms: Terms,
         tokenizer: Tokenizer | None,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.request = request
+        self.terms = terms
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        """One for each token so far, where they were asked for, like the next."""
+        """One for each token so far, like the next, where `logprobs` asked for them."""
         self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
         self.finish_reason: FinishReason | None = None
         self._restored = 0
         self._clock = clock
         self._tokenizer = tokenizer
-        self._text = TextStream(tokenizer, request.prompt_ids, request.stop) if tokenizer else None
+        self._text = TextStream(tokenizer, terms.prompt, terms.stop) if tokenizer else None
         self._started_s = clock()
         self._first_s = self._last_s = self._started_s
         self._first_chosen_s = self._last_chosen_s = 0.0
@@ -152,10 +111,11 @@ class AnswerText:
         chosen_s: float,
         logprobs: Logprobs | None = None,
     ) -> Token:
-        """Take the next token, and why the reply ends with it where its text does not tell.
+        """Take the next token.
 
-        chosen_s: when it was chosen. Tokens arrive in bursts where the loop is busy, so the rate
-        is that of choosing.
+        end: why the answer ends with it, as far as tokens alone tell; a stop string may end it,
+        too. chosen_s: when it was chosen. Tokens arrive in bursts where the loop is busy, so rates
+        count the times of choosing.
         """
         self._last_s = self._clock()
         self._last_chosen_s = chosen_s
@@ -164,7 +124,7 @@ class AnswerText:
         return self._take(token_id, end, chosen_s, logprobs)
 
     def restore(self, token_id: int, end: FinishReason | None, logprobs: Logprobs | None) -> Token:
-        """Likewise a token of an answer that is gone on with. No time is counted for it."""
+        """Take a token that a resumed answer already had. No time is counted for it."""
         self._restored += 1
         return self._take(token_id, end, 0.0, logprobs)
 
@@ -202,17 +162,17 @@ class AnswerText:
         return self._text.text if self._text else ""
 
     def statistics(self) -> Statistics:
-        """What there is to measure of it."""
+        """Measurements so far."""
         new = len(self.token_ids) - self._restored
         decode_s = self._last_chosen_s - self._first_chosen_s
         statistics = Statistics(
-            prompt_tokens=len(self.request.prompt_ids),
+            prompt_tokens=len(self.terms.prompt),
             new_tokens=len(self.token_ids),
             first_token_s=self._first_s - self._started_s,
             decode_s=decode_s,
             tokens_per_s=decode_rate(new, decode_s),
             total_s=self._last_s - self._started_s,
-            seed=self.request.sampling.seed,
+            seed=self.terms.sampling.seed,
         )
         if self._restored:
             statistics["resumed_tokens"] = self._restored

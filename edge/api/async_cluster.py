@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack, get_args
 
-from edge.answers.journal import KeptLoad
+from edge.answers.journal_records import JournaledLoad
 from edge.api.async_model import AsyncModel
 from edge.api.counting_experts import CountedExperts, count_experts
-from edge.api.described_model import HeldModel
+from edge.api.described_model import LoadedModel
 from edge.api.hub_download import model_path
 from edge.api.kept_reply import KeptReply, kept_replies
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
@@ -280,25 +280,25 @@ class AsyncCluster:
                     peers=known,
                     lease=lease,
                 )
-                bringing = reload.bringing(checkpoint, proposal, peers, on_progress)
+                delivery = reload.delivery(checkpoint, proposal, peers, on_progress)
                 # What was summed up of a model's inputs is lost with a peer.
-                lasting = RunningModel(None if bringing.limits.observes else reload)
-                loaded = await load_model(bringing, peers, on_end=lasting.ended)
+                running = RunningModel(None if delivery.load.limits.observes else reload)
+                loaded = await load_model(delivery, peers, on_end=running.ended)
                 reload.manifests = loaded.manifests
-                lasting.begin(loaded)
+                running.begin(loaded)
             attendants: list[Joining | StandingBy] = []
-            if options.replan == "auto" and not bringing.limits.observes:
-                attendants.append(Joining(self._candidates, reload, lasting))
-            if options.standby == "kv" and not bringing.limits.observes:
-                attendants.append(StandingBy(reload, lasting))
+            if options.replan == "auto" and not delivery.load.limits.observes:
+                attendants.append(Joining(self._candidates, reload, running))
+            if options.standby == "kv" and not delivery.load.limits.observes:
+                attendants.append(StandingBy(reload, running))
             model = AsyncModel(
-                HeldModel(
-                    loaded=lasting,
+                LoadedModel(
+                    running=running,
                     forecast=forecast,
                     name=checkpoint.name,
                     vocab_size=checkpoint.spec.vocab_size,
                     hidden_size=checkpoint.spec.hidden_size,
-                    context_tokens=bringing.limits.context_tokens,
+                    context_tokens=delivery.load.limits.context_tokens,
                     longest_context_tokens=checkpoint.spec.context_tokens,
                     end_ids=checkpoint.end_ids,
                     sampling=checkpoint.sampling,
@@ -314,11 +314,11 @@ class AsyncCluster:
                         marks=tokenizer.answer_form.thinking_marks,
                     ),
                     peers=known,
-                    load=KeptLoad.of(
+                    load=JournaledLoad.of(
                         checkpoint.path,
                         checkpoint.store.fingerprint,
                         asked,
-                        context_tokens=bringing.limits.context_tokens,
+                        context_tokens=delivery.load.limits.context_tokens,
                         plan=proposal.plan,
                         names={peer.id: peer.name for peer in peers},
                     ),

@@ -10,13 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.answers.journal_folder import LAST
+from edge.answers.terms import GenerationOptions, GenerationOverrides, Terms
 from edge.api.described_model import DescribedModel, Messages, Prompt, Prompts, several
 from edge.api.embedding import check_dimensions, pooled, rows_for
-from edge.api.generation_options import (
-    GenerationOptions,
-    GenerationOverrides,
-    check_priority,
-)
 from edge.api.kept_reply import KeptReply
 from edge.api.progress_bars import progress_bars
 from edge.api.reply import AsyncReplyStream, Reply, evaluate
@@ -30,7 +26,7 @@ from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.runs.observation import gather_observed
-from edge.scheduling.fairness import Priority, Who
+from edge.scheduling.fairness import Priority
 from edge.text.tool_schema import Tool
 from edge.weights.observation import Observed
 from edge.weights.pooling import Pooling
@@ -191,17 +187,15 @@ class AsyncModel(DescribedModel):
         """Raise now what a stream would raise with its first token: RequestError for a schema or
         grammar that no answer can be kept to."""
         tokens = self._checked_ids(self._ids(prompt))
-        request = options.request(
-            tokens, end_ids=self._held.end_ids, room=1, usual=self._held.sampling
-        )
-        if (match := self._matching(request)) is not None:
+        terms = options.terms(tokens, end_ids=self._held.end_ids, room=1, usual=self._held.sampling)
+        if (match := self._matching(terms)) is not None:
             await run_blocking(match)
 
     async def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Float32 [tokens, vocab]: row i is what the model expects after token i of the prompt."""
         tokens = self._checked_ids(self._ids(prompt))
         self._require_open()
-        return await evaluate(self._held.loaded, tokens)
+        return await evaluate(self._held.running, Terms(prompt=tokens, rows="logits"))
 
     async def embed(
         self,
@@ -229,16 +223,17 @@ class AsyncModel(DescribedModel):
         ]
         rows = rows_for(pooling, self._held.pooling, name=self.name)
         check_dimensions(dimensions, self._held.hidden_size)
-        check_priority(priority)
-        who = Who(client, priority)
+        asked = [
+            Terms(prompt=each, rows=rows, client=client, priority=priority) for each in checked
+        ]
         self._require_open()
-        found = np.empty((len(checked), dimensions or self._held.hidden_size), np.float32)
+        found = np.empty((len(asked), dimensions or self._held.hidden_size), np.float32)
 
-        async def fill(number: int, tokens: tuple[int, ...]) -> None:
-            states = await evaluate(self._held.loaded, tokens, rows, who=who)
+        async def fill(number: int, terms: Terms) -> None:
+            states = await evaluate(self._held.running, terms)
             found[number] = pooled(states, normalize=normalize, dimensions=dimensions)
 
-        await gather_all(fill(number, tokens) for number, tokens in enumerate(checked))
+        await gather_all(fill(number, terms) for number, terms in enumerate(asked))
         return found[0] if prompts is None else found
 
     async def score(self, prompt: Prompt) -> Score:
@@ -256,12 +251,12 @@ class AsyncModel(DescribedModel):
     def _observed(self, spec: ModelSpec) -> AsyncIterator[tuple[Observed, NDArray[np.float32]]]:
         """What its products were given so far, for one that was loaded with `observes`."""
         self._require_open()
-        return gather_observed(self._held.loaded, spec)
+        return gather_observed(self._held.running, spec)
 
     async def measure(self) -> list[PeerTimes]:
         """Where each peer's time went since this was last called, and its memory."""
         self._require_open()
-        times = await self._held.loaded.measure()
+        times = await self._held.running.measure()
         self._held.forecast.learn(times)
         return times
 
@@ -286,7 +281,7 @@ class AsyncModel(DescribedModel):
         try:
             for attendant in self._held.attendants:
                 await attendant.aclose()
-            await self._held.loaded.aclose()
+            await self._held.running.aclose()
         finally:
             if self._held.tokenizer is not None:
                 await run_blocking(self._held.tokenizer.close)

@@ -1,4 +1,4 @@
-"""What a model on its peers tells at once, and how prompts are checked; with or without a loop."""
+"""The part of a loaded model that needs no waiting: its facts, and the checks of prompts."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
-from edge.answers.journal import Asked, Journal, KeptLoad, KeptRequest, Reading
+from edge.answers.journal import Journal
 from edge.answers.journal_folder import JournalFolder
-from edge.answers.text import Terms
-from edge.api.generation_options import (
-    MOST_TOKENS_OF_A_TEXT,
-    GenerationOptions,
-)
+from edge.answers.journal_records import JournaledLoad, JournalHead
+from edge.answers.terms import MOST_TOKENS_OF_A_TEXT, AnswerReading, GenerationOptions, Terms
 from edge.api.kept_reply import KeptReply
-from edge.api.reply import BeginReply, Keep, ReplyUnderWay
+from edge.api.reply import AskedReply, BeginReply, ReplyFeed, ReplyMaker
 from edge.api.tool_choice import chosen, with_calls
 from edge.errors import PromptLengthError, RequestError, shown
 from edge.kernels.sampling.parameters import SamplingParameters
@@ -33,8 +30,7 @@ from edge.protocol.peer_info import PeerInfo
 from edge.runs.model import Recovery, RunningModel
 from edge.runs.recovery.joining import Joining
 from edge.runs.recovery.standing_by import StandingBy
-from edge.scheduling.fairness import ANYBODY, Who
-from edge.scheduling.work import Work
+from edge.scheduling.orders import Work
 from edge.text import Tokenizer
 from edge.text.grammar import Grammars, Matcher
 from edge.text.tool_schema import Tool, tool_schemas
@@ -69,40 +65,44 @@ def _are_messages(values: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldModel:
-    """What both kinds of models hold."""
+class LoadedModel:
+    """What `Model` and `AsyncModel` know of a loaded model."""
 
-    loaded: RunningModel
+    running: RunningModel
     forecast: Forecast
     name: str
     vocab_size: int
     hidden_size: int
     context_tokens: int
     longest_context_tokens: int
-    """That it was made for."""
+    """The longest context that it was made for."""
     end_ids: frozenset[int]
     sampling: SamplingParameters
     unused_settings: tuple[str, ...]
     pooling: MakersPooling
     tokenizer: Tokenizer | None
     grammars: Grammars | None
-    """Where there is a tokenizer."""
+    """None where there is no tokenizer."""
     peers: Mapping[str, PeerInfo]
-    load: KeptLoad
-    """What it was loaded by."""
+    load: JournaledLoad
+    """How it was loaded."""
     lease: Lease
-    """That it is loaded under."""
+    """The lease of its sessions."""
     replies: JournalFolder
-    """Where journals are."""
+    """The journals of unfinished replies."""
     attendants: tuple[Joining | StandingBy, ...]
     """Tasks that run in the background of its replies."""
+
+    @property
+    def maker(self) -> ReplyMaker:
+        return ReplyMaker(running=self.running, tokenizer=self.tokenizer, forecast=self.forecast)
 
 
 @checks_calls
 class DescribedModel:
-    """What a model tells at once, with or without an event loop."""
+    """The facts of a loaded model, and the checks of prompts for it."""
 
-    def __init__(self, held: HeldModel) -> None:
+    def __init__(self, held: LoadedModel) -> None:
         self._held = held
 
     @property
@@ -148,7 +148,7 @@ class DescribedModel:
     @property
     def plan(self) -> Plan:
         """What runs where; devices are peers' ids (see `peers`)."""
-        return self._held.loaded.plan
+        return self._held.running.plan
 
     @property
     def proposal(self) -> Proposal:
@@ -158,12 +158,12 @@ class DescribedModel:
     @property
     def sent_bytes(self) -> Mapping[str, int]:
         """Weights that were sent to each peer, by name; 0 for one that had its shard cached."""
-        return dict(self._held.loaded.sent_bytes)
+        return dict(self._held.running.sent_bytes)
 
     @property
     def token_weight_bytes(self) -> Mapping[str, int]:
         """Weights, as its kernels keep them, that each peer reads for one token, by name."""
-        return dict(self._held.loaded.token_weight_bytes)
+        return dict(self._held.running.token_weight_bytes)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -182,22 +182,22 @@ class DescribedModel:
     @property
     def recoveries(self) -> Sequence[Recovery]:
         """How it went on after peers were lost, or others joined; the first time first."""
-        return tuple(self._held.loaded.recoveries)
+        return tuple(self._held.running.recoveries)
 
     @property
     def work(self) -> Work:
         """How many tokens its peers were given to compute so far, and in how many steps."""
-        return self._held.loaded.work
+        return self._held.running.work
 
     @property
     def is_recovering(self) -> bool:
         """A device was lost or joined, and the model is loaded anew; answers wait."""
-        return self._held.loaded.is_recovering
+        return self._held.running.is_recovering
 
     @property
     def is_over(self) -> bool:
         """It was closed, or has lost peers and does not fit on those that are left."""
-        return self._held.loaded.failure is not None
+        return self._held.running.failure is not None
 
     def predict(
         self,
@@ -220,16 +220,31 @@ class DescribedModel:
         prompt: Prompt,
         options: GenerationOptions,
         *,
-        reading: Reading | None = None,
+        reading: AnswerReading | None = None,
         client: str = "",
         cache_salt: str = "",
         id: str | None = None,
     ) -> BeginReply:
-        """A reply to be started by whoever reads it; the prompt and the options are checked."""
+        """A reply that its reader starts. The prompt and the options are checked here."""
         if id is not None and not (id.isprintable() and len(id) <= LONGEST_ID):
             raise RequestError(
                 f"id must be a text of at most {LONGEST_ID} printable characters, not {shown(id)}"
             )
+        terms = self._terms(
+            prompt, options, reading=reading, client=client, cache_salt=_digest(cache_salt)
+        )
+        held = self._held
+
+        def keep() -> Journal | None:
+            if not options.journal:
+                return None
+            head = JournalHead(begun_s=time.time(), load=held.load, terms=terms)
+            return held.replies.begin(head, held.lease)
+
+        return self._begin_reply(terms, keep, id)
+
+    def _terms(self, prompt: Prompt, options: GenerationOptions, **further: Any) -> Terms:
+        """The checked terms of an answer to this prompt. further: see GenerationOptions.terms."""
         if options.thinking is not None and isinstance(prompt, str):
             raise RequestError(
                 "thinking is told to a chat template, and a text goes to the model as it is; use "
@@ -241,85 +256,62 @@ class DescribedModel:
         room = self.context_tokens - len(tokens)
         if room < 1:
             raise self._too_long(len(tokens), ": no room for an answer")
-        request = options.request(
-            tokens,
-            end_ids=self._held.end_ids,
-            room=room,
-            usual=self._held.sampling,
+        terms = options.terms(
+            tokens, end_ids=self._held.end_ids, room=room, usual=self._held.sampling, **further
         )
-        if (biased := max(request.sampling.logit_bias, default=0)) >= self.vocab_size:
+        if (biased := max(terms.sampling.logit_bias, default=0)) >= self.vocab_size:
             raise RequestError(
                 f"logit_bias has token id {biased}, which is not one of the model's",
                 remedy=f"ids are 0..{self.vocab_size - 1}",
             )
-        held = self._held
-
-        def keep() -> Journal | None:
-            if not options.journal:
-                return None
-            kept = KeptRequest.of(request, reading)
-            return held.replies.begin(
-                Asked(begun_s=time.time(), load=held.load, request=kept), held.lease
-            )
-
-        who, salt = Who(client, options.priority), _digest(cache_salt)
-        return self._begin_reply(request, reading, keep, who, id, cache_salt=salt)
+        return terms
 
     def _begin_reply(
-        self,
-        request: Terms,
-        reading: Reading | None,
-        keep: Keep,
-        who: Who = ANYBODY,
-        id: str | None = None,
-        cache_salt: str = "",
+        self, terms: Terms, keep: Callable[[], Journal | None], id: str | None = None
     ) -> BeginReply:
         self._require_open()
-        held = self._held
-        match = self._matching(request)
-        begin = partial(ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast)
-        return partial(begin, reading, match, keep, who=who, id=id, cache_salt=cache_salt)
+        asked = AskedReply(terms=terms, match=self._matching(terms), keep=keep, id=id)
+        return partial(ReplyFeed, self._held.maker, asked)
 
     def _resumed(self, reply: KeptReply | str) -> BeginReply:
-        """A reply that goes on; its journal is ours until then. Reads its file."""
+        """Resume a reply; reads its journal."""
         journal = self._held.replies.open(reply) if isinstance(reply, str) else reply.journal
         try:
-            return self._goes_on(journal)
+            return self._resume(journal)
         except BaseException:
             journal.close()
             raise
 
-    def _goes_on(self, journal: Journal) -> BeginReply:
+    def _resume(self, journal: Journal) -> BeginReply:
         if not journal.is_open:
             raise RequestError(f"the reply {journal.id} was closed", remedy="open it again")
-        asked = journal.kept.asked
-        if asked.load.fingerprint != self._held.load.fingerprint:
+        head, terms = journal.content.head, journal.content.head.terms
+        if head.load.fingerprint != self._held.load.fingerprint:
             raise RequestError(
-                f"the reply {journal.id} is of {asked.load.path} as it was then, and this is "
+                f"the reply {journal.id} is of {head.load.path} as it was then, and this is "
                 "another model, or its files were changed since",
                 remedy="ask again",
             )
-        if (unlike := asked.load.unlike(self._held.load)) is not None:
+        if (unlike := head.load.unlike(self._held.load)) is not None:
             raise RequestError(
                 f"the reply {journal.id} cannot go on with this model, which has {unlike}",
                 remedy=f"load it as it was: edge run --resume {journal.id}",
             )
-        request = asked.request.request()
-        self._checked_ids(request.prompt_ids)
-        ids = [*(token.token_id for token in journal.kept.tokens), *request.end_ids]
-        ids += request.sampling.logit_bias
-        most = self.context_tokens - len(request.prompt_ids)
-        if any(id >= self.vocab_size for id in ids) or request.max_new_tokens > most:
+        self._checked_ids(terms.prompt)
+        ids = [*(token.token_id for token in journal.content.tokens), *terms.end_ids]
+        ids += terms.sampling.logit_bias
+        most = self.context_tokens - len(terms.prompt)
+        if any(id >= self.vocab_size for id in ids) or terms.max_new_tokens > most:
             raise RequestError(
                 f"the reply {journal.id} is not of this model: it was damaged", remedy="ask again"
             )
-        if journal.kept.lease.run != self._held.lease.run:
+        if journal.content.lease.run != self._held.lease.run:
             journal.held_by(self._held.lease)
-        return self._begin_reply(request, asked.request.reading, lambda: journal)
+        return self._begin_reply(terms, lambda: journal)
 
-    def _matching(self, request: Terms) -> Callable[[], Matcher] | None:
-        """What makes the matcher of an answer that keeps to a grammar; takes its time."""
-        if request.grammar is None:
+    def _matching(self, terms: Terms) -> Callable[[], Matcher] | None:
+        """Makes the matcher of an answer with a grammar, which takes its time; None: no grammar."""
+        if terms.grammar is None:
             return None
         grammars, tokenizer = self._held.grammars, self._held.tokenizer
         if grammars is None or tokenizer is None:
@@ -328,8 +320,8 @@ class DescribedModel:
                 "grammar",
                 remedy="leave both out, or put the model's tokenizer.json beside it",
             )
-        is_thinking = tokenizer.begins_thinking(request.prompt_ids)
-        return partial(grammars.begin, request.grammar, is_thinking=is_thinking)
+        is_thinking = tokenizer.begins_thinking(terms.prompt)
+        return partial(grammars.begin, terms.grammar, is_thinking=is_thinking)
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -342,7 +334,7 @@ class DescribedModel:
         tools: Sequence[Tool] | None,
         tool_choice: str,
         variables: Mapping[str, object] | None,
-    ) -> tuple[list[int], GenerationOptions, Reading]:
+    ) -> tuple[list[int], GenerationOptions, AnswerReading]:
         """Token ids of a conversation, how to answer it, and how the answer is read."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -366,7 +358,7 @@ class DescribedModel:
         )
         thinking = self.tokenizer.begins_thinking(ids)
         form = self.tokenizer.answer_form
-        return ids, options, Reading(thinking=thinking, form=form, tools=tool_types(schemas))
+        return ids, options, AnswerReading(thinking=thinking, form=form, tools=tool_types(schemas))
 
     def _too_long(self, tokens: int, what: str = "") -> PromptLengthError:
         """The error for a prompt of `tokens` tokens; it says what helps."""
@@ -390,7 +382,7 @@ class DescribedModel:
 
     def _require_open(self) -> None:
         """Raises what ended the model, if anything did."""
-        if (failure := self._held.loaded.failure) is not None:
+        if (failure := self._held.running.failure) is not None:
             raise failure
 
     def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A reply that was begun and not finished, opened to go on with it."""
+"""An unfinished reply, opened to resume it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from edge.protocol.lease import Lease
 
 
 def kept_replies() -> JournalFolder:
-    """Those of this user."""
+    """The journals of this user."""
     return JournalFolder(state_root() / "replies")
 
 
 class KeptReply:
-    """A reply that was asked for with `journal`, and was not finished. A context manager.
+    """A reply that was asked for with `journal` and is not finished. A context manager.
 
-    Load its model as it was loaded, `cluster.load(kept.model, kept.options, resumes=kept)`, and go
-    on: `model.resume(kept)`. The tokens to come are those that would have come. What an earlier
-    coordinator of it still holds on peers is freed, and whatever that asks for is refused.
+    Load its model as it was, `cluster.load(kept.model, kept.options, resumes=kept)`, and resume it:
+    `model.resume(kept)`. The next tokens are the same as without the interruption. Sessions that an
+    earlier coordinator of it still has on peers are ended, and its later calls are refused.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -32,10 +32,11 @@ class KeptReply:
 
     @classmethod
     def open(cls, id: str = LAST) -> KeptReply:
-        """By its id (`stream.kept_as`, `edge replies show`); "last": the one that was written last.
+        """Open it by its id (`stream.kept_as`, `edge replies show`), or "last" for the reply that
+        was written to last.
 
-        Raises RequestError for one that is not kept here, or damaged, or that another process has
-        under way, which is named.
+        Raises RequestError for an id that is not kept here, a damaged journal, or a reply that
+        another process has open, naming that process.
         """
         return cls(kept_replies().open(id))
 
@@ -44,48 +45,48 @@ class KeptReply:
 
     @property
     def id(self) -> str:
-        """What it is kept as."""
+        """Its id."""
         return self.journal.id
 
     @property
     def model(self) -> Path:
         """The files of its model."""
-        return Path(self.journal.kept.asked.load.path)
+        return Path(self.journal.content.head.load.path)
 
     @property
     def options(self) -> LoadOptions:
-        """How its model was loaded; the plan as it was asked for."""
-        return self.journal.kept.asked.load.options()
+        """How its model was loaded, with the kind of plan that was asked for."""
+        return self.journal.content.head.load.options()
 
     @property
     def prompt_tokens(self) -> int:
-        """How many its prompt has."""
-        return len(self.journal.kept.asked.request.prompt_ids)
+        """Tokens of its prompt."""
+        return len(self.journal.content.head.terms.prompt)
 
     @property
     def new_tokens(self) -> int:
-        """How many there are of its answer."""
-        return len(self.journal.kept.tokens)
+        """Tokens of its answer so far."""
+        return len(self.journal.content.tokens)
 
     @property
     def max_new_tokens(self) -> int:
-        """Its longest answer."""
-        return self.journal.kept.asked.request.max_new_tokens
+        """Most tokens of its answer."""
+        return self.journal.content.head.terms.max_new_tokens
 
     @property
     def lease(self) -> Lease:
-        """The lease of the coordinator that goes on with it now."""
-        return self.journal.kept.lease
+        """The lease of the coordinator that has it now."""
+        return self.journal.content.lease
 
     def plan_on(self, names: Collection[str], options: LoadOptions) -> Plan | None:
-        """The plan that it had, by which sums are taken in the same order. None where another one
-        is asked for, or not all of its devices are among those with these names."""
-        plan = self.journal.kept.asked.load.plan
+        """The plan that it had, so that sums are taken in the same order. None if `options` ask for
+        another kind of plan, or not all of its devices are among `names`."""
+        plan = self.journal.content.head.load.plan
         is_there = set(plan.devices) <= set(names)
         return plan if is_there and options.plan == self.options.plan else None
 
     def close(self) -> None:
-        """It stays kept. May be called again."""
+        """Close it; it can be resumed later. May be called again."""
         self.journal.close()
 
     def __enter__(self) -> KeptReply:

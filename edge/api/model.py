@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.answers.journal_folder import LAST
+from edge.answers.terms import GenerationOptions, GenerationOverrides
 from edge.api.async_model import AsyncModel
 from edge.api.described_model import DescribedModel, Messages, Prompt, Prompts
-from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import Reply, ReplyStream
 from edge.api.scoring import Score

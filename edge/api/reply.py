@@ -1,4 +1,4 @@
-"""A reply on its way to the caller: an iterator over tokens, and the whole at its end."""
+"""Replies: an iterator over tokens, and the whole reply at its end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.answers.answer import Request, new_request_id
-from edge.answers.journal import Journal, Reading
+from edge.answers.answer import Answer, new_answer_id
+from edge.answers.journal import Journal
+from edge.answers.terms import Terms
 from edge.answers.text import (
     FEWEST_TOKENS_OF_A_RATE,
     AnswerText,
     Statistics,
-    Terms,
     Token,
     TokenLogprob,
 )
@@ -28,15 +28,14 @@ from edge.concurrency.loop_thread import SIGNALS_SEEN_WITHIN_S, LoopThread
 from edge.errors import EdgeError, RequestError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.planning.forecast import Forecast
-from edge.protocol.step import FinishReason, Rows
+from edge.protocol.step import FinishReason
 from edge.runs.model import Recovery, RunningModel
-from edge.scheduling.fairness import ANYBODY, Who
 from edge.text import Tokenizer
 from edge.text.answer_parts import ReadAnswer, ToolCall
 from edge.text.grammar import Matcher
 
 _SHOWN_CHARACTERS = 60
-"""Most characters of a text, where a reply is shown in a line."""
+"""Most characters of a text in the one-line form of a reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,83 +101,76 @@ def _beginning(text: str) -> str:
     return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…")
 
 
-Keep = Callable[[], Journal | None]
-"""Begins the journal of a reply, or has the one that it goes on with. None: it has none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyMaker:
+    """What replies of one model are made with."""
+
+    running: RunningModel
+    tokenizer: Tokenizer | None
+    forecast: Forecast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedReply:
+    """One reply that was asked for, and checked."""
+
+    terms: Terms
+    match: Callable[[], Matcher] | None
+    """Makes the matcher of an answer with a grammar, which takes its time."""
+    keep: Callable[[], Journal | None]
+    """Begins the journal, or returns the one that is resumed. None: there is none."""
+    id: str | None = None
 
 
 class Mailbox(Protocol):
-    """Where the loop leaves tokens; the reader waits at its other end in its own way."""
+    """Where the loop puts tokens; each kind of reader waits for them in its own way."""
 
     def put_nowait(self, item: Token | EdgeError, /) -> None: ...
 
 
-class ReplyUnderWay:
-    """One reply between the loop, which makes it, and whoever reads it.
+class ReplyFeed:
+    """One reply between the event loop, which makes it, and its reader.
 
     `start`, `cancel` and the verbs of a Sink are for the loop's thread, the rest for the reader's.
     """
 
-    def __init__(
-        self,
-        loaded: RunningModel,
-        request: Terms,
-        tokenizer: Tokenizer | None,
-        forecast: Forecast,
-        reading: Reading | None,
-        match: Callable[[], Matcher] | None,
-        keep: Keep,
-        mailbox: Mailbox,
-        *,
-        who: Who,
-        id: str | None = None,
-        cache_salt: str = "",
-    ) -> None:
-        """reading: of an answer in a conversation; else all is said. match: makes what keeps the
-        answer to its grammar, if it has one; takes its time."""
+    def __init__(self, model: ReplyMaker, asked: AskedReply, mailbox: Mailbox) -> None:
         self.ended = False
-        self._reading = reading
-        self._loaded = loaded
-        self._generation = AnswerText(request, tokenizer)
-        self._request = Request(
-            prompt=request.prompt_ids,
-            terms=request.terms,
-            sink=self,
-            who=who,
-            cache_salt=cache_salt,
-            id=id or new_request_id(),
-        )
-        self._match = match
+        self._model = model.running
+        self._text = AnswerText(asked.terms, model.tokenizer)
+        self._answer = Answer(terms=asked.terms, sink=self, id=asked.id or new_answer_id())
+        self._match = asked.match
         self._starting: asyncio.Task[None] | None = None
         self._mailbox = mailbox
-        self._forecast = forecast
-        self._forecast_entry = forecast.begin()
-        self._recovered = slice(len(loaded.recoveries), None)
-        self._journal = keep()
+        self._forecast = model.forecast
+        self._forecast_entry = model.forecast.begin()
+        self._recovered = slice(len(model.running.recoveries), None)
+        self._journal = asked.keep()
 
     def __str__(self) -> str:
-        made = self._generation
+        made = self._text
         state = made.finish_reason or ("ended" if self.ended else "under way")
         return f"of {len(made.token_ids)} tokens ({state}): {_beginning(made.text)}"
 
     @property
     def kept_as(self) -> str | None:
-        """The id of its journal."""
+        """The id of its journal; None: it has none."""
         return None if self._journal is None else self._journal.id
 
     def start(self) -> None:
         if self._journal is not None and self._restored(self._journal):
             return
         if self._match is None:
-            self._loaded.submit(self._request)
+            self._model.submit(self._answer)
         else:
             self._starting = asyncio.ensure_future(self._start_matched(self._match))
 
     def _restored(self, journal: Journal) -> bool:
-        """Whether what the journal has is all of the answer."""
-        self._request.singly = journal.kept.singly
-        for each in journal.kept.tokens:
-            token = self._generation.restore(each.token_id, each.end, each.logprobs)
-            self._request.answer.append(each.token_id)
+        """Take the tokens of the journal. Returns whether the answer is whole with them."""
+        self._answer.singly = journal.content.singly
+        for each in journal.content.tokens:
+            token = self._text.restore(each.token_id, each.end, each.logprobs)
+            self._answer.tokens.append(each.token_id)
             self._mailbox.put_nowait(token)
             if token.finish_reason is not None:
                 return True
@@ -187,24 +179,24 @@ class ReplyUnderWay:
     async def _start_matched(self, match: Callable[[], Matcher]) -> None:
         def matcher() -> Matcher:
             made = match()
-            for token in self._request.answer:
+            for token in self._answer.tokens:
                 made.take(token)
             return made
 
         try:
-            self._request.matcher = await run_blocking(matcher)
+            self._answer.matcher = await run_blocking(matcher)
         except EdgeError as error:
             self.failed(error)
-        except Exception as error:  # a defect here: nobody is left waiting for a reply
+        except Exception as error:  # a defect here: no reader may wait for ever
             self.failed(EdgeError(f"the grammar of the answer failed ({error!r})"))
         else:
-            self._loaded.submit(self._request)
+            self._model.submit(self._answer)
 
     def cancel(self) -> None:
-        """Forget the rest and free its memory on the peers; nothing where it has ended."""
+        """Forget the rest and free its memory on the peers. Does nothing after its end."""
         if self._starting is not None:
             self._starting.cancel()
-        self._loaded.cancel(self._request.id)
+        self._model.cancel(self._answer.id)
 
     def token(
         self,
@@ -213,10 +205,10 @@ class ReplyUnderWay:
         chosen_s: float,
         logprobs: Logprobs | None,
     ) -> bool:
-        token = self._generation.push(token_id, end, chosen_s, logprobs)
+        token = self._text.push(token_id, end, chosen_s, logprobs)
         if self._journal is not None:
-            if len(self._generation.token_ids) == 1:
-                self._journal.begun(self._request.singly)
+            if len(self._text.token_ids) == 1:
+                self._journal.begun(self._answer.singly)
             self._journal.token(token_id, token.finish_reason, logprobs)
         self._mailbox.put_nowait(token)
         return token.finish_reason is not None
@@ -228,17 +220,17 @@ class ReplyUnderWay:
         self._mailbox.put_nowait(error)
 
     def take(self, event: Token | EdgeError) -> Token:
-        """The token that was left in the mailbox. Raises the error that was."""
+        """The token of an item from the mailbox. Raises the item if it is an error."""
         if isinstance(event, EdgeError):
-            if isinstance(event, RequestError) and not self._generation.token_ids:
-                self._drop_journal()  # what cannot be answered now cannot be later
+            if isinstance(event, RequestError) and not self._text.token_ids:
+                self._drop_journal()  # it could not be answered later, either
             self.end()
             raise event
         if event.finish_reason is not None:
             self._drop_journal()
             self.end()
-            self._recovered = slice(self._recovered.start, len(self._loaded.recoveries))
-            figures = self._generation.statistics()
+            self._recovered = slice(self._recovered.start, len(self._model.recoveries))
+            figures = self._text.statistics()
             if "resumed_tokens" not in figures:
                 self._forecast.note(
                     prompt_tokens=figures["prompt_tokens"],
@@ -254,19 +246,19 @@ class ReplyUnderWay:
             self._journal = None
 
     def end(self) -> None:
-        """Nobody waits for another token."""
+        """The reader takes no more tokens."""
         self.ended = True
         if self._journal is not None:
             self._journal.close()
         self._forecast.end(self._forecast_entry)
 
     def reply(self) -> Reply:
-        """The whole. Raises RequestError before its end."""
-        generation = self._generation
-        if generation.finish_reason is None:
+        """The whole reply. Raises RequestError before its end."""
+        made = self._text
+        if made.finish_reason is None:
             raise RequestError("the reply is not finished; iterate to its end first")
-        statistics = generation.statistics()
-        statistics["found_tokens"] = self._request.found_tokens
+        statistics = made.statistics()
+        statistics["found_tokens"] = self._answer.found_tokens
         predicted = self._forecast.of(
             prompt_tokens=statistics["prompt_tokens"], new_tokens=statistics["new_tokens"]
         )
@@ -274,25 +266,25 @@ class ReplyUnderWay:
             statistics["predicted_first_token_s"] = predicted.first_token_s
             statistics["predicted_tokens_per_s"] = predicted.tokens_per_s
             statistics["predicted_tokens_per_s_range"] = predicted.tokens_per_s_range
-        answer = ReadAnswer(content=generation.text, reasoning="", tool_calls=())
-        if self._reading is not None:
-            answer = self._reading(generation.text)
+        answer = ReadAnswer(content=made.text, reasoning="", tool_calls=())
+        if (reading := self._answer.terms.reading) is not None:
+            answer = reading(made.text)
         return Reply(
-            text=generation.text,
+            text=made.text,
             content=answer.content,
             reasoning=answer.reasoning,
             tool_calls=answer.tool_calls,
-            token_ids=tuple(generation.token_ids),
-            finish_reason=generation.finish_reason,
+            token_ids=tuple(made.token_ids),
+            finish_reason=made.finish_reason,
             statistics=statistics,
-            logprobs=tuple(generation.logprobs),
-            top_logprobs=tuple(generation.top_logprobs),
-            recoveries=tuple(self._loaded.recoveries[self._recovered]),
+            logprobs=tuple(made.logprobs),
+            top_logprobs=tuple(made.top_logprobs),
+            recoveries=tuple(self._model.recoveries[self._recovered]),
         )
 
 
-BeginReply = Callable[[Mailbox], ReplyUnderWay]
-"""A reply that was asked for and not started; whoever reads it has the mailbox."""
+BeginReply = Callable[[Mailbox], ReplyFeed]
+"""Begins a reply whose reader has this mailbox; it is not started yet."""
 
 
 class AsyncReplyStream:
@@ -359,8 +351,8 @@ class AsyncReplyStream:
         await self.aclose()
 
     def __del__(self) -> None:
-        # Leaving a loop over the stream drops it: nobody is left who could take a token. Whoever
-        # drops it may be another thread, where rubbish happens to be collected.
+        # Leaving a loop over the stream drops it, and no reader is left. The garbage collector may
+        # run in another thread.
         under_way = getattr(self, "_under_way", None)
         if under_way is not None and not under_way.ended:
             under_way.end()
@@ -438,22 +430,20 @@ class ReplyStream:
         self.close()
 
     def __del__(self) -> None:
-        # Leaving a loop over the stream drops it: nobody is left who could take a token.
+        # Leaving a loop over the stream drops it, and no reader is left.
         if hasattr(self, "_under_way"):
             self.close()
 
 
-async def evaluate(
-    loaded: RunningModel, token_ids: tuple[int, ...], rows: Rows = "logits", *, who: Who = ANYBODY
-) -> NDArray[np.float32]:
-    """The logits [tokens, vocab] after each of the tokens, or hidden states [rows, hidden]."""
+async def evaluate(model: RunningModel, terms: Terms) -> NDArray[np.float32]:
+    """The rows that the terms ask for: logits [tokens, vocab], or hidden states [rows, hidden]."""
     sink = _RowsSink()
-    request = Request(prompt=token_ids, terms=None, sink=sink, rows=rows, who=who)
-    loaded.submit(request)
+    answer = Answer(terms=terms, sink=sink)
+    model.submit(answer)
     try:
         return await sink.result
     except BaseException:
-        loaded.cancel(request.id)
+        model.cancel(answer.id)
         raise
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edge.api.generation_options import GenerationOptions
+from edge.answers.terms import GenerationOptions
 from edge.errors import RequestError, shown
 from edge.text.answer_forms import AnswerForm
 from edge.text.forced_calls import calls_grammar

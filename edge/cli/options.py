@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 import click
 
+from edge.answers.terms import GenerationOptions
 from edge.api.cluster import Cluster
-from edge.api.generation_options import GenerationOptions
 from edge.api.hub_download import check_model
 from edge.cli.field_options import given_options
 from edge.errors import PlanError, RequestError

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edge.answers.terms import GenerationOptions
 from edge.api.cluster import Cluster
-from edge.api.generation_options import GenerationOptions
 from edge.api.model import Model
 from edge.api.reply import Reply, ReplyStream
 from edge.cli.plan_view import devices_in_words, left_out_in_words

@@ -1,5 +1,5 @@
-"""How a shard of a plan comes onto its peer: described, sent, opened. And one that is to stay ready
-there for a plan that may come."""
+"""Delivery of a plan's shards to its peers: described, sent, opened. A shard may also be kept ready
+there for a plan that may follow."""
 
 from __future__ import annotations
 
@@ -10,29 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.concurrency.blocking import StopFlag, run_blocking
-from edge.models.spec import ModelSpec
-from edge.partition import Plan
-from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress, ignore_progress
-from edge.protocol.assignment import Assignment, Copies
+from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.lease import Lease
 from edge.protocol.messages import Close, Open, Opened
 from edge.protocol.peer_info import PeerInfo
-from edge.protocol.step import StepLimits
-from edge.protocol.step_times import ExpectedStep
 from edge.protocol.topology import Seat
-from edge.protocol.wire_rules import WireRules
+from edge.runs.resolved import ResolvedLoad
 from edge.runs.shipping import ShardShipment, describe_shard, ship
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import WeightFormat
-from edge.weights.layout import ShardLayout, shard_layout
 from edge.weights.matrix_kind import WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """A shard on its peer's disk, where it stays at least as long as the connection."""
+    """A shard on its peer's disk. It stays there at least as long as the connection."""
 
     client: PeerClient
     manifest_digest: str
@@ -41,29 +34,15 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What the way of every shard of a plan needs to know."""
+    """Delivers the shards of one plan to its peers."""
 
     checkpoint: Checkpoint
-    plan: Plan
-    options: LoadOptions
-    weight_format: WeightFormat
-    limits: StepLimits
-    wire_rules: WireRules
+    load: ResolvedLoad
     lease: Lease
     cache_root: Path
-    copies_kv: Copies = "none"
-    expected: Mapping[str, ExpectedStep] = field(default_factory=dict)
-    """What the steps of peers should take, by id, as far as that is known."""
     tell: OnProgress = ignore_progress
     stop: StopFlag = field(default_factory=StopFlag)
-    """How the threads that quantise and hash learn that nobody waits any more."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.weight_format.graded(self.checkpoint.spec)
-
-    def layout(self, seat: Seat) -> ShardLayout:
-        return shard_layout(self.spec, self.plan, stage=seat[0], rank=seat[1])
+    """Tells the threads that quantize and hash that nobody waits for them any more."""
 
     def on_progress(self, event: Progress) -> None:
         self.stop.check()
@@ -71,10 +50,10 @@ class Delivery:
 
     @contextlib.asynccontextmanager
     async def source(self) -> AsyncIterator[WeightSource]:
-        """The weights as they are sent, rounded where they have to be."""
+        """The weights in the format in which they are sent."""
         source = await run_blocking(
             lambda: self.checkpoint.source(
-                self.weight_format,
+                self.load.weight_format,
                 cache_root=self.cache_root / "quantized",
                 on_progress=self.on_progress,
             ),
@@ -89,9 +68,9 @@ class Delivery:
     async def described(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> ShardShipment:
         return await run_blocking(
             lambda: describe_shard(
-                self.layout(seat),
+                self.load.layout(seat),
                 source,
-                self.weight_format,
+                self.load.weight_format,
                 fingerprint=self.checkpoint.store.fingerprint,
                 cache_root=self.cache_root / "manifests",
                 on_progress=lambda done, total: self.on_progress(
@@ -101,8 +80,8 @@ class Delivery:
             stop=self.stop.set,
         )
 
-    async def bring(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> Delivered:
-        """Send the peer what it lacks of the shard. The client is the caller's to close."""
+    async def deliver(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> Delivered:
+        """Send the peer the parts of the shard that it lacks. The caller closes the client."""
         shipment = await self.described(seat, peer, source)
         client, sent_bytes = await ship(
             shipment, peer.connect, peer=peer.name, on_progress=self.on_progress
@@ -111,32 +90,32 @@ class Delivery:
             client=client, manifest_digest=shipment.manifest.digest, sent_bytes=sent_bytes
         )
 
-    async def open(self, session: str, seat: Seat, peer: PeerInfo, brought: Delivered) -> Opened:
-        """Have the peer load what it was sent."""
+    async def open(self, session: str, seat: Seat, peer: PeerInfo, delivered: Delivered) -> Opened:
+        """Have the peer load the shard."""
+        load = self.load
         assignment = Assignment(
             session=session,
-            model=self.spec,
-            plan=self.plan,
+            model=load.spec,
+            plan=load.plan,
             stage=seat[0],
             rank=seat[1],
-            weight_format=self.weight_format,
-            manifest_digest=brought.manifest_digest,
+            weight_format=load.weight_format,
+            manifest_digest=delivered.manifest_digest,
             weights_digest=self.checkpoint.store.fingerprint,
-            limits=self.limits,
-            kv_dtype=self.options.kv_dtype,
-            wire_rules=self.wire_rules,
-            copies_kv=self.copies_kv,
+            limits=load.limits,
+            kv_dtype=load.kv_dtype,
+            wire_rules=load.wire_rules,
+            copies_kv=load.copies,
         )
         self.on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
-        trusted = self.options.trusted
-        is_shared = self.options.share_prefixes or bool(trusted)
-        opened = await brought.client.call(
+        is_shared = load.share_prefixes or bool(load.trusted)
+        opened = await delivered.client.call(
             Open(
                 assignment=assignment,
                 lease=self.lease,
                 prefix_secret=peer.prefix_secret(is_shared=is_shared),
-                prefixes_of=trusted,
-                expected=self.expected.get(peer.id),
+                prefixes_of=load.trusted,
+                expected=load.expected.get(peer.id),
             )
         )
         self.on_progress(Progress(phase="load", peer=peer.name, done=1, total=1))
@@ -144,36 +123,36 @@ class Delivery:
 
 
 async def make_ready(
-    bringing: Delivery, seat: Seat, peer: PeerInfo, source: WeightSource
+    delivery: Delivery, seat: Seat, peer: PeerInfo, source: WeightSource
 ) -> Delivered:
-    """Have a peer load a shard and keep it in memory, too, for whoever loads it next, as long as
-    nothing else needs the memory.
+    """Have a peer load a shard and park it in memory for the next load, as long as nothing else
+    needs the memory.
 
-    Raises what `load_model` raises where the peer has gone or has no room.
+    Raises the errors of `load_model` if the peer has gone or has no room.
     """
-    brought = await bringing.bring(seat, peer, source)
+    delivered = await delivery.deliver(seat, peer, source)
     try:
         session = uuid.uuid4().hex
-        await bringing.open(session, seat, peer, brought)
-        await brought.client.call(Close(session=session, parks=True))
+        await delivery.open(session, seat, peer, delivered)
+        await delivered.client.call(Close(session=session, parks=True))
     except BaseException:
-        await brought.client.aclose()
+        await delivered.client.aclose()
         raise
-    return brought
+    return delivered
 
 
-async def ship_ahead(bringing: Delivery, peers: Mapping[str, PeerInfo]) -> int:
-    """Have every peer of the plan (by id) keep its part on disk; how many bytes that took.
+async def ship_ahead(delivery: Delivery, peers: Mapping[str, PeerInfo]) -> int:
+    """Have every peer of the plan (by id) store its part on disk. Returns the bytes sent.
 
-    One peer after the other, for replies are under way; loading by this plan finds it there then.
-    Raises what `load_model` raises where a peer has gone or has no room on its disk.
+    One peer after the other, because replies are under way. A later load by this plan finds the
+    parts there. Raises the errors of `load_model` if a peer has gone or its disk has no room.
     """
     sent_bytes = 0
-    async with bringing.source() as source:
-        for stage, each in enumerate(bringing.plan.stages):
+    async with delivery.source() as source:
+        for stage, each in enumerate(delivery.load.plan.stages):
             for rank, share in enumerate(each.shards):
                 peer = peers[share.device]
-                brought = await bringing.bring((stage, rank), peer, source)
-                await brought.client.aclose()
-                sent_bytes += brought.sent_bytes
+                delivered = await delivery.deliver((stage, rank), peer, source)
+                await delivered.client.aclose()
+                sent_bytes += delivered.sent_bytes
     return sent_bytes

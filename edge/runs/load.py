@@ -1,4 +1,4 @@
-"""Ships and loads: from a checkpoint and a plan to a model that runs. Computes nothing."""
+"""Loading: from a checkpoint and a plan to a run on its peers. Computes nothing."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from edge.answers.copies import held_layers
 from edge.errors import CapacityError, RequestError
 from edge.memory.model_sizes import model_facts
 from edge.memory.step_memory import LOGIT_CHUNK_BYTES, has_states, held_tokens
-from edge.models.spec import ModelSpec
-from edge.partition import Plan
 from edge.planning.kv_limits import longest_tokens
 from edge.protocol.peer_info import PeerInfo, gather_all, places
-from edge.protocol.step import MOST_KEPT, SHORTEST_STEP, StepLimits
+from edge.protocol.step import MOST_KEPT, SHORTEST_STEP
 from edge.protocol.topology import Seat
 from edge.runs.delivery import Delivered, Delivery
+from edge.runs.resolved import ResolvedLoad
 from edge.runs.run import PlanRun
-from edge.scheduling.decide import Scheduler
 from edge.scheduling.prefixes import PrefixCacheIndex
 from edge.scheduling.residency import Residency
 from edge.scheduling.saved_states import SavedStates
-from edge.weights.formats import KvDtype, weight_format
+from edge.scheduling.state import SchedulingLimits, SchedulingState
+from edge.weights.formats import weight_format
 from edge.weights.matrix_kind import WeightSource
 from edge.weights.token_reads import packed_bytes_of_token
 
 
 class ShareRefusedError(CapacityError):
-    """A device has no room for what it was to take, in memory or on disk, though the plan says that
-    it has. It did not go away."""
+    """A device has no room for its part, in memory or on disk, though the plan says that it has.
+    The device is not lost."""
 
     def __init__(self, device: str, why: CapacityError) -> None:
         super().__init__(str(why))
@@ -40,46 +39,49 @@ class ShareRefusedError(CapacityError):
 
 
 async def load_model(
-    bringing: Delivery,
+    delivery: Delivery,
     peers: Sequence[PeerInfo],
     *,
     on_end: OnEnd,
-    brought: Mapping[Seat, Delivered] | None = None,
+    delivered: Mapping[Seat, Delivered] | None = None,
 ) -> PlanRun:
-    """Ship what the peers lack, load, link. On any failure nothing stays behind.
+    """Send what the peers lack, load, link. After a failure nothing stays behind.
 
-    peers: those of the plan, and perhaps others. `on_end` is told when the model ends, also by
-    closing it. `brought`: what its peers have, if that is every shard; the clients are the model's
-    from now on. What earlier terms of its lease have open on these peers ends first. Raises
-    ShareRefusedError where one of them has less room than was planned with.
+    peers: those of the plan, and perhaps others. on_end: told when the run ends, also by closing
+    it. delivered: the shards that the peers have, if that is every shard; the run owns the clients
+    from now on. Sessions of earlier terms of the lease on these peers end first. Raises
+    ShareRefusedError if a peer has less room than was planned with.
     """
-    kv_dtype = bringing.options.kv_dtype
-    model = PlanRun(
-        bringing.plan,
-        _scheduler(bringing.spec, bringing.limits, bringing.plan, kv_dtype),
-        vocab_size=bringing.spec.vocab_size,
-        hidden_size=bringing.spec.hidden_size,
+    load = delivery.load
+    run = PlanRun(
+        load.plan,
+        vocab_size=load.spec.vocab_size,
+        hidden_size=load.spec.hidden_size,
         on_end=on_end,
-        copies_kv=bringing.copies_kv,
-        kv_is_rounded=kv_dtype != "float32",
+        copies=load.copies,
+        kv_is_rounded=load.kv_dtype != "float32",
     )
-    for seat, each in (brought or {}).items():
-        model.adopt(seat, each.client)
-    loading = _Loading(model=model, bringing=bringing, peers={peer.id: peer for peer in peers})
+    for seat, each in (delivered or {}).items():
+        run.adopt(seat, each.client)
+    loading = _Loading(run=run, delivery=delivery, peers={peer.id: peer for peer in peers})
     try:
-        await loading.run(brought)
+        await loading.run_through(delivered)
     except Exception:
-        await model.aclose()
+        await run.aclose()
         raise
-    except BaseException:  # Ctrl-C: whoever pressed it does not want to wait for slow peers
-        await model.abort()
+    except BaseException:  # Ctrl-C: its user does not want to wait for slow peers
+        await run.abort()
         raise
-    return model
+    return run
 
 
-def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtype) -> Scheduler:
+def scheduling_state(
+    load: ResolvedLoad, *, rows_agree: bool, batches_agree: bool
+) -> SchedulingState:
+    """An empty state for a run of this load. rows_agree, batches_agree: see SchedulingLimits."""
+    spec, limits, kv_dtype = load.spec, load.limits, load.kv_dtype
     chunk, is_whole = limits.chunk_tokens, has_states(spec, kv_dtype)
-    # States and remainders are of all tokens so far: a beginning is of use where they were saved.
+    # States and remainders cover all tokens so far: a prefix is useful only where they were saved.
     saved = SavedStates(limits.saved_states) if is_whole and limits.saved_states else None
 
     def rows_at_once(width: int) -> int:
@@ -88,35 +90,38 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
     facts = model_facts(
         spec,
         weight_format(spec, "float32"),
-        name=plan.model,
+        name=load.plan.model,
         embedding_itemsize=4,
         kv_dtype=kv_dtype,
     )
-    return Scheduler(
-        chunk_tokens=chunk,
-        logit_chunk_tokens=rows_at_once(spec.vocab_size),
-        state_chunk_tokens=rows_at_once(spec.hidden_size),
-        residency=Residency(
+    prefixes = None
+    # An observed load computes every token, so that it is observed.
+    if not limits.observes and not (is_whole and saved is None) and chunk >= SHORTEST_STEP:
+        prefixes = PrefixCacheIndex(
+            chunk_tokens=chunk,
+            is_strict=limits.batch_invariant,
+            last_saved=None if saved is None else saved.last,
+        )
+    return SchedulingState.new(
+        SchedulingLimits(
+            stages=len(load.plan.stages),
+            chunk_tokens=chunk,
+            logit_chunk_tokens=rows_at_once(spec.vocab_size),
+            state_chunk_tokens=rows_at_once(spec.hidden_size),
+            asks_peers=not is_whole,  # saved states last as long as the session
+            rows_agree=rows_agree,
+            batches_agree=batches_agree,
+        ),
+        Residency(
             memory_tokens=limits.cached_tokens,
             disk_tokens=limits.disk_tokens,
-            longest_tokens=longest_tokens(limits.cached_tokens, plan, facts),
+            longest_tokens=longest_tokens(limits.cached_tokens, load.plan, facts),
             requests=limits.requests,
             held=lambda tokens: held_tokens(tokens, spec, limits, kv_dtype),
             most_kept=MOST_KEPT,
         ),
-        stages=len(plan.stages),
-        # What is found again is not computed, so nothing of it would be observed.
-        prefixes=(
-            None
-            if limits.observes or (is_whole and saved is None) or chunk < SHORTEST_STEP
-            else PrefixCacheIndex(
-                chunk_tokens=chunk,
-                is_strict=limits.batch_invariant,
-                last_saved=None if saved is None else saved.last,
-            )
-        ),
-        saved=saved,
-        asks_peers=not is_whole,  # states are saved for as long as the session lasts
+        prefixes,
+        saved,
     )
 
 
@@ -124,80 +129,79 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
 class _Loading:
     """One `load_model`."""
 
-    model: PlanRun
-    bringing: Delivery
+    run: PlanRun
+    delivery: Delivery
     peers: Mapping[str, PeerInfo]
     rows_agree: bool = True
     batches_agree: bool = True
-    """Both of all shards so far."""
+    """True for all shards so far."""
 
-    async def run(self, brought: Mapping[Seat, Delivered] | None) -> None:
+    async def run_through(self, delivered: Mapping[Seat, Delivered] | None) -> None:
         devices = {
             (stage, rank): self.peers[shard.device]
-            for stage, each in enumerate(self.model.plan.stages)
+            for stage, each in enumerate(self.run.plan.stages)
             for rank, shard in enumerate(each.shards)
         }
         where = places(devices)
-        if brought is not None:
+        if delivered is not None:
             await self._unless_it_fails(
                 gather_all(
-                    self._or_refused(peer, self._open(seat, peer, brought[seat]))
+                    self._or_refused(peer, self._open(seat, peer, delivered[seat]))
                     for seat, peer in devices.items()
                 )
             )
         else:
-            async with self.bringing.source() as source:
+            async with self.delivery.source() as source:
                 await self._unless_it_fails(
                     gather_all(
                         self._or_refused(peer, self._place(seat, peer, source))
                         for seat, peer in devices.items()
                     )
                 )
-        wire_rules = self.bringing.wire_rules
-        # What travels in another form may do so by how much there is of it.
+        wire_rules = self.delivery.load.wire_rules
+        # Other forms of activations may depend on how many rows a message has.
         if any(each.format != "float32" for each in (*wire_rules.sums, *wire_rules.hops)):
             self.rows_agree = self.batches_agree = False
-        if self.bringing.limits.batch_invariant and not self.batches_agree:
+        if self.delivery.load.limits.batch_invariant and not self.batches_agree:
             raise RequestError(
                 "with batch_invariant no bit of an answer may depend on others, but a back end of "
                 "the plan, or what activations travel in, does not promise that; use CPU peers and "
                 "the wire float32, or leave it out"
             )
-        await self._unless_it_fails(
-            self.model.start(where, rows_agree=self.rows_agree, batches_agree=self.batches_agree)
+        state = scheduling_state(
+            self.delivery.load, rows_agree=self.rows_agree, batches_agree=self.batches_agree
         )
+        await self._unless_it_fails(self.run.start(where, state))
 
     async def _or_refused(self, peer: PeerInfo, work: Awaitable[None]) -> None:
-        """Who has no room is named to the program, too."""
+        """Name the device that has no room."""
         try:
             await work
         except CapacityError as error:
             raise ShareRefusedError(peer.id, error) from error
 
     async def _place(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> None:
-        """Bring one shard onto its peer."""
-        brought = await self.bringing.bring(seat, peer, source)
-        self.model.adopt(seat, brought.client)
-        await self._open(seat, peer, brought)
+        """Deliver one shard to its peer and open it."""
+        delivered = await self.delivery.deliver(seat, peer, source)
+        self.run.adopt(seat, delivered.client)
+        await self._open(seat, peer, delivered)
 
-    async def _open(self, seat: Seat, peer: PeerInfo, brought: Delivered) -> None:
-        model, bringing = self.model, self.bringing
-        layout = bringing.layout(seat)
-        model.held[seat] = held_layers(layout, bringing.options.kv_dtype)
-        model.manifests[seat] = brought.manifest_digest
-        model.sent_bytes[peer.name] = model.sent_bytes.get(peer.name, 0) + brought.sent_bytes
-        read_bytes = packed_bytes_of_token(layout, bringing.weight_format.recipe)
-        model.token_weight_bytes[peer.name] = (
-            model.token_weight_bytes.get(peer.name, 0) + read_bytes
-        )
-        opened = await bringing.open(model.session, seat, peer, brought)
+    async def _open(self, seat: Seat, peer: PeerInfo, delivered: Delivered) -> None:
+        run, delivery = self.run, self.delivery
+        layout = delivery.load.layout(seat)
+        run.held[seat] = held_layers(layout, delivery.load.kv_dtype)
+        run.manifests[seat] = delivered.manifest_digest
+        run.sent_bytes[peer.name] = run.sent_bytes.get(peer.name, 0) + delivered.sent_bytes
+        read_bytes = packed_bytes_of_token(layout, delivery.load.weight_format.recipe)
+        run.token_weight_bytes[peer.name] = run.token_weight_bytes.get(peer.name, 0) + read_bytes
+        opened = await delivery.open(run.session, seat, peer, delivered)
         self.rows_agree &= opened.rows_agree
         self.batches_agree &= opened.batches_agree
 
     async def _unless_it_fails(self, work: Coroutine[Any, Any, None]) -> None:
-        """A peer that is lost ends the load at once, whatever the others are still busy with."""
+        """Do this, but end at once if a peer is lost, though the others are still busy."""
         doing = asyncio.ensure_future(work)
-        failed = asyncio.ensure_future(self.model.failed.wait())
+        failed = asyncio.ensure_future(self.run.failed.wait())
         try:
             await asyncio.wait([doing, failed], return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
@@ -206,5 +210,5 @@ class _Loading:
             for task in (doing, failed):
                 task.cancel()
             await asyncio.gather(doing, failed, return_exceptions=True)
-        if self.model.failure is not None:
-            raise self.model.failure
+        if self.run.failure is not None:
+            raise self.run.failure

@@ -1,5 +1,5 @@
-"""A model that outlives the plan it runs by: what is lost is replaced, what is better is moved to,
-and replies go on."""
+"""A model that outlives its plans: it fails over when a device is lost, moves to better plans, and
+its answers go on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.answers.answer import OnEnd, Request, fail_all
+from edge.answers.answer import Answer, OnEnd, fail_all
 from edge.errors import (
     CheckpointError,
     EdgeError,
@@ -25,77 +25,78 @@ from edge.partition import Plan
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Seat
 from edge.runs.run import PlanRun
-from edge.scheduling.work import Work
+from edge.scheduling.orders import Work
 
 MOST_LOSSES_WITHOUT_A_TOKEN = 8
-"""One after the other, while requests are under way: then what remains does not work, either."""
+"""Losses in a row, while answers are under way, after which the model gives up."""
 
 MOST_FAILURES_WITHOUT_A_TOKEN = 2
-"""The same of errors of which no peer went away: the same plan would end in the same way."""
+"""The same for errors without a lost peer: the same plan would end in the same way."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How a model went on after a plan of it had ended."""
+    """How a model went on after one of its plans had ended."""
 
     reason: str
-    """Why the plan ended: what was lost, or who joined."""
+    """Why the plan ended: the lost device, or the devices that joined."""
     plan: Plan
-    """That it goes on by; devices are peers' ids."""
+    """The next plan; its devices are peers' ids."""
     pause_s: float
-    """From the end of the one to the other's first step."""
+    """From the end of one plan to the first step of the next."""
     requests: int
-    """That were under way."""
+    """Answers that were under way."""
 
 
 Reload = Callable[[Collection[str], OnEnd], Awaitable[PlanRun]]
-"""Loads the model anew, on what is left without these devices unless they show that they live. By
-id, or by name where they were lost while it was loaded."""
+"""Loads the model again without these devices, unless they show that they live. A device is given
+by id, or by name if it was lost during a load."""
 
 
 Load = Callable[[OnEnd], Awaitable[PlanRun]]
-"""Loads the model by a plan that was chosen for it."""
+"""Loads the model by a plan that was chosen before."""
 
 
 class _MovesError(EdgeError):
-    """Ends a plan that does what it should, for a better one."""
+    """Ends a plan that works, for a better one."""
 
 
 class RunningModel:
-    """Like PlanRun, but for its end: it ends when it is closed, or nothing can replace what was
-    lost. Used from one event loop.
+    """A model that answers until it is closed, or until no plan can replace a lost one.
+
+    For one event loop.
     """
 
     def __init__(self, reload: Reload | None) -> None:
-        """reload: None, to end with its first plan. Then `begin`."""
+        """reload: None: the model ends with its first plan. Call `begin` next."""
         self.failure: EdgeError | None = None
         self.recoveries: list[Recovery] = []
         self._reload = reload
-        self._loaded: PlanRun | None = None
-        """None while it is loaded anew."""
+        self._run: PlanRun | None = None
+        """None during a reload."""
         self._last: PlanRun
-        """The one that runs, or ran last."""
+        """The current run, or the last one."""
         self._past = Work()
-        """Work of the plans before it."""
-        self._waiting: dict[str, Request] = {}
-        """Requests while nothing runs."""
+        """Work of earlier runs."""
+        self._waiting: dict[str, Answer] = {}
+        """Answers during a reload."""
         self._moves_by: Load | None = None
-        """What loads it where its plan ends of its own accord."""
+        """Loads the next plan of a move."""
         self._recovering: asyncio.Task[None] | None = None
         self._losses = self._failures = self._tokens = 0
-        """Since a request got a token, or a plan ran that ended while none was under way."""
+        """Since an answer got a token, or a plan ended while no answer was under way."""
 
-    def begin(self, loaded: PlanRun) -> None:
-        """What it runs by at first, which was loaded with `ended`."""
-        self._loaded = self._last = loaded
-        if loaded.failure is not None:
-            self.ended((), loaded.failure)
+    def begin(self, run: PlanRun) -> None:
+        """Take over the first run, which was loaded with `on_end=ended`."""
+        self._run = self._last = run
+        if run.failure is not None:
+            self.ended((), run.failure)
 
     @property
     def plan(self) -> Plan:
-        """What runs where, or ran last."""
+        """The current plan, or the last one."""
         return self._last.plan
 
     @property
@@ -108,54 +109,54 @@ class RunningModel:
 
     @property
     def work(self) -> Work:
-        """What its peers were given to compute, by all its plans."""
+        """How much its peers were given to compute, by all its plans."""
         return self._past + self._last.work
 
     @property
     def is_recovering(self) -> bool:
-        """Something was lost, and is being replaced; or it moves to another plan."""
-        return self._loaded is None and self.failure is None
+        """It fails over, or moves to another plan."""
+        return self._run is None and self.failure is None
 
     @property
-    def requests(self) -> tuple[Request, ...]:
-        """Those that are under way, or wait."""
-        running = () if self._loaded is None else self._loaded.requests
+    def answers(self) -> tuple[Answer, ...]:
+        """Unfinished answers."""
+        running = () if self._run is None else self._run.answers
         return (*running, *self._waiting.values())
 
-    def submit(self, request: Request) -> None:
-        """Start a request. Whatever becomes of it, its sink is told."""
+    def submit(self, answer: Answer) -> None:
+        """Start an answer. Its sink is told of every outcome."""
         if self.failure is not None:
-            request.sink.failed(self.failure)
-        elif self._loaded is None:
-            self._waiting[request.id] = request
+            answer.sink.failed(self.failure)
+        elif self._run is None:
+            self._waiting[answer.id] = answer
         else:
-            self._loaded.submit(request)
+            self._run.submit(answer)
 
-    def cancel(self, request: str) -> None:
-        """Forget a request and free its KV cache on every peer; unknown ones are ignored."""
-        self._waiting.pop(request, None)
-        if self._loaded is not None:
-            self._loaded.cancel(request)
+    def cancel(self, id: str) -> None:
+        """Forget an answer and free its KV cache on every peer. An unknown id is ignored."""
+        self._waiting.pop(id, None)
+        if self._run is not None:
+            self._run.cancel(id)
 
     def move(self, reason: str, load: Load) -> None:
-        """Go on by another plan; requests under way are started again there, as after a loss.
+        """Go on by another plan. Answers under way go on there, as after a loss.
 
-        Where it cannot be loaded, it goes on as if the devices of its plan were lost that went
-        away meanwhile: perhaps by the plan that it had. Nothing happens while it is loaded anew,
-        or once it has ended.
+        If that plan cannot be loaded, the model fails over without the devices that went away
+        meanwhile, perhaps back to the plan that it had. Does nothing during a reload, or after the
+        end of the model.
         """
         assert self._reload is not None
-        if self._loaded is not None and self._loaded.failure is None:
+        if self._run is not None and self._run.failure is None:
             self._moves_by = load
-            self._loaded.fail(_MovesError(reason))
+            self._run.fail(_MovesError(reason))
 
     async def measure(self) -> list[PeerTimes]:
-        """Where each peer's time went since this was last called, in plan order."""
-        return await (await self._running()).measure()
+        """Where each peer's time went since the last call, in plan order."""
+        return await (await self._current()).measure()
 
     async def observed(self, seat: Seat, run: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """What one shard has summed up of one of its `observed_runs`: float32 of this shape."""
-        return await (await self._running()).observed(seat, run, shape)
+        """The sums of one of a shard's `observed_runs`: float32 of this shape."""
+        return await (await self._current()).observed(seat, run, shape)
 
     async def aclose(self) -> None:
         """Free everything on the peers and hang up. May be called again."""
@@ -165,21 +166,21 @@ class RunningModel:
             await asyncio.wait([self._recovering])
         await self._last.aclose()
 
-    def ended(self, requests: Sequence[Request], error: EdgeError) -> None:
-        """A plan ended with these unfinished; see `OnEnd`."""
-        if self._loaded is None:
-            assert not requests, "nothing runs"
-            return  # loading failed, which whoever loads is told
-        self._loaded = None
+    def ended(self, answers: Sequence[Answer], error: EdgeError) -> None:
+        """The OnEnd of its runs."""
+        if self._run is None:
+            assert not answers, "nothing runs"
+            return  # a load failed, and its caller is told
+        self._run = None
         if self.failure is not None:
-            fail_all(requests, self.failure)
+            fail_all(answers, self.failure)
             return
-        self._waiting |= {request.id: request for request in requests}
+        self._waiting |= {answer.id: answer for answer in answers}
         if not self._waiting:
             self._losses = self._failures = 0
         load, self._moves_by = self._moves_by, None
         if not isinstance(error, _MovesError):
-            load = None  # it was lost before it could move
+            load = None  # a device was lost before the move
             if self._reload is None or not self._may_go_on(error, ran=True):
                 self._end(error)
                 return
@@ -187,12 +188,12 @@ class RunningModel:
         self._recovering = asyncio.create_task(self._recover(self._reload, error, load))
 
     async def _recover(self, reload: Reload, error: EdgeError, load: Load | None) -> None:
-        """load: where it moves, what is tried first, once."""
+        """load: for a move, the load that is tried first, once."""
         started_s = time.monotonic()
         reason = error
         lost = set(self._last.blamed)
         try:
-            # What the survivors hold is freed first: there may be no room for it twice.
+            # The survivors free their shards first: there may be no room for two.
             await self._last.aclose()
             while True:
                 moves_by, load = load, None
@@ -230,7 +231,7 @@ class RunningModel:
                 )
             )
             return
-        self._loaded = loaded
+        self._run = loaded
         waiting, self._waiting = self._waiting, {}
         self.recoveries.append(
             Recovery(
@@ -240,15 +241,15 @@ class RunningModel:
                 requests=len(waiting),
             )
         )
-        for request in waiting.values():
-            self.submit(request)
+        for answer in waiting.values():
+            self.submit(answer)
 
     def _may_go_on(self, error: EdgeError, *, ran: bool = False) -> bool:
-        """Whether another plan may do what this one could not. ran: it ended a plan that ran; else
-        it came of loading one. Of weights that a peer found damaged as it ran, loading sends it a
-        new copy; a checkpoint that cannot be loaded here is not another one the next time.
+        """Whether another plan may work after this error. ran: the error ended a run; else it ended
+        a load. A peer that found its weights damaged during a run gets a new copy from the next
+        load; a checkpoint that cannot be loaded here stays as it is.
         """
-        tokens = sum(len(request.answer) for request in self._waiting.values())
+        tokens = sum(len(answer.tokens) for answer in self._waiting.values())
         if tokens != self._tokens:
             self._tokens, self._losses, self._failures = tokens, 0, 0
         if isinstance(error, PeerLostError):
@@ -267,18 +268,18 @@ class RunningModel:
         waiting, self._waiting = self._waiting, {}
         fail_all(tuple(waiting.values()), self.failure)
 
-    async def _running(self) -> PlanRun:
-        """What it runs by, once it does."""
-        while self._loaded is None:
+    async def _current(self) -> PlanRun:
+        """The current run, once there is one."""
+        while self._run is None:
             if self.failure is not None:
                 raise self.failure
             assert self._recovering is not None
             await asyncio.wait([self._recovering])
-        return self._loaded
+        return self._run
 
 
 def _told(lost: EdgeError, final: EdgeError) -> EdgeError:
-    """The error of a model whose plan ended by `lost`, and which could not go on by `final`."""
+    """The error of a model whose plan ended by `lost`, and whose failover ended by `final`."""
     if final is lost or str(final) == str(lost):
         return lost
     told = f"{lost}; and it could not go on without: {final}"

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.protocol.step import SHORTEST_STEP
-from edge.scheduling.orders import Kept, Match
+from edge.scheduling.orders import KeptCache, Match
 from edge.scheduling.prefixes import PrefixCacheIndex, common_tokens, cut, joined
+from edge.scheduling.request_state import RequestState
 from edge.scheduling.residency import Residency
 from edge.scheduling.saved_states import Save, SavedStates
-from edge.scheduling.state import ScheduledRequest
 
 
 class Left(NamedTuple):
@@ -26,20 +26,20 @@ class Left(NamedTuple):
 
     save: tuple[Save, ...]
     finish: tuple[str, ...]
-    keep: dict[str, Kept]
+    keep: dict[str, KeptCache]
     drop: tuple[str, ...]
 
 
 NOTHING_LEFT = Left((), (), {}, ())
 
 
-class Reuse:
+class PrefixReuse:
     """Reuse of computed beginnings among the requests of one plan. It does not change what they
     have computed."""
 
     def __init__(
         self,
-        active: Mapping[str, ScheduledRequest],
+        active: Mapping[str, RequestState],
         residency: Residency,
         prefixes: PrefixCacheIndex,
         saved: SavedStates | None,
@@ -56,22 +56,18 @@ class Reuse:
         self._chunk_tokens = chunk_tokens
         self._asks_peers = asks_peers
         self._saves: list[Save] = []
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, KeptCache] = {}
         self._never_kept: list[str] = []
         """Over, and of no use any longer before the peers were told to keep them."""
         self._stateless: list[str] = []
-        """Kept, and of no use any longer."""
+        """KeptCache, and of no use any longer."""
         residency.found = self._found
 
     def __contains__(self, request: str) -> bool:
         """Whether something is kept of it."""
         return request in self._prefixes
 
-    def rows_agree(self) -> None:
-        """See `Scheduler.rows_agree`."""
-        self._prefixes.unit_tokens = SHORTEST_STEP
-
-    def match(self, entry: ScheduledRequest) -> Match | None:
+    def match(self, entry: RequestState) -> Match | None:
         """What it goes on from, which is taken from whoever had it; None: it begins by itself."""
         prompt = tuple(entry.tokens[: entry.prompt_tokens])
         found = self._prefixes.find(prompt, entry.salt)
@@ -112,7 +108,7 @@ class Reuse:
             return Match(prompt=prompt, salt=entry.salt)
         return None
 
-    def matched(self, entry: ScheduledRequest, tokens: int) -> int:
+    def matched(self, entry: RequestState, tokens: int) -> int:
         """How many of its tokens are not computed, where every shard has the first `tokens`."""
         if self._saved is None:
             return self._prefixes.useful(tokens, entry.prompt_tokens, entry.singly)
@@ -121,7 +117,7 @@ class Reuse:
             self._saved.drop(entry.request)
         return computed
 
-    def awaits_another(self, entry: ScheduledRequest) -> bool:
+    def awaits_another(self, entry: RequestState) -> bool:
         """Another request under way will soon have a chunk or more of its beginning."""
         awaited = self._active.get(entry.awaited)
         if awaited is not None and awaited.computed < entry.awaited_tokens:
@@ -142,7 +138,7 @@ class Reuse:
                 return True
         return False
 
-    def plan_saves(self, entry: ScheduledRequest) -> None:
+    def plan_saves(self, entry: RequestState) -> None:
         """Where states of a prompt are saved, now that is known how much of it is found."""
         if self._saved is None or entry.rows is not None:
             return
@@ -166,12 +162,12 @@ class Reuse:
             if each >= least and each + 1 not in begun
         }
 
-    def computed(self, entry: ScheduledRequest) -> None:
+    def computed(self, entry: RequestState) -> None:
         """More of its prompt is handed out; the state behind it is saved if it is worth it."""
         if self._saved is not None and entry.computed in entry.saves:
             self._save(self._saved, entry)
 
-    def leaves(self, entry: ScheduledRequest, *, has_ended: bool) -> bool:
+    def leaves(self, entry: RequestState, *, has_ended: bool) -> bool:
         """A request is over: whether what it leaves behind is kept. has_ended: see `Scheduler`."""
         is_kept = self._keep(entry, has_ended=has_ended)
         if not is_kept and self._saved is not None:
@@ -188,10 +184,10 @@ class Reuse:
         self._stateless.clear()
         return left
 
-    def crowded_out(self, matches: Mapping[str, Match]) -> tuple[str, ...]:
+    def evict(self, matches: Mapping[str, Match]) -> tuple[str, ...]:
         """What is kept no longer, because there is no room; never what somebody goes on from."""
         spared = [each.source for each in matches.values()]
-        dropped = self._residency.crowded_out(self._prefixes.cost, spared)
+        dropped = self._residency.evict(self._prefixes.cost, spared)
         for name in dropped:
             self._prefixes.drop(name)
             if self._saved is not None:
@@ -206,7 +202,7 @@ class Reuse:
         kept = self._prefixes.find(entry.tokens[: entry.prompt_tokens], entry.salt)
         return max([0 if kept is None else kept.tokens, *(each for each, _ in self._alike(entry))])
 
-    def _alike(self, entry: ScheduledRequest) -> Iterator[tuple[int, ScheduledRequest]]:
+    def _alike(self, entry: RequestState) -> Iterator[tuple[int, RequestState]]:
         """Requests under way that begin with the same tokens, and how many of use they have."""
         for other in self._active.values():
             if other.rows is not None or other.memory.place != "memory":
@@ -219,7 +215,7 @@ class Reuse:
                 if tokens and entry.may_have(other.singly, tokens):
                     yield tokens, other
 
-    def _parting(self, saved: SavedStates, common: int, other: ScheduledRequest) -> int:
+    def _parting(self, saved: SavedStates, common: int, other: RequestState) -> int:
         """Where to save a state of another request that has `common` tokens in common with one to
         come, and is not that far yet; 0 if nowhere."""
         point = self._prefixes.whole_units(common, other.singly)
@@ -230,7 +226,7 @@ class Reuse:
             other.saves.add(point)
         return parting
 
-    def _save(self, saved: SavedStates, entry: ScheduledRequest) -> None:
+    def _save(self, saved: SavedStates, entry: RequestState) -> None:
         """The state behind what is computed of it. Whoever lost its last one to it goes."""
         tokens = np.asarray(entry.tokens[: entry.computed], np.int64)
         save, gone = saved.save(entry.request, tokens)
@@ -241,7 +237,7 @@ class Reuse:
             was_told = self._kept.pop(gone, None) is None
             (self._stateless if was_told else self._never_kept).append(gone)
 
-    def _keep(self, entry: ScheduledRequest, *, has_ended: bool) -> bool:
+    def _keep(self, entry: RequestState, *, has_ended: bool) -> bool:
         """Whether what a request that is over leaves behind may be of use."""
         if entry.rows is not None or entry.state != "going":
             return False
@@ -259,14 +255,16 @@ class Reuse:
             self._save(self._saved, entry)
         kept = entry.tokens[:tokens]
         self._prefixes.keep(entry.request, kept, cut(singly, tokens), entry.salt)
-        self._kept[entry.request] = Kept(tokens=tokens, answer=tuple(kept[entry.prompt_tokens :]))
+        self._kept[entry.request] = KeptCache(
+            tokens=tokens, answer=tuple(kept[entry.prompt_tokens :])
+        )
         return True
 
-    def _as_saved(self, request: str, kept: Kept) -> Kept:
+    def _as_saved(self, request: str, kept: KeptCache) -> KeptCache:
         """As much of it as a state is saved of, where layers have some: another one may have taken
         the place of the last."""
         if self._saved is None:
             return kept
         tokens = self._saved.last(request, kept.tokens)
         answer_tokens = max(0, len(kept.answer) - (kept.tokens - tokens))
-        return Kept(tokens=tokens, answer=kept.answer[:answer_tokens])
+        return KeptCache(tokens=tokens, answer=kept.answer[:answer_tokens])

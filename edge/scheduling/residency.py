@@ -56,7 +56,7 @@ class Settled:
 
 
 @dataclass(slots=True)
-class Member:
+class Resident:
     """A request, as far as memory is concerned."""
 
     request: str
@@ -121,14 +121,14 @@ class Residency:
         self._held = held
         self.shares = FairShares()
         """Whoever joins must have come there."""
-        self._new: dict[Who, deque[Member]] = {}
+        self._new: dict[Who, deque[Resident]] = {}
         """By who asked, none of them empty."""
-        self._ready: deque[Member] = deque()
+        self._ready: deque[Resident] = deque()
         """Started, without memory; the first gets it next."""
-        self._inside: list[Member] = []
+        self._inside: list[Resident] = []
         """In memory or leaving it, in the order they came."""
         self._most_kept = most_kept
-        self._kept: dict[str, Member] = {}
+        self._kept: dict[str, Resident] = {}
         """Over, and still in memory: of what is free. The longest unused first."""
         self._worth = 0.0
         """Worth of the last of them that was evicted."""
@@ -139,32 +139,32 @@ class Residency:
         """What `settle` has to tell."""
         self._disk_is_full = False
 
-    def join(self, member: Member) -> None:
+    def join(self, resident: Resident) -> None:
         """Raises ValueError for one that could never start."""
-        if member.longest > self._longest:
-            raise ValueError(f"{member.longest} tokens never fit into {self._longest}")
-        self._new.setdefault(member.who, deque()).append(member)
+        if resident.longest > self._longest:
+            raise ValueError(f"{resident.longest} tokens never fit into {self._longest}")
+        self._new.setdefault(resident.who, deque()).append(resident)
 
-    def leave(self, member: Member) -> None:
+    def leave(self, resident: Resident) -> None:
         """The request is over, wherever its cache is."""
-        if member in self._inside:
-            self._inside.remove(member)
-            self._free += member.held
-        if member in self._ready:
-            self._ready.remove(member)
-        if member in self._new.get(member.who, ()):
-            self._take_new(member)
+        if resident in self._inside:
+            self._inside.remove(resident)
+            self._free += resident.held
+        if resident in self._ready:
+            self._ready.remove(resident)
+        if resident in self._new.get(resident.who, ()):
+            self._take_new(resident)
         self._disk_is_full = False  # what it had there is free
 
-    def keep(self, member: Member) -> bool:
+    def keep(self, resident: Resident) -> bool:
         """The request is over, and its cache stays until it is in the way; False: it `leave`s."""
-        fits = member.longest <= self._memory and self._price(member.length) <= self._memory
-        stays = bool(self._most_kept) and member.place == "memory" and fits
-        self.leave(member)
+        fits = resident.longest <= self._memory and self._price(resident.length) <= self._memory
+        stays = bool(self._most_kept) and resident.place == "memory" and fits
+        self.leave(resident)
         if stays:
-            member.place, member.held = "kept", self._price(member.length)
-            member.worth_from = self._worth
-            self._kept[member.request] = member
+            resident.place, resident.held = "kept", self._price(resident.length)
+            resident.worth_from = self._worth
+            self._kept[resident.request] = resident
         return stays
 
     @property
@@ -174,8 +174,8 @@ class Residency:
 
     def used(self, request: str) -> None:
         """A kept cache was of use: others go before it."""
-        member = self._kept[request] = self._kept.pop(request)
-        member.worth_from = self._worth
+        resident = self._kept[request] = self._kept.pop(request)
+        resident.worth_from = self._worth
 
     def drop(self, request: str) -> None:
         """A kept cache is another request's from now on, or nobody's."""
@@ -185,7 +185,7 @@ class Residency:
         """Whether the kept cache finds room once all other kept ones are gone."""
         return not self._is_crowded and self._kept[request].held <= self._free
 
-    def crowded_out(
+    def evict(
         self,
         cost: Callable[[str, Collection[str]], float] = lambda _request, _others: 1.0,
         spared: Collection[str | None] = (),
@@ -197,8 +197,8 @@ class Residency:
         gone = []
         while self._is_in_the_way:
             worth = {
-                request: member.worth_from + cost(request, self._kept) / max(1, member.held)
-                for request, member in self._kept.items()
+                request: resident.worth_from + cost(request, self._kept) / max(1, resident.held)
+                for request, resident in self._kept.items()
                 if request not in spared
             }
             if not worth:
@@ -212,19 +212,19 @@ class Residency:
     @property
     def _is_in_the_way(self) -> bool:
         """What is kept."""
-        held = sum(member.held for member in self._kept.values())
+        held = sum(resident.held for resident in self._kept.values())
         is_much = held > self._free or len(self._kept) > self._most_kept
         return bool(self._kept) and (is_much or self._is_crowded)
 
     @property
     def _is_crowded(self) -> bool:
         """Somebody has all the memory for itself, or more."""
-        return any(member.longest > self._memory for member in self._inside)
+        return any(resident.longest > self._memory for resident in self._inside)
 
     @property
     def num_inside(self) -> int:
         """Requests that may take part in a step."""
-        return sum(member.place == "memory" for member in self._inside)
+        return sum(resident.place == "memory" for resident in self._inside)
 
     @property
     def awaits_room(self) -> bool:
@@ -236,8 +236,9 @@ class Residency:
         return wanted <= self._free or (
             not self._disk_is_full
             and any(
-                member.place == "memory" and (self._is_over(member) or self._spare(member) > 0)
-                for member in self._inside
+                resident.place == "memory"
+                and (self._is_over(resident) or self._spare(resident) > 0)
+                for resident in self._inside
             )
         )
 
@@ -245,19 +246,19 @@ class Residency:
         """Let in whom there is memory for, and have others leave."""
         self._admit()
         if self._ready and not self._disk_is_full:
-            for member in self._inside:
-                self._shrink(member)
+            for resident in self._inside:
+                self._shrink(resident)
             self._admit()
         if self._ready and not self._disk_is_full:
             self._end_quanta()
         else:
-            for member in self._inside:
-                self._extend(member)
+            for resident in self._inside:
+                self._extend(resident)
         came = [m for m in self._inside if m.place == "memory" and not m.was_inside]
-        for member in came:
-            member.was_inside = True
+        for resident in came:
+            resident.was_inside = True
         settled = Settled(
-            came=tuple(member.request for member in came),
+            came=tuple(resident.request for resident in came),
             swap_out=tuple(self._swap_out),
             reserve=dict(self._reserve),
             stuck=self._stuck,
@@ -266,26 +267,26 @@ class Residency:
         self._reserve.clear()
         return settled
 
-    def reserved(self, member: Member) -> None:
+    def reserved(self, resident: Resident) -> None:
         """Every shard's disk has that room; one for which there is none has to leave."""
-        if member.place != "reserving":
+        if resident.place != "reserving":
             raise ValueError("a request that was to reserve nothing")
-        member.place = "memory"
-        member.reserved = member.room
+        resident.place = "memory"
+        resident.reserved = resident.room
 
-    def swapped_out(self, member: Member, *, moved: bool) -> None:
+    def swapped_out(self, resident: Resident, *, moved: bool) -> None:
         """The cache is on every shard's disk; or one has no room, and it stays where it is."""
-        if member.place != "swapping out":
+        if resident.place != "swapping out":
             raise ValueError("a request that was not to be swapped out")
         if moved:
-            member.place = "disk"
-            self._inside.remove(member)
-            self._free += member.held
-            member.held = 0
-            self._ready.append(member)
+            resident.place = "disk"
+            self._inside.remove(resident)
+            self._free += resident.held
+            resident.held = 0
+            self._ready.append(resident)
         else:
-            member.place = "memory"
-            member.quantum_end = member.length + self._quantum_tokens
+            resident.place = "memory"
+            resident.quantum_end = resident.length + self._quantum_tokens
             self._disk_is_full = True
 
     @property
@@ -297,15 +298,15 @@ class Residency:
         return self._inside[-1].request
 
     @property
-    def _started(self) -> tuple[Member, ...]:
+    def _started(self) -> tuple[Resident, ...]:
         return (*self._inside, *self._ready)
 
     @property
-    def _first_new(self) -> Member | None:
+    def _first_new(self) -> Resident | None:
         return self._new[self.shares.first(self._new)][0] if self._new else None
 
     @property
-    def _next_new(self) -> Member | None:
+    def _next_new(self) -> Resident | None:
         """Who starts now: of those whose turn it is, the one of which memory has most."""
         first = self._first_new
         if first is None or len(self._started) >= self._requests:
@@ -313,107 +314,107 @@ class Residency:
         if first.overtaken < MOST_OVERTAKEN:
             line = list(islice(self._new[first.who], MOST_OVERTAKEN))
             if len(line) > 1:
-                nearest = max(line, key=lambda member: self.found(member.request))
+                nearest = max(line, key=lambda resident: self.found(resident.request))
                 if self._startable(nearest) is not None:
                     return nearest
         return self._startable(first)
 
-    def _take_new(self, member: Member) -> Member:
-        line = self._new[member.who]
-        line.remove(member)
+    def _take_new(self, resident: Resident) -> Resident:
+        line = self._new[resident.who]
+        line.remove(resident)
         if not line:
-            del self._new[member.who]
-        return member
+            del self._new[resident.who]
+        return resident
 
-    def _startable(self, member: Member | None) -> Member | None:
+    def _startable(self, resident: Resident | None) -> Resident | None:
         """This one, if it may start."""
-        if member is None or len(self._started) >= self._requests:
+        if resident is None or len(self._started) >= self._requests:
             return None
-        longest = [each.longest for each in (*self._started, member)]
+        longest = [each.longest for each in (*self._started, resident)]
         disk = 0 if self._disk_is_full else self._disk
         fits = sum(longest) <= disk or sum(map(self._price, longest)) <= self._memory
-        return member if fits else None
+        return resident if fits else None
 
     def _price(self, tokens: int) -> int:
         """Tokens of memory that N tokens of one request take."""
         return tokens if tokens >= self._memory else min(self._held(tokens), self._memory)
 
-    def _needed(self, member: Member) -> int:
+    def _needed(self, resident: Resident) -> int:
         """Tokens in memory for another quantum; one that is too long for memory takes all."""
         if not self._disk:
-            return member.longest
-        return min(member.longest, member.length + self._quantum_tokens, self._memory)
+            return resident.longest
+        return min(resident.longest, resident.length + self._quantum_tokens, self._memory)
 
-    def _is_over(self, member: Member) -> bool:
+    def _is_over(self, resident: Resident) -> bool:
         """It has had its quantum, or cannot go on where it is."""
-        return member.length > min(member.quantum_end, member.room)
+        return resident.length > min(resident.quantum_end, resident.room)
 
-    def _spare(self, member: Member) -> int:
+    def _spare(self, resident: Resident) -> int:
         """Tokens of memory that it does not need for the rest of its quantum."""
-        return max(0, member.held - self._price(max(member.length, member.quantum_end)))
+        return max(0, resident.held - self._price(max(resident.length, resident.quantum_end)))
 
     def _admit(self) -> None:
-        while (member := self._next_new) is not None:
-            for other in islice(self._new[member.who], self._new[member.who].index(member)):
+        while (resident := self._next_new) is not None:
+            for other in islice(self._new[resident.who], self._new[resident.who].index(resident)):
                 other.overtaken += 1
-            self._ready.append(self._take_new(member))
+            self._ready.append(self._take_new(resident))
         while self._ready and self._price(self._needed(self._ready[0])) <= self._free:
-            member = self._ready.popleft()
-            member.place = "memory"
-            member.quantum_end = member.length + self._quantum_tokens
-            self._grant(member, self._needed(member))
-            self._inside.append(member)
+            resident = self._ready.popleft()
+            resident.place = "memory"
+            resident.quantum_end = resident.length + self._quantum_tokens
+            self._grant(resident, self._needed(resident))
+            self._inside.append(resident)
 
-    def _grant(self, member: Member, tokens: int) -> None:
+    def _grant(self, resident: Resident, tokens: int) -> None:
         held = self._price(tokens)
-        self._free -= held - member.held
-        member.held = held
-        is_too_long = min(member.longest, member.length + self._quantum_tokens) > self._memory
-        member.room = member.quantum_end if is_too_long else tokens
-        member.room = min(member.room, member.longest)
-        if is_too_long and member.room > member.reserved:
+        self._free -= held - resident.held
+        resident.held = held
+        is_too_long = min(resident.longest, resident.length + self._quantum_tokens) > self._memory
+        resident.room = resident.quantum_end if is_too_long else tokens
+        resident.room = min(resident.room, resident.longest)
+        if is_too_long and resident.room > resident.reserved:
             # While it computes, what does not fit must find room: no shard may fail in a step.
-            member.place = "reserving"
-            self._reserve[member.request] = member.room
+            resident.place = "reserving"
+            self._reserve[resident.request] = resident.room
 
-    def _shrink(self, member: Member) -> None:
+    def _shrink(self, resident: Resident) -> None:
         """Keep only what its quantum needs: somebody waits."""
-        if member.place != "memory" or member.steps_out:
+        if resident.place != "memory" or resident.steps_out:
             return
-        spare = self._spare(member)
+        spare = self._spare(resident)
         self._free += spare
-        member.held -= spare
-        if member.room > member.quantum_end:
-            member.room = max(member.quantum_end, min(member.room, member.length))
+        resident.held -= spare
+        if resident.room > resident.quantum_end:
+            resident.room = max(resident.quantum_end, min(resident.room, resident.length))
 
     def _end_quanta(self) -> None:
         """Those who were here longest leave, until there is memory for the next."""
         coming = self._free + sum(m.held for m in self._inside if m.place == "swapping out")
-        for member in self._inside:
+        for resident in self._inside:
             if coming >= self._price(self._needed(self._ready[0])):
                 return
-            if member.place == "memory" and not member.steps_out and self._is_over(member):
-                coming += member.held
-                self._send_away(member)
+            if resident.place == "memory" and not resident.steps_out and self._is_over(resident):
+                coming += resident.held
+                self._send_away(resident)
 
-    def _send_away(self, member: Member) -> None:
-        member.place = "swapping out"
-        self._swap_out.append(member.request)
+    def _send_away(self, resident: Resident) -> None:
+        resident.place = "swapping out"
+        self._swap_out.append(resident.request)
 
-    def _extend(self, member: Member) -> None:
+    def _extend(self, resident: Resident) -> None:
         """Nobody waits: all the memory it may ever want, or at least another quantum."""
-        if member.place != "memory" or member.steps_out or member.room >= member.longest:
+        if resident.place != "memory" or resident.steps_out or resident.room >= resident.longest:
             return
-        available = self._free + member.held
+        available = self._free + resident.held
         started = sum(self._price(each.longest) for each in self._started)
-        if self._price(member.longest) <= available and started <= self._memory:
-            self._grant(member, member.longest)
-        elif member.length > member.room:
-            needed = self._needed(member)
+        if self._price(resident.longest) <= available and started <= self._memory:
+            self._grant(resident, resident.longest)
+        elif resident.length > resident.room:
+            needed = self._needed(resident)
             price = self._price(needed)
             coming = sum(m.held for m in self._inside if m.place == "swapping out")
             if price <= available:
-                member.quantum_end = member.length + self._quantum_tokens
-                self._grant(member, needed)
+                resident.quantum_end = resident.length + self._quantum_tokens
+                self._grant(resident, needed)
             elif price > available + coming and not self._disk_is_full:
-                self._send_away(member)
+                self._send_away(resident)

@@ -1,89 +1,137 @@
-"""A request, as the scheduler sees it."""
+"""The state of scheduling for one run of a plan. Pure: no peers, text or time.
+
+Only `decide.py` changes it. It is mutable, because copying what hundreds of requests know for each
+step would cost more than deciding does.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from edge.offload.kv.slot_order import SlotOrder
+from edge.protocol.step import MAX_CHUNK_TOKENS, SHORTEST_STEP, Rows, Step
+from edge.scheduling.fairness import FairShares
+from edge.scheduling.orders import FoundPrefix, Work
+from edge.scheduling.pacing import Pacing
+from edge.scheduling.prefix_reuse import PrefixReuse
+from edge.scheduling.prefixes import PrefixCacheIndex
+from edge.scheduling.request_state import RequestState
+from edge.scheduling.residency import Residency
+from edge.scheduling.saved_states import SavedStates
 
-from edge.protocol.step import Rows
-from edge.scheduling.fairness import Who
-from edge.scheduling.prefixes import Spans, cut
-from edge.scheduling.residency import Member
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingLimits:
+    """Facts of a run that scheduling follows."""
+
+    stages: int
+    """Stages of the plan; as many decode steps are under way at once."""
+    chunk_tokens: int
+    """Most tokens of a prompt in one step."""
+    logit_chunk_tokens: int
+    """The same for a step whose logits are all reported, and"""
+    state_chunk_tokens: int = MAX_CHUNK_TOKENS
+    """for a step whose hidden states are."""
+    asks_peers: bool = False
+    """Peers may have prefixes that this coordinator does not know: of earlier loads, or on disk."""
+    rows_agree: bool = False
+    """A row is the same in every step of an even number of tokens, so a prompt may be cut behind
+    any two tokens."""
+    batches_agree: bool = False
+    """A token is the same whichever other requests are in its step, so several answers may be
+    repeated together."""
+
+    def most_in_chunk(self, rows: Rows | None) -> int:
+        """Most tokens in one chunk of a prompt of which these rows are wanted."""
+        if rows == "logits":
+            return min(self.chunk_tokens, self.logit_chunk_tokens)
+        return min(self.chunk_tokens, self.state_chunk_tokens if rows == "states" else 1 << 60)
 
 
 @dataclass(slots=True)
-class ScheduledRequest:
-    """What is wanted of it, what of that is computed, and what hinders more."""
+class StepUnderWay:
+    """A step that was handed out and not answered yet."""
 
-    request: str
-    tokens: list[int]
-    memory: Member
-    prompt_tokens: int
-    """The tokens after them are answer, also those that another plan has computed."""
-    rows: Rows | None
-    """What is wanted of its rows; None: tokens are wanted."""
-    is_led: bool
-    """What its next token may be depends on the last one: it has no part in runs."""
-    who: Who
-    """Who asked."""
-    salt: str = ""
-    """Only another with the same one has its beginning."""
-    restored: int = 0
-    """Tokens of the answer that are given, once the prompt is computed; or"""
-    restores_prompt: bool = False
-    """with it."""
-    computed: int = 0
-    singly: Spans = ()
-    """Those of the prompt's tokens that were computed one at a time, or are to be."""
-    is_repeated: bool = False
-    """Another plan has computed it before, in those steps."""
-    saves: set[int] = field(default_factory=set)
-    """Numbers of the prompt's tokens behind which a state is to be saved."""
-    asked: int = 0
-    """Tokens of its beginning that peers were told to take from another."""
-    state: Literal["coming", "matching", "going"] = "coming"
-    """No step has a part of it before it goes: where it begins is not settled."""
-    awaited: str = ""
-    """The request that will have `awaited_tokens` of its beginning."""
-    awaited_tokens: int = 0
-    prompt: NDArray[np.int64] = field(init=False)
+    step: Step
+    tokens: int
+    """How many tokens it gives."""
 
-    def __post_init__(self) -> None:
-        self.prompt = np.asarray(self.tokens[: self.prompt_tokens], np.int64)
 
-    @property
-    def is_decoding(self) -> bool:
-        """One sampled token is all that is left to compute."""
-        return self.prompt_tokens <= self.computed == len(self.tokens) - 1
+@dataclass(slots=True, eq=False)
+class SchedulingState:
+    """All requests of one run, and the steps under way. Made by `new`."""
 
-    def may_have(self, singly: Spans, tokens: int) -> bool:
-        """Whether its first N tokens may be another's, who computed some of them one at a time."""
-        return not self.is_repeated or cut(singly, tokens) == cut(self.singly, tokens)
+    limits: SchedulingLimits
+    residency: Residency
+    reuse: PrefixReuse | None
+    """None: nothing is kept, and no request goes on from another."""
+    active: dict[str, RequestState]
+    """Requests that are not over."""
+    pacing: Pacing = field(default_factory=Pacing)
+    turns: deque[str] = field(default_factory=deque)
+    """Requests with prompt left to compute."""
+    under_way: deque[StepUnderWay] = field(default_factory=deque)
+    slots: SlotOrder = field(default_factory=SlotOrder)
+    """Where caches lie in a shard's pool after the orders so far. It does not affect results; it
+    orders batches so that fewer caches are copied."""
+    decoded_last: bool = False
+    last_answer_s: float | None = None
+    """When the last answer came to a step that the next one waited for."""
+    disk_full: str = ""
+    """Why a shard could not swap out, if one could not."""
+    work: Work = field(default_factory=Work)
+    come: list[str] = field(default_factory=list)
+    """Requests that are new in memory, and whose prefix was not looked up yet."""
+    finished: list[str] = field(default_factory=list)
+    """To be told with the next orders, like the next three."""
+    refused: dict[str, str] = field(default_factory=dict)
+    given_up: dict[str, str] = field(default_factory=dict)
+    found: dict[str, FoundPrefix] = field(default_factory=dict)
 
-    @property
-    def will_go_on(self) -> bool:
-        """More of its prompt will be computed, whatever others do."""
-        is_inside = self.memory.place == "memory"
-        return is_inside and self.rows is None and self.computed < self.prompt_tokens
-
-    @property
-    def to_repeat(self) -> int:
-        """Tokens of the answer that another plan has computed, and this one has yet to."""
-        if self.state != "going" or self.computed < self.prompt_tokens:
-            return 0
-        return max(0, len(self.tokens) - 1 - self.computed)
-
-    @property
-    def is_answering(self) -> bool:
-        """Its prompt is handed out, and more than one token of its answer is to come."""
-        has_begun = self.computed >= self.prompt_tokens and not self.to_repeat
-        goes_on = self.memory.length + 1 < self.memory.longest
-        return has_begun and goes_on and self.memory.place == "memory"
+    @classmethod
+    def new(
+        cls,
+        limits: SchedulingLimits,
+        residency: Residency,
+        prefixes: PrefixCacheIndex | None = None,
+        saved: SavedStates | None = None,
+    ) -> SchedulingState:
+        """prefixes: the prefix cache; None: there is none. saved: where layers have states."""
+        active: dict[str, RequestState] = {}
+        reuse = None
+        if prefixes is not None:
+            if limits.rows_agree:
+                prefixes.unit_tokens = SHORTEST_STEP
+            reuse = PrefixReuse(
+                active,
+                residency,
+                prefixes,
+                saved,
+                chunk_tokens=limits.chunk_tokens,
+                asks_peers=limits.asks_peers,
+            )
+        return cls(limits, residency, reuse, active)
 
     @property
-    def is_ready(self) -> bool:
-        """Nothing hinders its next token."""
-        return self.is_decoding and self.memory.can_step and not self.memory.steps_out
+    def shares(self) -> FairShares:
+        return self.residency.shares
+
+    @property
+    def repeats(self) -> list[RequestState]:
+        """Requests with parts of an answer that an earlier plan has computed before."""
+        return [each for each in self.active.values() if each.to_repeat and each.memory.can_step]
+
+    @property
+    def should_yield(self) -> bool:
+        """The run under way keeps other requests waiting."""
+        return bool(
+            self.under_way
+            and self.under_way[-1].step.run > 1
+            and (self.turns or self.repeats or self.residency.awaits_room)
+        )
+
+    def ready(self) -> Mapping[str, RequestState]:
+        """Requests whose next token can be computed now."""
+        return {name: each for name, each in self.active.items() if each.is_ready}

@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.answers.terms import GenerationOptions
 from edge.answers.text import Token
 from edge.api.async_model import AsyncModel
-from edge.api.generation_options import GenerationOptions
 from edge.api.reply import AsyncReplyStream
 from edge.api.tool_choice import with_calls
 from edge.concurrency.blocking import run_blocking

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge.api.generation_options import GenerationOptions
+from edge.answers.terms import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.anthropic_tools import TOOL_CHANGES, offered
 from edge.server.efforts import anthropic_variables

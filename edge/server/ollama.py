@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edge.api.generation_options import GenerationOptions
+from edge.answers.terms import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.efforts import ollama_variables
 from edge.server.fields import Fields

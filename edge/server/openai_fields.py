@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edge.api.generation_options import GenerationOptions
+from edge.answers.terms import GenerationOptions
 from edge.server.answers import Question
 from edge.server.efforts import effort_variables
 from edge.server.fields import Fields

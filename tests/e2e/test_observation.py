@@ -124,7 +124,7 @@ def test_what_is_not_observed_is_not_told(
         ):
             if options.observes:
                 count = len(observed_inputs(whole_layout(checkpoint.spec)))
-                await model._held.loaded.observed((0, 0), count, (8, 8))
+                await model._held.running.observed((0, 0), count, (8, 8))
             else:
                 await anext(model._observed(checkpoint.spec))
 

@@ -153,7 +153,7 @@ def test_a_turn_is_what_it_is_in_the_same_steps(
             edge.KeptReply.open() as kept,
             others.load(kept.model, kept.options, resumes=kept) as model,
         ):
-            assert len(kept.journal.kept.singly) == 2
+            assert len(kept.journal.content.singly) == 2
             resumed = model.resume(kept)
         assert resumed.token_ids == whole.token_ids
         assert (resumed.logprobs, resumed.top_logprobs) == (whole.logprobs, whole.top_logprobs)

@@ -17,8 +17,8 @@ from demos.bundled import MODEL
 from edge.partition import Plan
 from edge.planning.load_options import Standby
 from edge.protocol.client import PeerClient
+from edge.runs.peer_events import PeerEvents
 from edge.runs.recovery import reloading
-from edge.runs.run import PlanRun
 from edge.weights.formats import Dtype
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
@@ -248,15 +248,15 @@ class KillOnceCopied:
         self.spared = 0
         self._tokens = tokens
         for name in ("_on_kv_rows", "_on_tokens"):
-            monkeypatch.setattr(PlanRun, name, self._watched(getattr(PlanRun, name)))
+            monkeypatch.setattr(PeerEvents, name, self._watched(getattr(PeerEvents, name)))
 
-    def _watched(self, told: Callable[[PlanRun, PeerClient, Any], None]) -> Any:
-        def tell(loaded: PlanRun, client: PeerClient, event: Any) -> None:
-            told(loaded, client, event)
-            for each in loaded.requests:
-                if self.lost is not None and each.kept is not None:
-                    known = len(each.prompt) + len(each.answer) - 1
-                    self.spared = each.kept.last(known) - len(each.prompt)
+    def _watched(self, told: Callable[[PeerEvents, PeerClient, Any], None]) -> Any:
+        def tell(reports: PeerEvents, client: PeerClient, event: Any) -> None:
+            told(reports, client, event)
+            for each in reports._answers:
+                if self.lost is not None and each.copies is not None:
+                    known = len(each.terms.prompt) + len(each.tokens) - 1
+                    self.spared = each.copies.last(known) - len(each.terms.prompt)
                     if self.spared >= self._tokens:
                         self.lost.kill()
                         self.lost = None

@@ -18,6 +18,7 @@ from edge.protocol.measurements import Profile
 from edge.protocol.messages import SetMemory
 from edge.protocol.topology import Place, Seat
 from edge.runs.run import PlanRun
+from edge.scheduling.state import SchedulingState
 from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
@@ -176,10 +177,12 @@ def test_less_memory_while_a_model_is_loaded(
     budgets: list[int] = []
     start = PlanRun.start
 
-    async def interrupted(model: PlanRun, where: Mapping[Seat, Place], **agree: bool) -> None:
+    async def interrupted(
+        model: PlanRun, where: Mapping[Seat, Place], state: SchedulingState
+    ) -> None:
         for client in model._connections.peers if budgets else ():
             await client.call(SetMemory(bytes=budgets[0]))
-        await start(model, where, **agree)
+        await start(model, where, state)
 
     monkeypatch.setattr(PlanRun, "start", interrupted)
     found = []

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge.answers.journal import Kept
+from edge.answers.journal_records import JournalContent
 from edge.api.kept_reply import kept_replies
 from edge.demos.bundled import MODEL
 from edge.host.state_paths import STATE_VARIABLE
@@ -77,7 +77,7 @@ def await_tokens(process: subprocess.Popen[str]) -> None:
     def are_there() -> bool:
         assert process.poll() is None, process.communicate()
         kept = [each for _entry, each in kept_replies().read()]
-        return any(isinstance(each, Kept) and len(each.tokens) >= 5 for each in kept)
+        return any(isinstance(each, JournalContent) and len(each.tokens) >= 5 for each in kept)
 
     poll_until(are_there)
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.protocol.step import FinishReason, Step
-from edge.scheduling.decide import Scheduler
 from edge.scheduling.fairness import PRIORITIES, Who
 from edge.scheduling.orders import Match, Orders
 from edge.scheduling.prefixes import PrefixCacheIndex
 from edge.scheduling.residency import Residency
 from edge.scheduling.saved_states import SavedStates
+from tests.support.scheduling import Steps
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Asked:
 class Peers:
     """The other side: takes steps in order, samples the numbers 1000, 1001, …"""
 
-    scheduler: Scheduler
+    scheduler: Steps
     capacity: int
     most_requests: int
     stages: int
@@ -63,6 +63,8 @@ class Peers:
     reserved: dict[str, int] = field(default_factory=dict)
     """Tokens of requests for which the disk has room."""
     matching: deque[tuple[str, Match]] = field(default_factory=deque)
+    told: dict[str, tuple[Match, int]] = field(default_factory=dict)
+    """Matches whose outcome scheduling was told, and how many tokens the peers have."""
     most_kept: int = 0
     is_strict: bool = False
     places: int = 0
@@ -107,7 +109,6 @@ class Peers:
             answer=tokens[count:],
             new_tokens=new_tokens,
             singly=spans,
-            is_repeated=known > 0,
             who=Who("abc"[prompt % 3], PRIORITIES[new_tokens % 3]),
             salt=self.asked[name].salt,
         )
@@ -142,17 +143,23 @@ class Peers:
         known = max(0, min(self.known, asked.prompt_tokens - 2), match.tokens)
         if self.places and not has_room:
             known = 0
-        used = self.scheduler.matched(name, known)
-        assert min(match.tokens, known) <= used <= known or asked.is_done
-        if not asked.is_done:
-            found = {each for span in match.singly for each in range(*span) if each < used}
-            if not asked.is_repeated:
-                asked.singly = found
-            elif match.source:
-                assert found == {each for each in asked.singly if each < used}
-            assert not self.is_strict or not found
-            asked.computed = used
-            self.started.add(name)
+        self.scheduler.matched(name, known)
+        self.told[name] = match, known
+
+    def take_found(self, name: str, used: int) -> None:
+        """Scheduling says how many of the tokens that the peers have are not computed."""
+        match, known = self.told.pop(name)
+        asked = self.asked[name]
+        assert not asked.is_done
+        assert min(match.tokens, known) <= used <= known
+        found = {each for span in match.singly for each in range(*span) if each < used}
+        if not asked.is_repeated:
+            asked.singly = found
+        elif match.source:
+            assert found == {each for each in asked.singly if each < used}
+        assert not self.is_strict or not found
+        asked.computed = used
+        self.started.add(name)
 
     def check_memory(self) -> None:
         """No more is kept than there is room for, but for one request that is there alone."""
@@ -170,6 +177,8 @@ class Peers:
     def follow_orders(self) -> None:
         while True:
             orders = self.scheduler.decide()
+            for name, prefix in orders.found.items():
+                self.take_found(name, prefix.tokens)
             assert not orders.yields or self.out[-1].run > 1
             self.must_yield |= orders.yields
             for name, why in orders.give_up.items():
@@ -299,7 +308,7 @@ class Peers:
             ends: list[FinishReason | None] = [
                 "length" if asked.sampled == asked.new_tokens else None for asked in wanting
             ]
-            self.scheduler.answered(tokens, ends, last=last or ended)
+            self.scheduler.answer(tokens, ends=ends, last=last or ended)
             if last or ended:
                 self.out.popleft()
                 self.must_yield = False
@@ -350,10 +359,10 @@ def everything_is_computed_once_and_in_order(
     if places:
         known = None  # states are those of this session
     saved = SavedStates(places, apart_tokens=fewest, part_tokens=9) if places else None
-    scheduler = Scheduler(
+    scheduler = Steps(
+        residency,
         chunk_tokens=chunk,
         logit_chunk_tokens=logit_chunk,
-        residency=residency,
         stages=stages,
         asks_peers=known is not None,
         prefixes=(
@@ -367,10 +376,9 @@ def everything_is_computed_once_and_in_order(
             else None
         ),
         saved=saved,
+        rows_agree=rows_agree,
+        batches_agree=rows_agree,
     )
-    if rows_agree:
-        scheduler.rows_agree()
-        scheduler.batches_agree()
     peers = Peers(scheduler, capacity, requests, stages, disk, known or 0)
     peers.most_kept, peers.is_strict, peers.places = most_kept, is_strict, places
     moves = 0

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.protocol.step import FinishReason, Step
-from edge.scheduling.decide import Scheduler
 from edge.scheduling.fairness import (
     ANSWER_WEIGHT,
     PRIORITIES,
@@ -18,6 +17,7 @@ from edge.scheduling.fairness import (
     Who,
 )
 from edge.scheduling.residency import Residency
+from tests.support.scheduling import Steps
 
 
 class Clients:
@@ -35,10 +35,9 @@ class Clients:
         residency = Residency(
             memory_tokens=memory, disk_tokens=disk, requests=requests, quantum_tokens=8
         )
-        self.scheduler = Scheduler(
-            chunk_tokens=16, logit_chunk_tokens=16, residency=residency, stages=1
+        self.scheduler = Steps(
+            residency, chunk_tokens=16, logit_chunk_tokens=16, stages=1, rows_agree=True
         )
-        self.scheduler.rows_agree()
         self.new_tokens = new_tokens
         self.finished: Counter[Who] = Counter()
         self.left: dict[str, int] = {}
@@ -73,7 +72,7 @@ class Clients:
             if entry.logit_rows:
                 self.left[entry.request] -= 1
                 ends.append(None if self.left[entry.request] else "length")
-        self.scheduler.answered([7] * len(ends), ends, last=True)
+        self.scheduler.answer([7] * len(ends), ends=ends)
         over = [e.request for e in step.entries if e.logit_rows and not self.left[e.request]]
         for name in over:
             self.finished[self.asked[name]] += 1

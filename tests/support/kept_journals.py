@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.answers.journal import Asked, KeptLoad, KeptRequest, Reading
 from edge.answers.journal_folder import JournalFolder
-from edge.answers.text import Terms
+from edge.answers.journal_records import JournaledLoad, JournalHead
+from edge.answers.terms import AnswerReading, Terms
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.load_options import LoadOptions
@@ -18,17 +18,23 @@ from tests.support.plans import bundled_plan
 LIKELY = Logprobs(logprob=-0.1234567890123456, top=((7, -0.5), (9, -1e39)))
 
 
-def asked() -> Asked:
-    request = Terms(
-        prompt_ids=(1, 2, 3),
+def asked() -> JournalHead:
+    terms = Terms(
+        prompt=(1, 2, 3),
         max_new_tokens=20,
         sampling=SamplingParameters(temperature=0.7, logit_bias={5: -1.5}, seed=2**64 - 1),
         stop=("\n\n", "é"),
         end_ids=frozenset({0, 4}),
         logprobs=2,
         grammar=Grammar('start: "a"'),
+        reading=AnswerReading(
+            thinking=True, form=AnswerForm(), tools={"look": {"at": ("integer", "null"), "how": ()}}
+        ),
+        client="laptop",
+        priority="high",
+        cache_salt="salt",
     )
-    load = KeptLoad.of(
+    load = JournaledLoad.of(
         Path("model"),
         "f" * 64,
         LoadOptions(dtype="int4", lora="adapter", plan=bundled_plan("tensor_2")),
@@ -36,13 +42,7 @@ def asked() -> Asked:
         plan=bundled_plan("tensor_2", devices=["id1", "id2"]),
         names={"id1": "attic", "id2": "cellar"},
     )
-    kept = KeptRequest.of(
-        request,
-        Reading(
-            thinking=True, form=AnswerForm(), tools={"look": {"at": ("integer", "null"), "how": ()}}
-        ),
-    )
-    return Asked(begun_s=1e9, load=load, request=kept)
+    return JournalHead(begun_s=1e9, load=load, terms=terms)
 
 
 def journal_of(folder: Path) -> bytes:

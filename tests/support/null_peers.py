@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from edge.answers.answer import Request
+from edge.answers.answer import Answer
 from edge.backends.null.made_up import logits_after
 from edge.demos.bundled import MODEL
 from edge.kernels.sampling.parameters import SamplingParameters
@@ -23,15 +23,16 @@ from edge.peer.settings import PeerSettings
 from edge.planning.load_options import LoadOptions
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import describe_peer
-from edge.protocol.step import SamplingTerms, StepLimits
+from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.runs.delivery import Delivery
 from edge.runs.load import load_model
+from edge.runs.resolved import ResolvedLoad
 from edge.runs.run import PlanRun
 from edge.transport import Credentials, WireRule
 from edge.weights.checkpoint import Checkpoint
 from tests.support.plans import bundled_plan
-from tests.support.scripted_peers import Owner, Results
+from tests.support.scripted_peers import Owner, Results, asked
 
 TOKEN_BYTES = 6 * 4 * 2 * 16 * 4
 """Of keys and values of one token in the whole of the bundled model, in float32."""
@@ -92,17 +93,25 @@ async def load(
     stages = len(plan.stages)
     with Checkpoint.open(path) as checkpoint:
         options = LoadOptions(dtype="int8", share_prefixes=share_prefixes, prefixes_of=prefixes_of)
-        bringing = Delivery(
+        weight_format = options.weight_format(checkpoint)
+        delivery = Delivery(
             checkpoint=checkpoint,
-            plan=plan,
-            options=options,
-            weight_format=options.weight_format(checkpoint),
-            limits=limits,
-            wire_rules=WireRules(sums=(WireRule(),) * stages, hops=(WireRule(),) * (stages - 1)),
+            load=ResolvedLoad(
+                plan=plan,
+                spec=weight_format.graded(checkpoint.spec),
+                weight_format=weight_format,
+                limits=limits,
+                kv_dtype=options.kv_dtype,
+                wire_rules=WireRules(
+                    sums=(WireRule(),) * stages, hops=(WireRule(),) * (stages - 1)
+                ),
+                share_prefixes=share_prefixes,
+                trusted=options.trusted,
+            ),
             lease=lease or Lease(),
             cache_root=folder / "coordinator",
         )
-        return await load_model(bringing, peers, on_end=owner)
+        return await load_model(delivery, peers, on_end=owner)
 
 
 def request(
@@ -112,14 +121,8 @@ def request(
     new_tokens: int,
     parameters: SamplingParameters,
     salt: str = "",
-) -> Request:
-    terms = SamplingTerms(
-        sampling=parameters,
-        end_ids=frozenset(),
-        max_new_tokens=new_tokens,
-        prompt_tokens=len(prompt),
-    )
-    return Request(prompt=tuple(prompt), terms=terms, sink=sink, cache_salt=salt)
+) -> Answer:
+    return asked(prompt, sink, new_tokens=new_tokens, sampling=parameters, cache_salt=salt)
 
 
 def expected_tokens(

@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge import transport
-from edge.answers.answer import Request
+from edge.answers.answer import Answer, Sink
+from edge.answers.terms import Terms
 from edge.errors import EdgeError
 from edge.kernels.sampling.logprobs import Logprobs
-from edge.kernels.sampling.parameters import SamplingParameters
 from edge.partition import Plan, Shard, Stage
 from edge.protocol.heartbeat import show_life
-from edge.protocol.step import FinishReason, SamplingTerms
+from edge.protocol.step import FinishReason
+from edge.scheduling.residency import Residency
+from edge.scheduling.state import SchedulingLimits, SchedulingState
 from edge.transport import Channel, Frame, Link
 
 VOCAB = 10
@@ -36,10 +38,17 @@ def plan(stages: int) -> Plan:
     )
 
 
-def terms(max_new_tokens: int) -> SamplingTerms:
-    return SamplingTerms(
-        sampling=SamplingParameters(), end_ids=frozenset(), max_new_tokens=max_new_tokens
-    )
+def asked(prompt: Sequence[int], sink: Sink, *, new_tokens: int = 0, **terms: Any) -> Answer:
+    """An answer of so many tokens; of none: the logits of the prompt. terms: fields of Terms."""
+    if not new_tokens:
+        terms.setdefault("rows", "logits")
+    return Answer(terms=Terms(prompt=tuple(prompt), max_new_tokens=new_tokens, **terms), sink=sink)
+
+
+def begun(residency: Residency, **limits: Any) -> SchedulingState:
+    """An empty state for a run of one stage. limits: fields of SchedulingLimits."""
+    given = {"stages": 1, "chunk_tokens": 4, "logit_chunk_tokens": 4, **limits}
+    return SchedulingState.new(SchedulingLimits(**given), residency)
 
 
 Behaviour = Callable[[Channel, Frame], Awaitable[None]]
@@ -87,12 +96,12 @@ class Owner:
     """Keeps what a plan that ended has not finished."""
 
     def __init__(self) -> None:
-        self.unfinished: list[Request] = []
+        self.unfinished: list[Answer] = []
         self.failure: EdgeError | None = None
         self.told = asyncio.Event()
 
-    def __call__(self, requests: Sequence[Request], error: EdgeError) -> None:
-        self.unfinished.extend(requests)
+    def __call__(self, answers: Sequence[Answer], error: EdgeError) -> None:
+        self.unfinished.extend(answers)
         self.failure = error
         self.told.set()
 

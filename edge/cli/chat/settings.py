@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
-from edge.api.generation_options import GenerationOptions
+from edge.answers.terms import GenerationOptions
 from edge.cli.chat.answer_view import Thoughts
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters

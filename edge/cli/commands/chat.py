@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from edge.api.generation_options import GenerationOptions
+from edge.answers.terms import GenerationOptions
 from edge.cli.chat.commands import as_question, is_command, run_command, suggestions
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.line_input import is_a_terminal, line_input, typed_ahead

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edge.answers.journal import Kept
-from edge.answers.journal_folder import Entry
+from edge.answers.journal_folder import JournalEntry
+from edge.answers.journal_records import JournalContent
 from edge.api.kept_reply import kept_replies
 from edge.cli.commands.cache import age_in_words
 from edge.errors import RequestError, printable
@@ -83,14 +83,14 @@ def clean(ids: tuple[str, ...], everything: bool) -> None:
     click.echo(f"{removed} removed.")
 
 
-def _told(entry: Entry, kept: Kept | RequestError) -> dict[str, Any]:
-    request = None if isinstance(kept, RequestError) else kept.asked.request
+def _told(entry: JournalEntry, kept: JournalContent | RequestError) -> dict[str, Any]:
+    terms = None if isinstance(kept, RequestError) else kept.head.terms
     return {
         "id": entry.id,
-        "model": None if isinstance(kept, RequestError) else printable(kept.asked.load.path),
-        "prompt_tokens": None if request is None else len(request.prompt_ids),
+        "model": None if isinstance(kept, RequestError) else printable(kept.head.load.path),
+        "prompt_tokens": None if terms is None else len(terms.prompt),
         "new_tokens": None if isinstance(kept, RequestError) else len(kept.tokens),
-        "max_new_tokens": None if request is None else request.max_new_tokens,
+        "max_new_tokens": None if terms is None else terms.max_new_tokens,
         "written_s": entry.written_s,
         "is_under_way": entry.is_under_way,
         "why_not": str(kept) if isinstance(kept, RequestError) else None,

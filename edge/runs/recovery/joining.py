@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from edge.answers.answer import Request
+from edge.answers.answer import Answer
 from edge.errors import EdgeError, NetworkError
 from edge.host.cache_paths import cache_root
 from edge.partition import ClusterSpec, Estimate, Move, UnderWay
@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 class Joining:
     """Begins at once, and ends with `aclose` or its model. For one event loop."""
 
-    def __init__(self, candidates: Candidates, reloading: Reloading, lasting: RunningModel) -> None:
-        self._candidates, self._reloading, self._lasting = candidates, reloading, lasting
+    def __init__(self, candidates: Candidates, reloading: Reloading, model: RunningModel) -> None:
+        self._candidates, self._reloading, self._model = candidates, reloading, model
         self._planned: Proposal = reloading.forecast.proposal
         """What runs, and: """
         self._waiting: Peers = frozenset()
@@ -65,7 +65,7 @@ class Joining:
         try:
             async with contextlib.aclosing(self._candidates.looks(self._in_use)) as looks:
                 async for there in looks:
-                    if self._lasting.failure is not None:
+                    if self._model.failure is not None:
                         return
                     await self._look_at([peer for peer in there if not peer.is_leaving])
         except NetworkError as error:
@@ -80,7 +80,7 @@ class Joining:
         if (new := self._new(there)) is None or loop.time() < self._next_move_s:
             return
         try:
-            if not (self._lasting.requests and new <= self._waiting):
+            if not (self._model.answers and new <= self._waiting):
                 await self._consider(there, new)
             if new <= self._waiting and await self._idle_within(LOOK_EVERY_S):
                 await self._consider(there, new)
@@ -95,13 +95,13 @@ class Joining:
             self._planned, self._waiting, self._refused = planned, frozenset(), frozenset()
         known = {device.id for device in planned.cluster.devices}
         new = frozenset((peer.id, peer.epoch) for peer in there if peer.id not in known)
-        return None if new <= self._refused or self._lasting.is_recovering else new
+        return None if new <= self._refused or self._model.is_recovering else new
 
     def _in_use(self) -> Sequence[PeerInfo]:
-        if self._lasting.is_recovering:
+        if self._model.is_recovering:
             return ()
         known = self._reloading.peers
-        return [known[id] for id in self._lasting.plan.devices if id in known]
+        return [known[id] for id in self._model.plan.devices if id in known]
 
     async def _consider(self, there: Sequence[PeerInfo], new: Peers) -> None:
         """Move to a plan with them if there is one that pays now."""
@@ -123,7 +123,7 @@ class Joining:
                 self._reloading.options,
                 before=before,
                 measured=measured,
-                under_way=_under_way(self._lasting.requests),
+                under_way=_under_way(self._model.answers),
             )
             if move.when == "idle":
                 return
@@ -157,7 +157,7 @@ class Joining:
             if device.rates is None and before.get(peer.id) is None
         ]
         hosts = {peer.host for peer in self._in_use()}
-        if self._lasting.requests:
+        if self._model.answers:
             if any(peer.host in hosts for peer in lacking):
                 return None
             new = {peer.id for peer in peers} - set(self._planned.plan.devices)
@@ -175,7 +175,7 @@ class Joining:
         try:
             while not measuring.done():
                 await asyncio.wait([measuring], timeout=_IDLE_LOOK_EVERY_S)
-                if self._lasting.requests and not measuring.done():
+                if self._model.answers and not measuring.done():
                     return None
             return measuring.result()
         finally:
@@ -185,17 +185,17 @@ class Joining:
     async def _stays_idle(self, for_s: float) -> bool:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + for_s
-        while not self._lasting.requests and loop.time() < until_s:  # noqa: ASYNC110
+        while not self._model.answers and loop.time() < until_s:  # noqa: ASYNC110
             await asyncio.sleep(_IDLE_LOOK_EVERY_S)
-        return not self._lasting.requests
+        return not self._model.answers
 
     async def _idle_within(self, limit_s: float) -> bool:
         """Whether no answer is under way at some moment."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + limit_s
-        while self._lasting.requests and loop.time() < until_s:  # noqa: ASYNC110
+        while self._model.answers and loop.time() < until_s:  # noqa: ASYNC110
             await asyncio.sleep(_IDLE_LOOK_EVERY_S)
-        return not self._lasting.requests
+        return not self._model.answers
 
     async def _move(
         self, checkpoint: Checkpoint, peers: Sequence[PeerInfo], move: Move, proposal: Proposal
@@ -204,7 +204,7 @@ class Joining:
         new = [peer.name for peer in peers if peer.id not in self._planned.plan.devices]
         names = [name for name in new if name in _names(peers, proposal)]
         await ship_ahead(
-            self._reloading.bringing(checkpoint, proposal, peers),
+            self._reloading.delivery(checkpoint, proposal, peers),
             {peer.id: peer for peer in peers},
         )
         if self._reloading.forecast.proposal is not self._planned:
@@ -215,7 +215,7 @@ class Joining:
             rate, before = _rate(move.to.predicted), _rate(move.before)
             reason += f": {rate} tok/s predicted instead of {before}"
         _log.info("%s: a pause of %.1f s is predicted", reason, move.pause_s)
-        self._lasting.move(reason, lambda on_end: self._reloading.by(proposal, on_end))
+        self._model.move(reason, lambda on_end: self._reloading.by(proposal, on_end))
 
 
 def _names(peers: Sequence[PeerInfo], proposal: Proposal) -> list[str]:
@@ -227,13 +227,11 @@ def _rate(estimate: Estimate) -> str:
     return rate_in_words(estimate.tokens_per_s, estimate.tokens_per_s_range)
 
 
-def _under_way(requests: Sequence[Request]) -> UnderWay:
+def _under_way(answers: Sequence[Answer]) -> UnderWay:
+    left = [each.terms.max_new_tokens - len(each.tokens) for each in answers]
     return UnderWay(
-        requests=len(requests),
-        prompt_tokens=sum(len(each.prompt) for each in requests),
-        answer_tokens=max((len(each.answer) for each in requests), default=0),
-        left_tokens=max(
-            (each.terms_left.max_new_tokens for each in requests if each.terms_left is not None),
-            default=0,
-        ),
+        requests=len(answers),
+        prompt_tokens=sum(len(each.terms.prompt) for each in answers),
+        answer_tokens=max((len(each.tokens) for each in answers), default=0),
+        left_tokens=max(left, default=0),
     )

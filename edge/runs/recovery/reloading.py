@@ -20,10 +20,7 @@ from edge.errors import (
     PeerLostError,
 )
 from edge.host.cache_paths import cache_root
-from edge.host.identity import host_id
 from edge.planning.forecast import Forecast
-from edge.planning.kv_copies import kv_copies
-from edge.planning.kv_limits import kv_limits
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
 from edge.planning.repairing import repaired_proposal
@@ -40,6 +37,7 @@ from edge.protocol.peer_info import (
 from edge.protocol.topology import Seat
 from edge.runs.delivery import Delivered, Delivery
 from edge.runs.load import ShareRefusedError, load_model
+from edge.runs.resolved import ResolvedLoad
 from edge.runs.run import PlanRun
 from edge.weights.checkpoint import Checkpoint
 
@@ -71,10 +69,10 @@ class ReadyRepair:
     before: Proposal
     """By which the model runs until then."""
     proposal: Proposal
-    bringing: Delivery
+    delivery: Delivery
     peers: Sequence[PeerInfo]
     """That were there, but for the lost one."""
-    brought: Mapping[Seat, Delivered]
+    delivered: Mapping[Seat, Delivered]
 
 
 TakeReady = Callable[[Collection[str]], ReadyRepair | None]
@@ -173,7 +171,12 @@ class Reloading:
         if not refused and (ready := self.take_ready(lost)) is not None:
             try:
                 return await self._loaded(
-                    ready.bringing, ready.proposal, ready.peers, ready.peers, on_end, ready.brought
+                    ready.delivery,
+                    ready.proposal,
+                    ready.peers,
+                    ready.peers,
+                    on_end,
+                    ready.delivered,
                 )
             except EdgeError as error:
                 _log.info("what was ready cannot be used: %s", error)
@@ -194,8 +197,8 @@ class Reloading:
                 # Who starts again without keys has another id at the same address.
                 cached={peer.id: kept.get(peer.id, ()) for peer in peers},
             )
-            bringing = self.bringing(checkpoint, proposal, peers)
-            return await self._loaded(bringing, proposal, peers, living, on_end)
+            delivery = self.delivery(checkpoint, proposal, peers)
+            return await self._loaded(delivery, proposal, peers, living, on_end)
 
     async def by(self, proposal: Proposal, on_end: OnEnd) -> PlanRun:
         """By this plan, as the devices of it are there. Raises PeerLostError where one is not."""
@@ -206,8 +209,8 @@ class Reloading:
                 raise PeerLostError(peer.name, "it has gone again")
         others = [peer for id, peer in self.peers.items() if id not in proposal.plan.devices]
         async with self.opened() as checkpoint:
-            bringing = self.bringing(checkpoint, proposal, living)
-            return await self._loaded(bringing, proposal, living, [*living, *others], on_end)
+            delivery = self.delivery(checkpoint, proposal, living)
+            return await self._loaded(delivery, proposal, living, [*living, *others], on_end)
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[Checkpoint]:
@@ -222,43 +225,35 @@ class Reloading:
                 )
             yield checkpoint
 
-    def bringing(
+    def delivery(
         self,
         checkpoint: Checkpoint,
         proposal: Proposal,
         peers: Sequence[PeerInfo],
         tell: OnProgress = ignore_progress,
     ) -> Delivery:
-        """How the shards of this plan come onto its peers, of which these are there.
+        """Delivers the shards of this plan to its peers, which are among `peers`.
 
-        Raises CapacityError where the longest context has room nowhere.
+        Raises CapacityError if the longest context fits nowhere.
         """
-        wished = self.options.limits(checkpoint.spec)
-        plan = proposal.plan
         return Delivery(
             checkpoint=checkpoint,
-            plan=plan,
-            options=self.options,
-            weight_format=self.options.weight_format(checkpoint),
-            limits=kv_limits(wished, plan, proposal.model, proposal.cluster, peers),
-            wire_rules=proposal.wire_rules,
+            load=ResolvedLoad.of(checkpoint, self.options, proposal, peers),
             lease=self.lease,
             cache_root=cache_root(),
-            copies_kv=kv_copies(self.options.standby, proposal, here=host_id()),
-            expected=proposal.expected_steps(wished.context_tokens),
             tell=tell,
         )
 
     async def _loaded(
         self,
-        bringing: Delivery,
+        delivery: Delivery,
         proposal: Proposal,
         peers: Sequence[PeerInfo],
         known: Sequence[PeerInfo],
         on_end: OnEnd,
-        brought: Mapping[Seat, Delivered] | None = None,
+        delivered: Mapping[Seat, Delivered] | None = None,
     ) -> PlanRun:
-        loaded = await load_model(bringing, peers, on_end=on_end, brought=brought)
+        loaded = await load_model(delivery, peers, on_end=on_end, delivered=delivered)
         self._waited_without = None
         self.forecast.replace(proposal)
         self.changed.set()

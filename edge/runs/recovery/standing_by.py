@@ -22,8 +22,8 @@ from edge.weights.layout import ShardLayout, shard_layout
 SETTLES_S = 1.0
 """After a plan began: what was interrupted goes on first."""
 
-_BroughtTo = dict[tuple[str, ShardLayout], Delivered]
-"""By device (id), and what it was brought."""
+_DeliveredTo = dict[tuple[str, ShardLayout], Delivered]
+"""By device (id), and what it was delivered."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ class StandingBy:
     Whoever stands by has the weights in memory, as long as nothing else there needs the room.
     """
 
-    def __init__(self, reloading: Reloading, lasting: RunningModel) -> None:
-        self._reloading, self._lasting = reloading, lasting
+    def __init__(self, reloading: Reloading, model: RunningModel) -> None:
+        self._reloading, self._model = reloading, model
         self._planned: Proposal | None = None
         """What is stood by for; None: it is to be looked anew who could."""
         self._known: frozenset[tuple[str, int]] = frozenset()
@@ -43,7 +43,7 @@ class StandingBy:
         self._away: Sequence[PeerInfo] = ()
         """who was not."""
         self._clients: list[PeerClient] = []
-        """Their devices keep what was brought over them, as long as they are open."""
+        """Their devices keep what was delivered over them, as long as they are open."""
         self._repairs: dict[str, ReadyRepair] = {}
         """By the device that would be lost."""
         reloading.take_ready = self._take
@@ -56,10 +56,10 @@ class StandingBy:
 
     async def _run(self) -> None:
         try:
-            while self._lasting.failure is None:
+            while self._model.failure is None:
                 self._reloading.changed.clear()
                 await asyncio.sleep(SETTLES_S)
-                if not self._lasting.is_recovering:
+                if not self._model.is_recovering:
                     await self._look()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
@@ -93,7 +93,7 @@ class StandingBy:
         if {peer.id for peer in living} <= set(before.plan.devices):
             return
         cached = await self._reloading.cached(living)
-        brought: _BroughtTo = {}
+        delivered: _DeliveredTo = {}
         async with self._reloading.opened() as checkpoint:
             for lost in before.plan.devices:
                 there = [peer for peer in living if peer.id != lost]
@@ -106,47 +106,49 @@ class StandingBy:
                         lost={lost},
                         cached=cached,
                     )
-                    bringing = self._reloading.bringing(checkpoint, repaired, there)
-                    await self._bring(before, bringing, there, brought)
+                    delivery = self._reloading.delivery(checkpoint, repaired, there)
+                    await self._deliver(before, delivery, there, delivered)
                 except (CapacityError, PlanError) as error:
                     # It cannot go on without this one, or somebody has less room than was said.
                     _log.info("nobody stands by for a device: %s", error)
                     continue
-                parts = {seat: (id, bringing.layout(seat)) for id, seat in seats(repaired.plan)}
-                if all(part in brought for part in parts.values()):
+                parts = {
+                    seat: (id, delivery.load.layout(seat)) for id, seat in seats(repaired.plan)
+                }
+                if all(part in delivered for part in parts.values()):
                     self._repairs[lost] = ReadyRepair(
                         before=before,
                         proposal=repaired,
-                        bringing=bringing,
+                        delivery=delivery,
                         peers=there,
-                        brought={seat: brought[part] for seat, part in parts.items()},
+                        delivered={seat: delivered[part] for seat, part in parts.items()},
                     )
 
-    async def _bring(
+    async def _deliver(
         self,
         before: Proposal,
-        bringing: Delivery,
+        delivery: Delivery,
         peers: Sequence[PeerInfo],
-        brought: _BroughtTo,
+        delivered: _DeliveredTo,
     ) -> None:
         """What devices without a part would take over, into their memory; and connections to those
         that would go on with what they have."""
         running = {
-            (id, shard_layout(bringing.spec, before.plan, stage=stage, rank=rank))
+            (id, shard_layout(delivery.load.spec, before.plan, stage=stage, rank=rank))
             for id, (stage, rank) in seats(before.plan)
         }
         by_id = {peer.id: peer for peer in peers}
-        async with bringing.source() as source:
-            for id, seat in seats(bringing.plan):
-                part = id, bringing.layout(seat)
+        async with delivery.source() as source:
+            for id, seat in seats(delivery.load.plan):
+                part = id, delivery.load.layout(seat)
                 is_new = id not in before.plan.devices
-                if self._lasting.is_recovering:
+                if self._model.is_recovering:
                     return  # there is another plan soon, and that goes first
-                if part in brought or not (is_new or part in running):
+                if part in delivered or not (is_new or part in running):
                     continue  # it would be sent what it may never need
-                bring = make_ready if is_new else Delivery.bring
-                found = await bring(bringing, seat, by_id[id], source)
-                brought[part] = found
+                deliver = make_ready if is_new else Delivery.deliver
+                found = await deliver(delivery, seat, by_id[id], source)
+                delivered[part] = found
                 self._clients.append(found.client)
                 found.client.watch(lambda _error: self._lost())
                 if is_new:
@@ -161,7 +163,7 @@ class StandingBy:
         found = repairs.get(device)
         if found is None or found.before is not self._reloading.forecast.proposal:
             return None
-        taken = {id(each.client) for each in found.brought.values()}
+        taken = {id(each.client) for each in found.delivered.values()}
         self._clients = [each for each in self._clients if id(each) not in taken]
         return found
 

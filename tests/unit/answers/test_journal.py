@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from edge.answers import journal_folder
-from edge.answers.journal import Journal, Kept, KeptLoad, KeptToken, read_journal
+from edge.answers.journal import Journal, read_journal
 from edge.answers.journal_folder import JournalFolder
+from edge.answers.journal_records import JournalContent, JournaledLoad, JournaledToken
 from edge.errors import RequestError
 from edge.planning.load_options import LoadOptions
 from edge.protocol.lease import Lease
@@ -38,20 +39,19 @@ def test_what_is_written_is_read(replies: JournalFolder) -> None:
         journal.token(4, "stop", LIKELY)
         assert journal.path.stat().st_mode & 0o777 == 0o600
     found = read_journal(journal.path)
-    assert found.asked == asked()
-    assert found.asked.request.request().prompt_ids == (1, 2, 3)
-    assert found.asked.load.plan.devices == ("attic", "cellar")
-    assert found.asked.load.options().plan == "auto", "it was made by hand"
+    assert found.head == asked()
+    assert found.head.load.plan.devices == ("attic", "cellar")
+    assert found.head.load.options().plan == "auto", "it was made by hand"
     assert found.lease == Lease(run="a run", term=1)
-    assert found.tokens[0] == KeptToken(token_id=100, end=None, logprobs=LIKELY)
-    assert found.tokens[-1] == KeptToken(token_id=4, end="stop", logprobs=LIKELY)
+    assert found.tokens[0] == JournaledToken(token_id=100, end=None, logprobs=LIKELY)
+    assert found.tokens[-1] == JournaledToken(token_id=4, end="stop", logprobs=LIKELY)
     assert found.is_finished
 
 
 def test_every_option_of_a_load_is_kept_or_of_no_consequence() -> None:
     """`workload` has given the context its length; `kv_tokens` and `saved_states` are planned; what
     observes is no reply."""
-    kept = {each.name for each in fields(KeptLoad)}
+    kept = {each.name for each in fields(JournaledLoad)}
     options = {each.name for each in fields(LoadOptions)}
     assert options - kept == {"workload", "kv_tokens", "saved_states", "observes"}
 
@@ -66,8 +66,8 @@ def test_a_cut_at_any_byte_leaves_a_beginning(replies: JournalFolder) -> None:
     for size in sorted(cuts):
         entry.path.write_bytes(content[:size])
         ((_entry, found),) = replies.read()
-        assert isinstance(found, Kept) or "ends before what was asked does" in str(found)
-        counts.append(len(found.tokens) if isinstance(found, Kept) else -1)
+        assert isinstance(found, JournalContent) or "ends before what was asked does" in str(found)
+        counts.append(len(found.tokens) if isinstance(found, JournalContent) else -1)
     assert counts == sorted(counts)
     assert set(counts) == {-1, 0, 1, 2, 3}
     entry.path.write_bytes(content[:-3])

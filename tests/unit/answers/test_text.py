@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from edge.answers.text import AnswerText, Terms
+from edge.answers.terms import Terms
+from edge.answers.text import AnswerText
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.protocol.step import FinishReason
@@ -14,7 +15,7 @@ from edge.protocol.step import FinishReason
 
 def request(**values: object) -> Terms:
     fields: dict[str, object] = {
-        "prompt_ids": (1, 2, 3),
+        "prompt": (1, 2, 3),
         "max_new_tokens": 4,
         "sampling": SamplingParameters(seed=7),
         **values,
@@ -29,7 +30,7 @@ def clock(times: Iterable[float]) -> Iterator[float]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"prompt_ids": ()}, "the prompt is empty"),
+        ({"prompt": ()}, "the prompt is empty"),
         ({"max_new_tokens": 0}, "must be 1 or more, not 0"),
         ({"max_new_tokens": -3}, "must be 1 or more, not -3"),
         ({"max_new_tokens": 1.0}, "must be 1 or more, not 1.0"),

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import edge
-from edge.api.generation_options import GenerationOptions, GenerationOverrides
+from edge.answers.terms import GenerationOptions, GenerationOverrides
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.load_options import LoadOptions, LoadOverrides
 
@@ -194,18 +194,18 @@ def test_what_is_not_asked_for_is_as_the_model_has_it() -> None:
     )
     assert GenerationOptions(temperature=0).sampling(USUAL).temperature == 0
     whole = GenerationOptions(max_new_tokens=None)
-    request = whole.request([1], end_ids=frozenset(), room=500, usual=USUAL)
-    assert request.max_new_tokens == 500
+    terms = whole.terms([1], end_ids=frozenset(), room=500, usual=USUAL)
+    assert terms.max_new_tokens == 500
 
 
 def test_a_request_has_what_fits_and_a_seed_of_its_own() -> None:
     options = GenerationOptions(max_new_tokens=50, top_k=3, stop="END")
     one, other = (
-        options.request([1, 2], end_ids=frozenset({7}), room=20, usual=USUAL) for _ in range(2)
+        options.terms([1, 2], end_ids=frozenset({7}), room=20, usual=USUAL) for _ in range(2)
     )
-    assert (one.prompt_ids, one.max_new_tokens, one.stop) == ((1, 2), 20, ("END",))
+    assert (one.prompt, one.max_new_tokens, one.stop) == ((1, 2), 20, ("END",))
     assert (one.sampling.top_k, one.end_ids) == (3, frozenset({7}))
     assert one.sampling.seed != other.sampling.seed
     on_and_on = GenerationOptions(ignore_eos=True, seed=5)
-    request = on_and_on.request([1], end_ids=frozenset({7}), room=500, usual=USUAL)
-    assert (request.max_new_tokens, request.end_ids, request.sampling.seed) == (500, frozenset(), 5)
+    terms = on_and_on.terms([1], end_ids=frozenset({7}), room=500, usual=USUAL)
+    assert (terms.max_new_tokens, terms.end_ids, terms.sampling.seed) == (500, frozenset(), 5)

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from edge.api.reply import Mailbox, ReplyStream, ReplyUnderWay
+from edge.api.reply import Mailbox, ReplyFeed, ReplyStream
 from edge.concurrency.loop_thread import LoopThread
 from tests.support.signals import ctrl_c_once_asleep
 
@@ -32,8 +32,8 @@ class _Silent:
 def test_ctrl_c_that_does_not_wake_who_waits_for_a_token() -> None:
     silent = _Silent()
 
-    def begin(_mailbox: Mailbox) -> ReplyUnderWay:
-        return cast(ReplyUnderWay, silent)
+    def begin(_mailbox: Mailbox) -> ReplyFeed:
+        return cast(ReplyFeed, silent)
 
     loop = LoopThread("test-loop")
     try:

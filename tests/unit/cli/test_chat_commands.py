@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.api.generation_options import GenerationOptions
+from edge.answers.terms import GenerationOptions
 from edge.cli.chat.commands import COMMANDS, as_question, is_command, run_command, suggestions
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.settings import Settings, setting_names, words_of

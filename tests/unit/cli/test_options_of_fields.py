@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from edge.api.generation_options import GenerationOptions
+from edge.answers.terms import GenerationOptions
 from edge.cli.commands import peer, plan, run
 from edge.cli.field_options import field_options
 from edge.option_fields import option, option_facts

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from edge.api.generation_options import GenerationOptions
+from edge.answers.terms import GenerationOptions
 from edge.cli.options import generation_options
 from edge.errors import RequestError
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from edge.answers.answer import Request, fail_all
+from edge.answers.answer import fail_all
 from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError, RequestError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.protocol.client import PeerClient
@@ -17,11 +17,11 @@ from edge.protocol.messages import Done, RunStep
 from edge.protocol.token_logprobs import write_logprobs
 from edge.runs.acks import Acks
 from edge.runs.run import PlanRun
-from edge.scheduling.decide import Scheduler
 from edge.scheduling.prefixes import PrefixCacheIndex
 from edge.scheduling.residency import Residency
+from edge.scheduling.state import SchedulingLimits, SchedulingState
 from edge.transport import Channel, Frame
-from tests.support.scripted_peers import VOCAB, Behaviour, Results, peer, plan, terms
+from tests.support.scripted_peers import VOCAB, Behaviour, Results, asked, begun, peer, plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,29 +43,23 @@ async def run(
     behave: Behaviour, *, wants_logits: bool = False, logprobs: int | None = None
 ) -> Results:
     """One request to a model whose only peer behaves like this."""
-    scheduler = Scheduler(
-        chunk_tokens=4,
-        logit_chunk_tokens=4,
-        residency=Residency(memory_tokens=50, requests=4),
-        stages=1,
-    )
+    state = begun(Residency(memory_tokens=50, requests=4))
     async with peer(behave) as address:
-        model = PlanRun(plan(1), scheduler, vocab_size=VOCAB, hidden_size=4, on_end=fail_all)
+        model = PlanRun(plan(1), vocab_size=VOCAB, hidden_size=4, on_end=fail_all)
         client = await PeerClient.connect(address, None, on_event=model.on_event)
         model.adopt((0, 0), client)
-        await model.start({})
+        await model.start({}, state)
         results = Results()
         if wants_logits:
-            model.submit(Request(prompt=(1, 2, 3), terms=None, sink=results))
+            model.submit(asked((1, 2, 3), results))
         else:
-            wanted = replace(terms(5), logprobs=logprobs)
-            model.submit(Request(prompt=(1, 2, 3), terms=wanted, sink=results))
+            model.submit(asked((1, 2, 3), results, new_tokens=5, logprobs=logprobs))
         async with asyncio.timeout(60):
             await results.ended.wait()
         await model.aclose()
         await model.aclose()
         late = Results()
-        model.submit(Request(prompt=(1,), terms=None, sink=late))
+        model.submit(asked((1,), late))
         assert late.errors == [model.failure]
     return results
 
@@ -182,24 +176,21 @@ async def run_on_two(odd: Behaviour, *, asks_peers: bool = False) -> list[EdgeEr
             header = {"tokens": tokens, "ends": [None] * len(tokens), "last": True, "chosen_s": 1.0}
             await channel.send(Frame("tokens", header))
 
-    scheduler = Scheduler(
-        chunk_tokens=4,
-        logit_chunk_tokens=4,
-        residency=Residency(memory_tokens=14, disk_tokens=100, requests=4, quantum_tokens=2),
-        stages=2,
-        asks_peers=asks_peers,
-        prefixes=PrefixCacheIndex(chunk_tokens=2, fewest_tokens=2) if asks_peers else None,
+    state = SchedulingState.new(
+        SchedulingLimits(stages=2, chunk_tokens=4, logit_chunk_tokens=4, asks_peers=asks_peers),
+        Residency(memory_tokens=14, disk_tokens=100, requests=4, quantum_tokens=2),
+        PrefixCacheIndex(chunk_tokens=2, fewest_tokens=2) if asks_peers else None,
     )
     async with peer(odd, "odd") as first, peer(sample, "fine") as second:
-        model = PlanRun(plan(2), scheduler, vocab_size=VOCAB, hidden_size=4, on_end=fail_all)
+        model = PlanRun(plan(2), vocab_size=VOCAB, hidden_size=4, on_end=fail_all)
         for stage, address in enumerate((first, second)):
             model.adopt(
                 (stage, 0), await PeerClient.connect(address, None, on_event=model.on_event)
             )
-        await model.start({})
+        await model.start({}, state)
         results = Results(), Results()
         for each in results:
-            model.submit(Request(prompt=(1, 2, 3, 4, 5), terms=terms(8), sink=each))
+            model.submit(asked((1, 2, 3, 4, 5), each, new_tokens=8))
         async with asyncio.timeout(60):
             for each in results:
                 await each.ended.wait()
@@ -208,23 +199,25 @@ async def run_on_two(odd: Behaviour, *, asks_peers: bool = False) -> list[EdgeEr
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer"),
+    ("question", "answer"),
     [
         ("swap_out", Frame("swapped_out", {"why_not": None})),
         ("match_prefix", Frame("prefix_matched", {"tokens": 4})),
     ],
     ids=["swap out", "match prefix"],
 )
-def test_a_peer_that_answers_twice_does_not_stand_in_for_another(asked: str, answer: Frame) -> None:
+def test_a_peer_that_answers_twice_does_not_stand_in_for_another(
+    question: str, answer: Frame
+) -> None:
     """The other has said nothing yet: what it has must not be taken for moved, or for known."""
 
     async def behave(channel: Channel, frame: Frame) -> None:
-        if frame.kind == asked:
+        if frame.kind == question:
             header = {**answer.header, "request": frame.header["request"]}
             for _ in range(2):
                 await channel.send(Frame(answer.kind, header))
 
-    for error in asyncio.run(run_on_two(behave, asks_peers=asked == "match_prefix")):
+    for error in asyncio.run(run_on_two(behave, asks_peers=question == "match_prefix")):
         assert str(error) == f"peer odd: sent a malformed {answer.kind!r}: an answer too many"
 
 
@@ -244,18 +237,13 @@ def test_closing_tells_those_who_wait() -> None:
     async def main() -> Results:
         async def say_nothing(_channel: Channel, _frame: Frame) -> None: ...
 
-        scheduler = Scheduler(
-            chunk_tokens=4,
-            logit_chunk_tokens=4,
-            residency=Residency(memory_tokens=50, requests=4),
-            stages=1,
-        )
+        state = begun(Residency(memory_tokens=50, requests=4))
         async with peer(say_nothing) as address:
-            model = PlanRun(plan(1), scheduler, vocab_size=VOCAB, hidden_size=4, on_end=fail_all)
+            model = PlanRun(plan(1), vocab_size=VOCAB, hidden_size=4, on_end=fail_all)
             model.adopt((0, 0), await PeerClient.connect(address, None, on_event=model.on_event))
-            await model.start({})
+            await model.start({}, state)
             results = Results()
-            model.submit(Request(prompt=(1, 2), terms=None, sink=results))
+            model.submit(asked((1, 2), results))
             await asyncio.gather(model.aclose(), model.aclose(), model.abort())
         return results
 

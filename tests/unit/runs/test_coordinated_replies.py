@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.answers.answer import Request
+from edge.answers.answer import Answer
 from edge.answers.copies import KvCopies, KvLayout
 from edge.backends.null.made_up import logits_after
 from edge.demos.bundled import MODEL
@@ -31,6 +31,7 @@ from tests.support.null_peers import (
     request,
 )
 from tests.support.scripted_peers import Owner, Results
+from tests.support.scripted_peers import asked as asked_for
 
 SEEDED = SamplingParameters(
     temperature=1.1,
@@ -65,7 +66,7 @@ def prompt(length: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(length).integers(3, 700, size=length).tolist())
 
 
-async def finish(model: PlanRun, requests: Sequence[Request]) -> list[Results]:
+async def finish(model: PlanRun, requests: Sequence[Answer]) -> list[Results]:
     """Submit them all at once; their results."""
     sinks: list[Results] = []
     for each in requests:
@@ -78,7 +79,7 @@ async def finish(model: PlanRun, requests: Sequence[Request]) -> list[Results]:
     return sinks
 
 
-def replies(lengths: Sequence[int], new_tokens: int) -> list[Request]:
+def replies(lengths: Sequence[int], new_tokens: int) -> list[Answer]:
     return [
         request(prompt(each), Results(), new_tokens=new_tokens, parameters=SEEDED)
         for each in lengths
@@ -96,7 +97,7 @@ def test_replies_at_once_are_those_of_replies_alone(
             model = await load(daemons, layout, limits(memory=150), Owner(), tmp_path)
             lengths = (5, 40, 3, 17, 1)
             rows = Results()
-            asked = [*replies(lengths, 20), Request(prompt=prompt(35), terms=None, sink=rows)]
+            asked = [*replies(lengths, 20), asked_for(prompt(35), rows)]
             sinks = await finish(model, asked)
             await model.aclose()
         for length, sink in zip(lengths, sinks[:-1], strict=True):
@@ -121,13 +122,13 @@ def test_copies_of_keys_and_values_go_with_the_reply(tmp_path: Path) -> None:
             (cancelled,) = replies((7,), 20)
             for each in (finished, cancelled):
                 model.submit(each)
-                each.kept = KvCopies(form=form, first=0)
+                each.copies = KvCopies(form=form, first=0)
             model.cancel(cancelled.id)
             async with asyncio.timeout(PATIENCE_S):
                 await sink.ended.wait()
             await model.aclose()
-        assert cancelled.kept is None
-        assert finished.kept is None
+        assert cancelled.copies is None
+        assert finished.copies is None
 
     asyncio.run(main())
 

@@ -26,23 +26,27 @@ from edge.protocol.peer_info import PeerInfo, describe_peer
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.runs.delivery import Delivered, Delivery, make_ready
+from edge.runs.resolved import ResolvedLoad
 from edge.transport import WireRule
 from edge.weights.checkpoint import Checkpoint
 from tests.support.null_peers import null_peers
 from tests.support.plans import bundled_plan
 
 
-def bringing_of(
+def delivery_of(
     checkpoint: Checkpoint, folder: Path, tell: OnProgress = ignore_progress
 ) -> Delivery:
-    options = LoadOptions(dtype="int8")
+    weight_format = LoadOptions(dtype="int8").weight_format(checkpoint)
     return Delivery(
         checkpoint=checkpoint,
-        plan=bundled_plan("solo", devices=["a"]),
-        options=options,
-        weight_format=options.weight_format(checkpoint),
-        limits=StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8),
-        wire_rules=WireRules(sums=(WireRule(),), hops=()),
+        load=ResolvedLoad(
+            plan=bundled_plan("solo", devices=["a"]),
+            spec=weight_format.graded(checkpoint.spec),
+            weight_format=weight_format,
+            limits=StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8),
+            kv_dtype="float32",
+            wire_rules=WireRules(sums=(WireRule(),), hops=()),
+        ),
         lease=Lease(),
         cache_root=folder,
         tell=tell,
@@ -52,13 +56,13 @@ def bringing_of(
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_what_was_opened_when_its_load_ends_is_closed(tmp_path: Path) -> None:
     async def main(checkpoint: Checkpoint) -> None:
-        bringing = bringing_of(checkpoint, tmp_path)
+        delivery = delivery_of(checkpoint, tmp_path)
 
         async def use() -> None:
-            async with bringing.source():
+            async with delivery.source():
                 raise AssertionError("it was cancelled")
 
-        async with bringing.source():
+        async with delivery.source():
             pass  # from now on it is only opened
         using = asyncio.create_task(use())
         await asyncio.sleep(0)
@@ -79,16 +83,16 @@ def test_what_was_parked_is_closed_where_its_load_is_cut_off(
 
     async def main(checkpoint: Checkpoint) -> None:
         async with null_peers(tmp_path / "peers", 1) as (daemon,):
-            peers, bringing = daemon.resources, bringing_of(checkpoint, tmp_path)
+            peers, delivery = daemon.resources, delivery_of(checkpoint, tmp_path)
             peer = await describe_peer(peers.addresses[0], None)
-            async with bringing.source() as source:
-                brought = await make_ready(bringing, (0, 0), peer, source)
+            async with delivery.source() as source:
+                delivered = await make_ready(delivery, (0, 0), peer, source)
             (parked,) = peers._parked._parked
             async with peers.loading.turn("another"):  # by somebody else
-                opening = asyncio.create_task(bringing.open("again", (0, 0), peer, brought))
+                opening = asyncio.create_task(delivery.open("again", (0, 0), peer, delivered))
                 while not peers.sessions:  # noqa: ASYNC110  nobody is told
                     await asyncio.sleep(0.001)
-                await brought.client.aclose()
+                await delivered.client.aclose()
                 await asyncio.wait([opening])
                 assert isinstance(opening.exception(), NetworkError)
                 while peers.sessions:  # noqa: ASYNC110
@@ -101,31 +105,31 @@ def test_what_was_parked_is_closed_where_its_load_is_cut_off(
 
 
 @contextlib.asynccontextmanager
-async def brought_to(
+async def delivered_to(
     checkpoint: Checkpoint, folder: Path
 ) -> AsyncIterator[tuple[PeerResources, Delivery, PeerInfo, Delivered]]:
     """A peer with a shard on its disk."""
     async with null_peers(folder / "peers", 1) as (daemon,):
-        bringing = bringing_of(checkpoint, folder)
+        delivery = delivery_of(checkpoint, folder)
         peer = await describe_peer(daemon.resources.addresses[0], None)
-        async with bringing.source() as source:
-            brought = await bringing.bring((0, 0), peer, source)
+        async with delivery.source() as source:
+            delivered = await delivery.deliver((0, 0), peer, source)
         try:
-            yield daemon.resources, bringing, peer, brought
+            yield daemon.resources, delivery, peer, delivered
         finally:
-            await brought.client.aclose()
+            await delivered.client.aclose()
 
 
 def test_who_is_replaced_as_it_waits_for_its_turn_to_load_hears_of_it(tmp_path: Path) -> None:
     """And is in nobody's way."""
 
     async def main(checkpoint: Checkpoint) -> None:
-        async with brought_to(checkpoint, tmp_path) as (resources, bringing, peer, brought):
+        async with delivered_to(checkpoint, tmp_path) as (resources, delivery, peer, delivered):
             async with resources.loading.turn("another"):  # by somebody else
-                opening = asyncio.create_task(bringing.open("s", (0, 0), peer, brought))
+                opening = asyncio.create_task(delivery.open("s", (0, 0), peer, delivered))
                 while not resources.sessions:  # noqa: ASYNC110  nobody is told
                     await asyncio.sleep(0.001)
-                lease = bringing.lease
+                lease = delivery.lease
                 await resources.leases.take_over(None, replace(lease, term=lease.term + 1))
             async with asyncio.timeout(60):
                 with pytest.raises(RequestError, match="another coordinator has taken over"):
@@ -144,8 +148,8 @@ def test_what_a_changed_promise_is_not_yet_kept_by_is_not_parked(
     may_go_on = threading.Event()
 
     async def main(checkpoint: Checkpoint) -> None:
-        async with brought_to(checkpoint, tmp_path) as (resources, bringing, peer, brought):
-            await bringing.open("s", (0, 0), peer, brought)
+        async with delivered_to(checkpoint, tmp_path) as (resources, delivery, peer, delivered):
+            await delivery.open("s", (0, 0), peer, delivered)
             (hosted,), (whole,) = resources.sessions.values(), resources.ledger.uses.values()
             # The layers of the bundled model are too small to make a difference.
             less = replace(whole, weight_bytes=whole.weight_bytes // 2)
@@ -164,7 +168,7 @@ def test_what_a_changed_promise_is_not_yet_kept_by_is_not_parked(
                 while less not in resources.ledger.uses.values():  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
                 close = Close(session="s", parks=True)
-                closing = asyncio.create_task(brought.client.call(close))
+                closing = asyncio.create_task(delivered.client.call(close))
                 while not hosted.shard._is_over:  # noqa: ASYNC110  nobody is told
                     await asyncio.sleep(0.001)
                 assert less in resources.ledger.uses.values()
@@ -185,14 +189,14 @@ def test_memory_is_free_also_where_closing_fails(
         raise OSError("of a library")
 
     async def main(checkpoint: Checkpoint) -> None:
-        async with brought_to(checkpoint, tmp_path) as (resources, bringing, peer, brought):
+        async with delivered_to(checkpoint, tmp_path) as (resources, delivery, peer, delivered):
             for parks in (False, True):
-                await bringing.open("s", (0, 0), peer, brought)
+                await delivery.open("s", (0, 0), peer, delivered)
                 monkeypatch.setattr(NullProgram, "close", fail)
                 if parks:
                     resources.leaving.set()  # then nothing is kept after all
                 with contextlib.suppress(PeerError):
-                    await brought.client.call(Close(session="s", parks=parks))
+                    await delivered.client.call(Close(session="s", parks=parks))
                 assert not resources._parked._parked
                 assert not resources.ledger.uses
 
@@ -211,11 +215,11 @@ def test_who_leaves_is_sent_no_more(tmp_path: Path) -> None:
                     sent.append(progress.done)
                     assert progress.done < progress.total
 
-            bringing = bringing_of(checkpoint, tmp_path, tell)
+            delivery = delivery_of(checkpoint, tmp_path, tell)
             peer = await describe_peer(daemon.resources.addresses[0], None)
-            async with bringing.source() as source:
+            async with delivery.source() as source:
                 with pytest.raises(PeerLostError, match="it is leaving: it was stopped by its"):
-                    await bringing.bring((0, 0), peer, source)
+                    await delivery.deliver((0, 0), peer, source)
             assert sent
 
     with Checkpoint.open(MODEL) as checkpoint:

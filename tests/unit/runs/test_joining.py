@@ -32,7 +32,7 @@ class Running:
         self.plan = self.forecast.proposal.plan
         self.peers = {"old": OLD}
         self.options = None
-        self.requests = ()
+        self.answers = ()
         self.failure = None
         self.is_recovering = False
         self.moves: list[str] = []
@@ -41,7 +41,7 @@ class Running:
     async def opened(self) -> AsyncIterator[SimpleNamespace]:
         yield SimpleNamespace(spec=SPEC)
 
-    def bringing(self, *_what: object) -> None:
+    def delivery(self, *_what: object) -> None:
         return None
 
     def move(self, reason: str, _load: object) -> None:

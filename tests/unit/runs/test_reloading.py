@@ -92,7 +92,7 @@ def test_who_was_lost_while_it_loaded_is_known_by_its_name(
                 await edge.AsyncCluster.connect(addresses, insecure=True) as cluster,
                 await cluster.load(MODEL, dtype="int8", replan="off") as model,
             ):
-                reload = model._held.loaded._reload
+                reload = model._held.running._reload
                 assert isinstance(reload, Reloading)
                 lost: list[Collection[str]] = []
                 reload.on_lost = lost.append

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.answers.answer import OnEnd, Request
+from edge.answers.answer import Answer, OnEnd
 from edge.backends.interface import HostLogits
 from edge.engine.distributed_sampling import TokenChoice
 from edge.errors import (
@@ -26,17 +26,18 @@ from edge.kernels.sampling.reference import sample
 from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import Event, from_frame, to_frame
 from edge.protocol.messages import Logits, RunStep, Tokens
-from edge.protocol.step import SamplingTerms, Step
+from edge.protocol.step import Step
 from edge.protocol.token_masks import read_masks
+from edge.runs import run
 from edge.runs.model import MOST_LOSSES_WITHOUT_A_TOKEN, RunningModel
 from edge.runs.run import PlanRun
-from edge.scheduling.decide import Scheduler
 from edge.scheduling.orders import Orders
 from edge.scheduling.residency import Residency
+from edge.scheduling.state import SchedulingState
 from edge.text.detokenizer import Vocabulary
 from edge.text.grammar import Grammar, Grammars
 from edge.transport import Channel, Frame
-from tests.support.scripted_peers import VOCAB, Owner, Results, peer, plan
+from tests.support.scripted_peers import VOCAB, Owner, Results, asked, begun, peer, plan
 from tests.support.small_tokenizers import letters
 
 PARAMETERS = SamplingParameters(
@@ -118,15 +119,10 @@ async def report(channel: Channel, event: Event) -> None:
 
 
 async def load(address: str, owner: OnEnd) -> PlanRun:
-    scheduler = Scheduler(
-        chunk_tokens=4,
-        logit_chunk_tokens=2,
-        residency=Residency(memory_tokens=200, requests=4),
-        stages=1,
-    )
-    model = PlanRun(plan(1), scheduler, vocab_size=VOCAB, hidden_size=4, on_end=owner)
+    state = begun(Residency(memory_tokens=200, requests=4), logit_chunk_tokens=2)
+    model = PlanRun(plan(1), vocab_size=VOCAB, hidden_size=4, on_end=owner)
     model.adopt((0, 0), await PeerClient.connect(address, None, on_event=model.on_event))
-    await model.start({})
+    await model.start({}, state)
     return model
 
 
@@ -146,14 +142,8 @@ def expected(prompt: Sequence[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def request(prompt: Sequence[int], sink: Results) -> Request:
-    terms = SamplingTerms(
-        sampling=PARAMETERS,
-        end_ids=frozenset(),
-        max_new_tokens=NEW_TOKENS,
-        prompt_tokens=len(prompt),
-    )
-    return Request(prompt=tuple(prompt), terms=terms, sink=sink)
+def request(prompt: Sequence[int], sink: Results) -> Answer:
+    return asked(prompt, sink, new_tokens=NEW_TOKENS, sampling=PARAMETERS)
 
 
 PROMPTS = [(1, 2, 3, 4, 5, 6), (7,), (8, 9)]
@@ -177,7 +167,7 @@ def test_what_a_plan_leaves_another_finishes_with_the_same_tokens(steps: int) ->
             model = await load(lost, owner)
             for prompt, reply in zip(PROMPTS, replies, strict=True):
                 model.submit(request(prompt, reply))
-            model.submit(Request(prompt=PROMPTS[0], terms=None, sink=rows))
+            model.submit(asked(PROMPTS[0], rows))
             await owner.told.wait()
             await model.aclose()
             assert isinstance(owner.failure, PeerLostError)
@@ -278,6 +268,7 @@ def test_a_request_that_never_fits_is_told_so() -> None:
             model = await load(address, Owner())
             sink = Results()
             model.submit(request((1,) * 200, sink))
+            await sink.ended.wait()
             (error,) = sink.errors
             assert isinstance(error, RequestError)
             assert "212 tokens never fit into 200" in str(error)
@@ -289,19 +280,19 @@ def test_a_request_that_never_fits_is_told_so() -> None:
 def test_a_defect_of_ours_leaves_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fall_over(_self: Scheduler) -> Orders:
+    def fall_over(_state: SchedulingState, _events: Sequence[object]) -> Orders:
         raise KeyError("lost")
 
     async def main() -> None:
         owner = Owner()
         async with peer(SamplingPeer(steps=None)) as address, asyncio.timeout(60):
             model = await load(address, owner)
-            monkeypatch.setattr(Scheduler, "decide", fall_over)
-            asked = request((1,), Results())
-            model.submit(asked)
+            monkeypatch.setattr(run, "decide", fall_over)
+            late = request((1,), Results())
+            model.submit(late)
             await owner.told.wait()
             await model.aclose()
-        assert owner.unfinished == [asked]
+        assert owner.unfinished == [late]
         assert "the coordinator failed (KeyError('lost')); load the model again" in str(
             owner.failure
         )
@@ -412,8 +403,8 @@ def test_a_model_that_nobody_asks_is_not_loaded_for_ever(error: EdgeError) -> No
     async def main() -> None:
         async with peer(SamplingPeer(steps=None)) as first, asyncio.timeout(60):
             model = await lasting(first, Reloads(*[error] * 100))
-            assert model._loaded is not None
-            model._loaded.fail(gone("odd"))
+            assert model._run is not None
+            model._run.fail(gone("odd"))
             while model.failure is None:  # noqa: ASYNC110  nobody is told
                 await asyncio.sleep(0)
             assert str(error) in str(model.failure)
@@ -428,8 +419,8 @@ def test_each_loss_of_a_model_that_nobody_asks_is_the_first() -> None:
             losses = 2 * MOST_LOSSES_WITHOUT_A_TOKEN
             model = await lasting(first, Reloads(*[first] * losses))
             for number in range(losses):
-                assert model._loaded is not None
-                model._loaded.fail(gone("odd"))
+                assert model._run is not None
+                model._run.fail(gone("odd"))
                 while len(model.recoveries) == number:  # noqa: ASYNC110  nobody is told
                     await asyncio.sleep(0)
             await model.aclose()
@@ -441,8 +432,8 @@ def test_who_failed_is_named_once() -> None:
     async def main() -> None:
         async with peer(SamplingPeer(steps=None)) as first, asyncio.timeout(60):
             model = await lasting(first, Reloads(CapacityError("c lacks 5 GiB")))
-            assert model._loaded is not None
-            model._loaded.fail(PeerError("odd", "it is broken"))
+            assert model._run is not None
+            model._run.fail(PeerError("odd", "it is broken"))
             while model.failure is None:  # noqa: ASYNC110  nobody is told
                 await asyncio.sleep(0)
             told = "peer odd: it is broken; and it could not go on without: c lacks 5 GiB"
@@ -466,12 +457,12 @@ def test_while_it_is_loaded_anew(closes: bool) -> None:
             reload = Reloads(second)
             reload.may_go_on.clear()
             model = await lasting(first, reload)
-            asked = [request(PROMPTS[0], kept), request(PROMPTS[1], cancelled)]
-            for each in asked:
+            submitted = [request(PROMPTS[0], kept), request(PROMPTS[1], cancelled)]
+            for each in submitted:
                 model.submit(each)
             await reload.under_way.wait()
             assert model.is_recovering
-            model.cancel(asked[1].id)
+            model.cancel(submitted[1].id)
             model.submit(request(PROMPTS[2], new))
             if closes:
                 await model.aclose()

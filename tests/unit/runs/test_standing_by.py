@@ -116,10 +116,10 @@ def test_where_it_cannot_be_used_all_are_asked(tmp_path: Path) -> None:
 def test_who_has_no_room_for_one_part_has_another_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def has_room(bringing: Delivery, seat: Seat, *where: Any) -> Delivered:
+    async def has_room(delivery: Delivery, seat: Seat, *where: Any) -> Delivered:
         if seat == (0, 0):
             raise CapacityError("no room")
-        return await make_ready(bringing, seat, *where)
+        return await make_ready(delivery, seat, *where)
 
     monkeypatch.setattr("edge.runs.recovery.standing_by.make_ready", has_room)
 

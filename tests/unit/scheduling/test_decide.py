@@ -9,10 +9,11 @@ import pytest
 
 from edge.offload.kv.slot_order import SlotOrder
 from edge.protocol.step import FinishReason, Step, StepEntry
-from edge.scheduling.decide import Scheduler
+from edge.scheduling.events import Answered, Event, Submitted
 from edge.scheduling.orders import Match, Orders
 from edge.scheduling.prefixes import PrefixCacheIndex
 from edge.scheduling.residency import Residency
+from tests.support.scheduling import Steps
 
 
 def scheduler(
@@ -24,20 +25,24 @@ def scheduler(
     requests: int = 8,
     stages: int = 1,
     asks_peers: bool = False,
-) -> Scheduler:
-    return Scheduler(
-        chunk_tokens=chunk,
-        logit_chunk_tokens=logit_chunk,
-        residency=Residency(
+    rows_agree: bool = False,
+    batches_agree: bool = False,
+) -> Steps:
+    return Steps(
+        Residency(
             memory_tokens=capacity,
             disk_tokens=disk,
             longest_tokens=disk,
             requests=requests,
             quantum_tokens=4,
         ),
+        chunk_tokens=chunk,
+        logit_chunk_tokens=logit_chunk,
         stages=stages,
         asks_peers=asks_peers,
         prefixes=PrefixCacheIndex(chunk_tokens=chunk, fewest_tokens=chunk) if asks_peers else None,
+        rows_agree=rows_agree,
+        batches_agree=batches_agree,
     )
 
 
@@ -49,9 +54,9 @@ def shown(step: Step | None) -> object:
 
 
 def answer(
-    steps: Scheduler, tokens: Sequence[int], *, last: bool = True, end: FinishReason | None = None
+    steps: Steps, tokens: Sequence[int], *, last: bool = True, end: FinishReason | None = None
 ) -> None:
-    steps.answered(tokens, [end] * len(tokens), last=last)
+    steps.answer(tokens, ends=[end] * len(tokens), last=last)
 
 
 def test_a_prompt_goes_in_chunks_and_then_runs_on() -> None:
@@ -79,8 +84,7 @@ def test_a_run_that_was_cut_short_goes_on_from_its_last_token() -> None:
 
 def test_an_answer_that_another_plan_began_is_computed_token_by_token() -> None:
     """As it was there: in one step of several it would round in another way."""
-    steps = scheduler()
-    steps.batches_agree()
+    steps = scheduler(batches_agree=True)
     steps.add("a", [1, 2, 3, 4, 5], answer=[50, 51, 52, 53, 54, 55, 56], new_tokens=4)
     steps.add("b", [7, 8], answer=[60, 61, 62], new_tokens=4)
     seen = []
@@ -114,8 +118,9 @@ def test_an_answer_that_is_given_is_not_computed() -> None:
     answer(steps, [])
     answer(steps, [])
     assert shown(steps.decide().step) == ([("a", 9, (54,), 1)], 4)
+    steps.add("b", [1], answer=[2, 3], restored=2, new_tokens=1)
     with pytest.raises(ValueError, match="needs tokens"):
-        steps.add("b", [1], answer=[2, 3], restored=2, new_tokens=1)
+        steps.decide()
 
 
 def test_a_prompt_that_is_given_with_its_answer_is_not_computed() -> None:
@@ -129,8 +134,9 @@ def test_a_prompt_that_is_given_with_its_answer_is_not_computed() -> None:
     )
     answer(steps, [])
     assert shown(steps.decide().step) == ([("a", 9, (54,), 1)], 4)
+    known("b", [1, 2], restored=0)
     with pytest.raises(ValueError, match="needs tokens"):
-        known("b", [1, 2], restored=0)
+        steps.decide()
 
 
 def whole_step(request: str, position: int, tokens: tuple[int, ...]) -> Step:
@@ -217,9 +223,7 @@ def test_a_prompt_is_cut_small_while_somebody_reads_an_answer() -> None:
 
 def chunks_beside(*, new_tokens: int, rows_agree: bool = True) -> list[int]:
     """Of a prompt of 71 tokens, where one token of an answer takes as long as 8 of a chunk."""
-    steps = scheduler(chunk=64, capacity=1000)
-    if rows_agree:
-        steps.rows_agree()
+    steps = scheduler(chunk=64, capacity=1000, rows_agree=rows_agree)
     steps.add("a", [1, 2], new_tokens=new_tokens)
     steps.decide()
     steps.add("b", list(range(71)), new_tokens=1)
@@ -228,11 +232,11 @@ def chunks_beside(*, new_tokens: int, rows_agree: bool = True) -> list[int]:
     while sum(sizes) < 71:
         while (step := steps.decide().step) is not None:
             sizes += [step.num_tokens] if step.entries[0].request == "b" else []
-        oldest = steps._under_way[0]
+        oldest = steps.under_way[0].step
         at_s += 1.0 if oldest.num_tokens == 1 else oldest.num_tokens / 8
         count = sum(entry.logit_rows for entry in oldest.entries)
         end: FinishReason | None = "length" if new_tokens == 1 else None
-        steps.answered([50] * count, [end] * count, last=True, at_s=at_s)
+        steps.answer([50] * count, ends=[end] * count, at_s=at_s)
     return sizes
 
 
@@ -293,8 +297,9 @@ def test_a_prompt_is_matched_before_it_is_computed() -> None:
     assert shown(orders.step) == ([("short", 0, (1, 2), 1)], 1)
     assert steps.decide() == Orders()
     for wrong in (-2, 4, 6):
+        steps.matched("a", wrong)
         with pytest.raises(ValueError, match=f"{wrong} tokens known of a prompt of 5"):
-            steps.matched("a", wrong)
+            steps.decide()
     steps.matched("a", 2)
     assert shown(steps.decide().step) == ([("a", 2, (3, 4), 0)], 1)
     steps.matched("cancelled", 2)
@@ -365,48 +370,48 @@ def test_what_is_cancelled_is_not_computed_any_more() -> None:
     assert steps.decide().step is None
 
 
+def submitted(request: str, tokens: int = 1, new_tokens: int = 1) -> Submitted:
+    return Submitted(request=request, prompt=(1,) * tokens, new_tokens=new_tokens)
+
+
 @pytest.mark.parametrize(
-    ("tokens", "new_tokens", "message"),
+    ("events", "message"),
     [
-        ([], 1, "needs tokens"),
-        ([1], -1, "needs tokens"),
-        ([1] * 60, 41, "101 tokens never fit into 100"),
+        ([submitted("a", tokens=0)], "needs tokens"),
+        ([submitted("a", new_tokens=-1)], "needs tokens"),
+        ([submitted("a"), submitted("a")], "id of its own"),
+        ([Answered()], "an answer to no step"),
+        ([submitted("a"), None, Answered()], "0 tokens for a step that gives 1"),
+        (
+            [submitted("a"), None, Answered(tokens=(1, 2), ends=(None, None))],
+            "2 tokens for a step that gives 1",
+        ),
+        # The sampler says when a reply ends; a reply without an end must not outgrow its memory.
+        (
+            [submitted("a"), None, Answered(tokens=(5,), ends=(None,), last=False)],
+            "goes on after its last token",
+        ),
     ],
 )
-def test_a_request_that_could_never_start(tokens: list[int], new_tokens: int, message: str) -> None:
+def test_events_that_contradict_the_orders(events: list[Event | None], message: str) -> None:
+    """None: a decision between two events."""
+    steps = scheduler()
+    for event in events:
+        if event is None:
+            steps.decide()
+        else:
+            steps.tell(event)
     with pytest.raises(ValueError, match=message):
-        scheduler().add("a", tokens, new_tokens=new_tokens)
+        steps.decide()
 
 
-def test_an_id_is_used_once() -> None:
-    steps = scheduler(requests=1)
-    steps.add("a", [1], new_tokens=1)
-    steps.add("b", [1], new_tokens=1)
-    steps.decide()
-    for taken in ("a", "b"):
-        with pytest.raises(ValueError, match="id of its own"):
-            steps.add(taken, [1], new_tokens=1)
-
-
-def test_answers_that_no_step_asked_for() -> None:
+def test_a_request_that_could_never_start_is_refused() -> None:
     steps = scheduler()
-    with pytest.raises(ValueError, match="an answer to no step"):
-        answer(steps, [])
-    steps.add("a", [1], new_tokens=2)
-    steps.decide()
-    for tokens in ([], [1, 2]):
-        with pytest.raises(ValueError, match="for a step that gives 1"):
-            answer(steps, tokens)
-
-
-def test_a_request_that_goes_on_after_its_last_token() -> None:
-    """The sampler says when a reply ends; one that does not must not go beyond its memory."""
-    steps = scheduler()
-    steps.add("a", [1], new_tokens=2)
-    steps.decide()
-    answer(steps, [5], last=False)
-    with pytest.raises(ValueError, match="goes on after its last token"):
-        answer(steps, [6], last=False)
+    steps.tell(submitted("a", tokens=60, new_tokens=41))
+    steps.tell(submitted("b", tokens=2))
+    orders = steps.decide()
+    assert orders.refuse == {"a": "101 tokens never fit into 100"}
+    assert shown(orders.step) == ([("b", 0, (1, 1), 1)], 1)
 
 
 def test_only_who_has_ended_is_over() -> None:
@@ -417,7 +422,7 @@ def test_only_who_has_ended_is_over() -> None:
     for token in (5, 6):
         answer(steps, [token])
     assert shown(steps.decide().step) == ([("a", 1, (5,), 1), ("b", 1, (6,), 1)], 8)
-    steps.answered([7, 8], ["stop", None], last=True)
+    steps.answer([7, 8], ends=["stop", None])
     orders = steps.decide()
     assert orders.finish == ("a",)
     assert shown(orders.step) == ([("b", 2, (8,), 1)], 7)

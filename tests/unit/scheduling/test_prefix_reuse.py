@@ -22,7 +22,7 @@ from edge.membership.membership import Membership, credentials
 from edge.memory.ledger import Use
 from edge.protocol.step import StepLimits
 from edge.runs.run import PlanRun
-from edge.scheduling.work import Work
+from edge.scheduling.orders import Work
 from edge.transport import Credentials
 from edge.weights.checkpoint import Checkpoint
 from tests.support.null_peers import expected_tokens, load, null_peers, request

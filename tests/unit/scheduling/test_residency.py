@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.scheduling.residency import MOST_OVERTAKEN, Member, Residency, Settled
+from edge.scheduling.residency import MOST_OVERTAKEN, Residency, Resident, Settled
 
 
 def residency(
@@ -20,8 +20,8 @@ def residency(
     )
 
 
-def joined(found: Residency, name: str, length: int, longest: int) -> Member:
-    member = Member(name, length, longest)
+def joined(found: Residency, name: str, length: int, longest: int) -> Resident:
+    member = Resident(name, length, longest)
     found.join(member)
     return member
 
@@ -200,10 +200,10 @@ def test_what_is_cheap_to_compute_again_goes_first() -> None:
     found = Residency(memory_tokens=100, requests=8, most_kept=3)
     costs = {"a": 12.0, "b": 30.0, "c": 4.0, "d": 12.0}
     kept(found, "a", "b", "c", "d")
-    assert found.crowded_out(lambda name, _others: costs[name]) == ("c",)
+    assert found.evict(lambda name, _others: costs[name]) == ("c",)
     kept(found, "e")
     costs["e"] = 12.0
-    assert found.crowded_out(lambda name, _others: costs[name], ["a"]) == ("d",)
+    assert found.evict(lambda name, _others: costs[name], ["a"]) == ("d",)
     assert set(found.kept) == {"a", "b", "e"}
 
 
@@ -218,7 +218,7 @@ def test_what_is_dear_and_not_used_goes_in_the_end() -> None:
     lasted = 0
     while "dear" in found.kept:
         kept(found, f"n{lasted}")
-        found.crowded_out(cost)
+        found.evict(cost)
         found.used("used")
         lasted += 1
     assert 4 < lasted < 20

@@ -1,34 +1,55 @@
-"""The options of an answer, as its user gives them."""
+"""What one answer is asked for: options as a user sets them, and the terms that follow from them.
+
+`GenerationOptions` may leave values open. `Terms` has none open: it is made of options, a prompt
+and a model, and goes with the answer from plan to plan and into its journal. A new option that
+choosing a token needs is a field of `SamplingParameters`, which peers get as it is, and here a
+field of the same name in both classes of options.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
-from edge.answers.text import Terms
-from edge.errors import RequestError, shown
+from edge.errors import ProtocolError, RequestError, shown
+from edge.kernels.sampling.logprobs import MOST_LOGPROBS
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import parse_json, read_file
 from edge.option_fields import checks_calls, option
-from edge.scheduling.fairness import PRIORITIES, Priority
+from edge.protocol.fields import AtMost, ReadBy
+from edge.protocol.step import MAX_END_IDS, Rows, SamplingTerms
+from edge.scheduling.fairness import PRIORITIES, Priority, Who
+from edge.text.answer_forms import AnswerForm
+from edge.text.answer_parser import read_answer
+from edge.text.answer_parts import ReadAnswer
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar, JsonSchema, schema_grammar
 
 MOST_TOKENS_OF_A_TEXT = 128
-"""What a model goes on with from a text, where nobody says how long that may be."""
+"""Default of max_new_tokens for a text prompt outside a conversation."""
+
+_MOST_TOKENS = 1 << 20
+_LONGEST_STOP = 1 << 16
+_LONGEST_NAME = 1 << 16
 
 
 def check_priority(priority: object) -> None:
-    """Raises RequestError for one that there is not."""
+    """Raises RequestError for a priority that does not exist."""
     if not isinstance(priority, str) or priority not in PRIORITIES:
         known = ", ".join(map(repr, PRIORITIES))
         raise RequestError(f"priority must be one of {known}, not {shown(priority)}")
 
 
+def check_max_new_tokens(count: object) -> None:
+    """Raises RequestError for anything but a whole number of 1 or more."""
+    if type(count) is not int or count < 1:
+        raise RequestError(f"max_new_tokens must be 1 or more, not {shown(count)}")
+
+
 def _read_schema(text: str) -> JsonSchema:
-    """The schema in the file of this name; `object` names no file."""
+    """The schema in the file named `text`; "object" stands for any JSON object."""
     if text == "object":
         return "object"
     try:
@@ -44,7 +65,7 @@ def _read_schema(text: str) -> JsonSchema:
 
 
 def _read_biases(text: str) -> Mapping[int, float]:
-    """As 198=-100,17=2.5."""
+    """Biases by token id, from a text like 198=-100,17=2.5."""
     biases: dict[int, float] = {}
     for each in text.split(","):
         id, _equals, bias = each.partition("=")
@@ -56,6 +77,101 @@ def _read_biases(text: str) -> Mapping[int, float]:
                 remedy="write ID=BIAS, as 198=-100, with the id of a token and a number",
             ) from None
     return biases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerReading:
+    """How the text of an answer in a conversation is read: thoughts, content, calls of tools."""
+
+    thinking: bool
+    """Whether the answer begins inside a thought."""
+    form: AnswerForm
+    tools: Mapping[str, Mapping[str, tuple[str, ...]]]
+    """Types of the arguments of each tool; see `tool_types`."""
+
+    def __call__(self, text: str) -> ReadAnswer:
+        return read_answer(text, self.form, thinking=self.thinking, tools=self.tools)
+
+
+def long_text(most: int) -> ReadBy:
+    """Reads a text of at most `most` characters, which may be empty."""
+
+    def read(value: object, name: str) -> str:
+        if not isinstance(value, str) or len(value) > most:
+            raise ProtocolError(f"{name} must be a text of at most {most} characters")
+        return value
+
+    return ReadBy(read)
+
+
+def _grammar(value: object, name: str) -> Grammar | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not isinstance(value.get("rules"), str):
+        raise ProtocolError(f"{name} must be an object with rules, or null")
+    return Grammar(value["rules"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """All that one answer is asked for. Raises RequestError for what cannot be asked.
+
+    A journal holds it as it is, so it has one form on disk (`to_json`, `from_json`).
+    """
+
+    prompt: Annotated[tuple[int, ...], AtMost(_MOST_TOKENS)]
+    """Token ids."""
+    max_new_tokens: int = 0
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    """How a token is chosen, with a seed."""
+    stop: tuple[Annotated[str, long_text(_LONGEST_STOP)], ...] = ()
+    """Texts that end the answer, which does not contain them."""
+    end_ids: Annotated[frozenset[int], AtMost(MAX_END_IDS)] = frozenset()
+    """Tokens that end the answer."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens are told with each token; None: not even its own."""
+    grammar: Annotated[Grammar | None, ReadBy(_grammar)] = None
+    """What the answer must be."""
+    reading: AnswerReading | None = None
+    """None: the whole text is content."""
+    rows: Rows | None = None
+    """What is wanted of each token of the prompt in place of an answer; None: an answer."""
+    client: Annotated[str, long_text(_LONGEST_NAME)] = ""
+    """On whose behalf; fair queueing serves clients alike."""
+    priority: Priority = "normal"
+    cache_salt: Annotated[str, long_text(_LONGEST_NAME)] = ""
+    """Prefix caches are shared between requests of one salt alone."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise RequestError("the prompt is empty; give at least one token")
+        if self.rows is None:
+            check_max_new_tokens(self.max_new_tokens)
+        if any(not isinstance(each, str) or not each for each in self.stop):
+            raise RequestError("stop strings must be texts that are not empty")
+        asked = self.logprobs
+        if asked is not None and (type(asked) is not int or not 0 <= asked <= MOST_LOGPROBS):
+            raise RequestError(
+                f"logprobs must be 0 to {MOST_LOGPROBS}, or None, not {shown(asked)}"
+            )
+        check_priority(self.priority)
+
+    @property
+    def who(self) -> Who:
+        return Who(self.client, self.priority)
+
+    def for_sampler(self, answered: int = 0) -> SamplingTerms:
+        """What the last stage is told before it chooses the first token, or the next one after
+        `answered` tokens that an earlier plan has chosen."""
+        left = self.max_new_tokens - answered
+        assert left > 0, "the answer is finished"
+        return SamplingTerms(
+            sampling=self.sampling,
+            end_ids=self.end_ids,
+            max_new_tokens=left,
+            prompt_tokens=len(self.prompt),
+            logprobs=self.logprobs,
+        )
 
 
 @checks_calls
@@ -135,23 +251,25 @@ class GenerationOptions:
     `edge run` does it unless it is told `--no-journal`."""
 
     def __post_init__(self) -> None:
-        longest = self.max_new_tokens
-        if longest is not None and (type(longest) is not int or longest < 1):
-            raise RequestError(f"max_new_tokens must be 1 or more, not {shown(longest)}")
-        check_priority(self.priority)
-        self.request((0,), end_ids=frozenset(), room=1, usual=SamplingParameters())
+        if self.max_new_tokens is not None:
+            check_max_new_tokens(self.max_new_tokens)
+        self.terms((0,), end_ids=frozenset(), room=1, usual=SamplingParameters())
 
-    def request(
+    def terms(
         self,
-        prompt_ids: Sequence[int],
+        prompt: Sequence[int],
         *,
         end_ids: frozenset[int],
         room: int,
         usual: SamplingParameters,
+        reading: AnswerReading | None = None,
+        client: str = "",
+        cache_salt: str = "",
     ) -> Terms:
-        """For one prompt, of a model that ends at `end_ids` and has room for this many tokens.
+        """The terms of an answer to `prompt` (token ids).
 
-        usual: how it chooses tokens where nothing else is said.
+        end_ids: tokens at which the model ends. room: tokens that the context has left. usual: how
+        the model chooses tokens where these options leave it open. The others: see Terms.
         """
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence):
@@ -160,13 +278,17 @@ class GenerationOptions:
         if self.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(53))
         return Terms(
-            prompt_ids=tuple(prompt_ids),
+            prompt=tuple(prompt),
             max_new_tokens=room if self.max_new_tokens is None else min(self.max_new_tokens, room),
             sampling=sampling,
             stop=tuple(stop),
             end_ids=frozenset() if self.ignore_eos else end_ids,
             logprobs=self.logprobs,
             grammar=self._grammar,
+            priority=self.priority,
+            reading=reading,
+            client=client,
+            cache_salt=cache_salt,
         )
 
     @property
@@ -190,7 +312,7 @@ class GenerationOptions:
         return Grammar(self.grammar or "")
 
     def sampling(self, usual: SamplingParameters) -> SamplingParameters:
-        """How tokens are chosen, of a model that chooses them as `usual` where nothing is said."""
+        """How tokens are chosen. usual: for the options that are None."""
         given = {field.name: getattr(self, field.name) for field in fields(SamplingParameters)}
         chosen = {name: value for name, value in given.items() if value is not None}
         if isinstance(self.logit_bias, Mapping):
@@ -202,7 +324,7 @@ class GenerationOptions:
 
 
 class GenerationOverrides(TypedDict, total=False):
-    """The fields of GenerationOptions that a caller sets by name, for who checks types."""
+    """The fields of GenerationOptions as keywords, for type checkers."""
 
     max_new_tokens: int | None
     temperature: float | None

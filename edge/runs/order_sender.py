@@ -1,0 +1,135 @@
+"""Sends orders of scheduling to the peers, as frames in one order for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from edge.answers.copies import Copy
+from edge.errors import CapacityError, PeerError, PeerLostError, RequestError
+from edge.protocol import messages
+from edge.protocol.fields import token_bytes
+from edge.protocol.peer_info import gather_all
+from edge.protocol.token_masks import write_masks
+from edge.runs.connections import Connections
+from edge.runs.peer_events import PeerEvents
+from edge.runs.under_way import AnswersUnderWay
+from edge.scheduling.orders import Orders
+from edge.scheduling.state import StepUnderWay
+
+
+class OrderSender:
+    """Sends the orders of one run."""
+
+    def __init__(
+        self, connections: Connections, answers: AnswersUnderWay, peer_events: PeerEvents
+    ) -> None:
+        self._connections, self._answers, self._peer_events = connections, answers, peer_events
+
+    async def send(self, orders: Orders) -> None:
+        """Carry out these orders. Raises PeerError where a peer refuses or is lost."""
+        self._tell_callers(orders)
+        if orders.step is not None:  # a peer may answer before all have got it
+            self._peer_events.steps.append(StepUnderWay(orders.step, orders.step_tokens))
+        peers, session = self._connections, self._connections.session
+        if orders.yields:
+            await peers.post_sampler(messages.YieldRun(session=session))
+        for save in orders.save:
+            await peers.post(
+                messages.SaveState(
+                    session=session, request=save.request, tokens=save.tokens, place=save.place
+                )
+            )
+        await self._free(orders)
+        for name in orders.swap_out:
+            self._peer_events.swap_outs.ask(name, peers.peers)
+            await peers.post(messages.SwapOut(session=session, request=name))
+        for name, tokens in orders.reserve.items():
+            self._peer_events.reservations.ask(name, peers.peers)
+            await peers.post(messages.Reserve(session=session, request=name, tokens=tokens))
+        for name, match in orders.match.items():
+            self._peer_events.prefix_matches.ask(name, peers.peers)
+            await peers.post(
+                messages.MatchPrefix(
+                    session=session,
+                    request=name,
+                    salt=match.salt or None,
+                    source=match.source,
+                    tokens=match.tokens,
+                    moves=match.moves,
+                    prompt=token_bytes(match.prompt),
+                )
+            )
+        for name in orders.restore:
+            await self._restore(name)
+        if orders.step is not None:
+            terms = self._answers.announced(orders.step)
+            step = messages.RunStep(session=session, step=orders.step, terms=terms)
+            await peers.post(step, last_stage=self._with_masks(step))
+
+    def _tell_callers(self, orders: Orders) -> None:
+        for name, why in orders.refuse.items():
+            if (answer := self._answers.forget(name)) is not None:  # else cancelled meanwhile
+                self._answers.freed(name)
+                answer.sink.failed(RequestError(why))
+        for name, found in orders.found.items():
+            if (answer := self._answers.get(name)) is not None:
+                answer.found_tokens, answer.singly = found.tokens, found.singly
+
+    async def _free(self, orders: Orders) -> None:
+        peers, session = self._connections, self._connections.session
+        for name in orders.finish:
+            self._answers.freed(name)
+            await peers.post(messages.Finish(session=session, request=name))
+        for name, kept in orders.keep.items():
+            self._answers.freed(name)
+            await peers.post(
+                messages.Finish(
+                    session=session,
+                    request=name,
+                    kept_tokens=kept.tokens,
+                    answer=token_bytes(kept.answer),
+                )
+            )
+        for name in orders.drop:
+            await peers.post(messages.Finish(session=session, request=name))
+        for name, why in orders.give_up.items():
+            if (answer := self._answers.forget(name)) is not None:  # else cancelled meanwhile
+                answer.sink.failed(CapacityError(why))
+
+    def _with_masks(self, step: messages.RunStep) -> messages.RunStep:
+        masks = self._answers.masks_of(step.step)
+        if not masks:
+            return step
+        return replace(step, masked=tuple(masks), masks=write_masks(list(masks.values())))
+
+    async def _restore(self, name: str) -> None:
+        """Give every shard the copies of its keys and values.
+
+        Raises PeerError where a peer refuses them; the copies are dropped then.
+        """
+        answer = self._answers.get(name)
+        if answer is None or answer.copies is None:
+            return  # cancelled meanwhile: the peers hear of that next
+        known, session = [*answer.terms.prompt, *answer.tokens], self._connections.session
+
+        def calls(copies: Sequence[Copy]) -> Iterator[messages.PutKv]:
+            for copy in copies:
+                yield messages.PutKv(
+                    session=session,
+                    request=name,
+                    first=copy.first,
+                    tokens=tuple(known[copy.first : copy.last]),
+                    rows=copy.rows,
+                )
+
+        given = {seat: tuple(copies) for seat, copies in answer.copies.copies.items()}
+        try:
+            await gather_all(
+                self._connections.put_kv(seat, calls(copies)) for seat, copies in given.items()
+            )
+        except PeerLostError:
+            raise
+        except PeerError:
+            answer.copies = None
+            raise

@@ -1,0 +1,206 @@
+"""What the peers of a run report: tokens, rows, copies, acks, waits. Each report is checked against
+what was asked, and becomes an event for scheduling and a result for an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from edge.answers.answer import Answer
+from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError
+from edge.protocol import messages
+from edge.protocol.client import PeerClient
+from edge.protocol.error_codec import Failed
+from edge.protocol.fields import printable
+from edge.protocol.frame_codec import Event
+from edge.runs.acks import Acks
+from edge.runs.connections import Connections
+from edge.runs.dead_links import DeadLinks, Silence
+from edge.runs.under_way import AnswersUnderWay
+from edge.scheduling import events
+from edge.scheduling.decide import most_found
+from edge.scheduling.state import StepUnderWay
+from edge.transport.frame import Buffer
+
+Tell = Callable[[events.Event], None]
+
+
+class PeerEvents:
+    """The reports of one run's peers. `tell` gets events for scheduling; `fail` ends the run."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        answers: AnswersUnderWay,
+        *,
+        tell: Tell,
+        fail: Callable[[EdgeError], None],
+    ) -> None:
+        self._connections, self._answers = connections, answers
+        self._tell, self._fail = tell, fail
+        self.steps: deque[StepUnderWay] = deque()
+        """Steps that were sent and not answered yet."""
+        self.swap_outs: Acks[PeerClient, str | None] = Acks()
+        self.reservations: Acks[PeerClient, str | None] = Acks()
+        """Why a peer could not do what it was asked to, or None."""
+        self.prefix_matches: Acks[PeerClient, int] = Acks()
+        """Tokens of a prompt that a peer has."""
+        self._dead_links = DeadLinks()
+        self._clock_ahead_s = math.inf
+        """This clock less that of the device that samples, by the answer that came fastest."""
+        self.questions: set[asyncio.Task[None]] = set()
+        """Questions to peers about links that are under way."""
+        self._handlers: dict[type[Event], Callable[[PeerClient, Any], None]] = {
+            messages.KvRows: self._on_kv_rows,
+            messages.Tokens: self._on_tokens,
+            messages.Logits: lambda client, event: self._on_rows(client, event.rows, states=False),
+            messages.States: lambda client, event: self._on_rows(client, event.rows, states=True),
+            messages.SwappedOut: self._on_swapped_out,
+            messages.Reserved: self._on_reserved,
+            messages.PrefixMatched: self._on_prefix_matched,
+            messages.Waits: self._on_waits,
+            messages.LinkSent: self._on_link_sent,
+            Failed: lambda client, event: self._fail(event.as_error(client.name)),
+        }
+
+    def take(self, client: PeerClient, event: Event) -> None:
+        """One report. A malformed one ends the run and names the peer."""
+        try:
+            self._handlers[type(event)](client, event)
+        except (ProtocolError, ValueError) as error:
+            self._fail(PeerError(client.name, f"sent a malformed {event.kind!r}: {error}"))
+
+    def cancel(self, id: str) -> bool:
+        """Forget an answer and have scheduling free it. Returns whether it was there."""
+        if self._answers.forget(id) is None:
+            return False
+        self._tell(events.Cancelled(id))
+        return True
+
+    def lead(self, answer: Answer, token: int | None = None) -> None:
+        """Let the answer's grammar go on after this token, or end the answer."""
+        if (error := self._answers.lead(answer, token)) is not None:
+            self.cancel(answer.id)
+            answer.sink.failed(error)
+
+    def _oldest_step(self, client: PeerClient, tokens: int) -> StepUnderWay:
+        """The step that an answer with this number of tokens belongs to."""
+        self._connections.check_sampler(client)
+        if not self.steps:
+            raise ProtocolError("an answer to no step")
+        if tokens != self.steps[0].tokens:
+            raise ProtocolError(f"{tokens} tokens for a step that gives {self.steps[0].tokens}")
+        return self.steps[0]
+
+    def _on_tokens(self, client: PeerClient, event: messages.Tokens) -> None:
+        """A token for each entry of the oldest step under way, or none for a chunk."""
+        step = self._oldest_step(client, len(event.tokens)).step
+        logprobs = event.logprobs or (None,) * len(event.tokens)
+        answers = [self._answers.get(entry.request) for entry in step.entries]
+        for answer, token, end, each in zip(
+            answers, event.tokens, event.ends, logprobs, strict=False
+        ):
+            if answer is not None:  # else cancelled while the step was under way
+                self._answers.check_token(answer, token, end is not None, each)
+        if event.last:
+            self.steps.popleft()
+        self._tell(
+            events.Answered(
+                tokens=event.tokens, ends=event.ends, last=event.last, at_s=event.chosen_s
+            )
+        )
+        self._clock_ahead_s = min(self._clock_ahead_s, time.monotonic() - event.chosen_s)
+        chosen_s = event.chosen_s + self._clock_ahead_s
+        for answer, token, end, each in zip(
+            answers, event.tokens, event.ends, logprobs, strict=False
+        ):
+            if answer is None or answer.id not in self._answers:
+                continue  # cancelled, perhaps by the sink of an answer before it
+            answer.tokens.append(token)
+            if end is not None:
+                self._answers.forget(answer.id)
+            try:
+                if answer.sink.token(token, end, chosen_s, each):
+                    self.cancel(answer.id)
+                elif end is None:
+                    self.lead(answer, token)
+            except EdgeError as error:  # its text cannot be made; other answers can go on
+                self.cancel(answer.id)
+                answer.sink.failed(error)
+
+    def _on_rows(self, client: PeerClient, content: Buffer, *, states: bool) -> None:
+        step = self._oldest_step(client, 0).step
+        rows = self._answers.check_rows(step, content, states=states)
+        self.steps.popleft()
+        self._tell(events.Answered())
+        (entry,) = step.entries
+        answer = self._answers.get(entry.request)
+        if answer is not None:  # else cancelled while the step was under way
+            self._answers.add_rows(answer, entry.end, rows)
+
+    def _on_kv_rows(self, client: PeerClient, event: messages.KvRows) -> None:
+        self._answers.keep_copies(self._connections.seat_of(client), event)
+
+    def _on_swapped_out(self, client: PeerClient, event: messages.SwappedOut) -> None:
+        done, why_not = _outcome(self.swap_outs, client, event)
+        if done:
+            self._tell(events.SwappedOut(request=event.request, why_not=why_not))
+
+    def _on_reserved(self, client: PeerClient, event: messages.Reserved) -> None:
+        done, why_not = _outcome(self.reservations, client, event)
+        if done:
+            self._tell(events.DiskReserved(request=event.request, why_not=why_not))
+
+    def _on_prefix_matched(self, client: PeerClient, event: messages.PrefixMatched) -> None:
+        matches = self.prefix_matches.add(event.request, client, event.tokens)
+        if matches is None:
+            return
+        found = min(matches)  # only tokens that all shards have need not be computed
+        answer = self._answers.get(event.request)
+        if answer is not None and found > most_found(len(answer.terms.prompt)):
+            prompt = len(answer.terms.prompt)
+            raise ProtocolError(f"{found} tokens known of a prompt of {prompt}")
+        self._tell(events.PrefixFound(request=event.request, tokens=found))
+
+    def _on_waits(self, client: PeerClient, event: messages.Waits) -> None:
+        receiver, sender = self._connections.seat_of(client), (event.stage, event.rank)
+        self._connections.name_of(sender)  # a seat that the plan has not is refused
+        silence = Silence(received=event.received, since_s=time.monotonic() - event.silent_s)
+        self._dead_links.waits(receiver, sender, silence)
+        question = messages.AskLink(
+            session=self._connections.session, stage=receiver[0], rank=receiver[1]
+        )
+        asking = asyncio.create_task(self._connections.ask(sender, question))
+        self.questions.add(asking)
+        asking.add_done_callback(self.questions.discard)
+
+    def _on_link_sent(self, client: PeerClient, event: messages.LinkSent) -> None:
+        receiver, sender = (event.stage, event.rank), self._connections.seat_of(client)
+        to = self._connections.name_of(receiver)
+        waited_s = self._dead_links.began(receiver, sender, event.sent, now_s=time.monotonic())
+        if waited_s is not None:
+            self._fail(
+                PeerLostError(
+                    client.name,
+                    f"what it sends to {to} has not arrived there for {waited_s:.1f} s",
+                )
+            )
+
+
+def _outcome(
+    acks: Acks[PeerClient, str | None],
+    client: PeerClient,
+    event: messages.SwappedOut | messages.Reserved,
+) -> tuple[bool, str | None]:
+    """Whether all peers have answered about this request, and why one of them could not do it."""
+    why_not = event.why_not
+    if why_not is not None:
+        why_not = f"peer {client.name}: {printable(why_not, limit=1000)}"
+    answers = acks.add(event.request, client, why_not)
+    if answers is None:
+        return False, None
+    return True, next((each for each in answers if each is not None), None)

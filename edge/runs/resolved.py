@@ -1,0 +1,75 @@
+"""A resolved load: all that a plan's shards are loaded with, decided once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edge.host.identity import host_id
+from edge.models.spec import ModelSpec
+from edge.partition import Plan
+from edge.planning.kv_copies import kv_copies
+from edge.planning.kv_limits import kv_limits
+from edge.planning.load_options import LoadOptions
+from edge.planning.proposal import Proposal
+from edge.protocol.assignment import Copies
+from edge.protocol.peer_info import PeerInfo
+from edge.protocol.step import StepLimits
+from edge.protocol.step_times import ExpectedStep
+from edge.protocol.topology import Seat
+from edge.protocol.wire_rules import WireRules
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import KvDtype, WeightFormat
+from edge.weights.layout import ShardLayout, shard_layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedLoad:
+    """What the shards of one plan are loaded with. No option is open any more."""
+
+    plan: Plan
+    spec: ModelSpec
+    """With the grades of its layers, which decide how each is rounded."""
+    weight_format: WeightFormat
+    limits: StepLimits
+    kv_dtype: KvDtype
+    wire_rules: WireRules
+    copies: Copies = "none"
+    """The keys and values of which peers send copies, for failover."""
+    share_prefixes: bool = False
+    """Prefix caches of this load may be used by other coordinators of the cluster."""
+    trusted: tuple[str, ...] = ()
+    """Ids of devices whose prefix caches this load may use."""
+    expected: Mapping[str, ExpectedStep] = field(default_factory=dict)
+    """Predicted times of the devices' steps, by id, where a prediction exists."""
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        options: LoadOptions,
+        proposal: Proposal,
+        peers: Sequence[PeerInfo],
+    ) -> ResolvedLoad:
+        """For the plan of a proposal, whose peers describe themselves like this now.
+
+        Raises CapacityError if the longest context fits nowhere.
+        """
+        weight_format = options.weight_format(checkpoint)
+        wished = options.limits(checkpoint.spec)
+        return cls(
+            plan=proposal.plan,
+            spec=weight_format.graded(checkpoint.spec),
+            weight_format=weight_format,
+            limits=kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers),
+            kv_dtype=options.kv_dtype,
+            wire_rules=proposal.wire_rules,
+            copies=kv_copies(options.standby, proposal, here=host_id()),
+            share_prefixes=options.share_prefixes,
+            trusted=options.trusted,
+            expected=proposal.expected_steps(wished.context_tokens),
+        )
+
+    def layout(self, seat: Seat) -> ShardLayout:
+        """The slices of the weights that the shard of this seat holds."""
+        return shard_layout(self.spec, self.plan, stage=seat[0], rank=seat[1])

@@ -1,0 +1,164 @@
+"""The answers that one run computes: what peers were told of each, and what came of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.answers.answer import Answer
+from edge.answers.copies import Copy, KvCopies, KvLayout
+from edge.errors import EdgeError, ProtocolError
+from edge.kernels.sampling.logprobs import Logprobs
+from edge.kernels.sampling.rules import Bits
+from edge.planning.kv_copies import MOST_KEPT_KV_BYTES
+from edge.protocol.assignment import Copies
+from edge.protocol.messages import KvRows
+from edge.protocol.step import SamplingTerms, Step
+from edge.protocol.topology import Seat
+from edge.transport.frame import Buffer
+
+
+class AnswersUnderWay:
+    """The unfinished answers of one run, by id."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, copies: Copies) -> None:
+        """copies: which keys and values the peers send copies of."""
+        self._vocab_size, self._hidden_size = vocab_size, hidden_size
+        self._copies = copies
+        self.kv_layout: KvLayout | None = None
+        """The layout of keys and values that this run sends copies of; None: it sends none."""
+        self._answers: dict[str, Answer] = {}
+        self._unannounced: dict[str, SamplingTerms] = {}
+        """Terms of the answers that no peer has heard of yet."""
+        self._masks: dict[str, Bits] = {}
+        """Tokens that the grammar of an answer allows next."""
+        self._rows: dict[str, list[NDArray[np.float32]]] = {}
+        """Rows that have come of a prompt so far."""
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._answers
+
+    def __iter__(self) -> Iterator[Answer]:
+        return iter(tuple(self._answers.values()))
+
+    def get(self, id: str) -> Answer | None:
+        return self._answers.get(id)
+
+    def add(self, answer: Answer) -> None:
+        self._answers[answer.id] = answer
+        if answer.terms.rows is None:
+            self._unannounced[answer.id] = answer.terms.for_sampler(len(answer.tokens))
+
+    def forget(self, id: str) -> Answer | None:
+        """Remove an answer; None if it is not there."""
+        self._rows.pop(id, None)
+        self._masks.pop(id, None)
+        forgotten = self._answers.pop(id, None)
+        if forgotten is not None:
+            forgotten.copies = None  # megabytes, and the caller may hold on to the answer
+        return forgotten
+
+    def take_all(self) -> tuple[Answer, ...]:
+        """Remove all answers, with their copies."""
+        unfinished = tuple(self._answers.values())
+        self._answers.clear()
+        return unfinished
+
+    def freed(self, id: str) -> None:
+        """The peers forget it, if they have heard of it."""
+        self._unannounced.pop(id, None)
+
+    def announced(self, step: Step) -> dict[str, SamplingTerms]:
+        """Terms that are sent with this step, because it is the first one of their answers."""
+        # Terms of cancelled answers are sent, too: the peers hear of that after the step.
+        new = [each.request for each in step.entries if each.request in self._unannounced]
+        return {name: self._unannounced.pop(name) for name in new}
+
+    def masks_of(self, step: Step) -> dict[str, Bits]:
+        """Tokens that grammars allow after this step, by answer."""
+        return {
+            entry.request: self._masks[entry.request]
+            for entry in step.entries
+            if entry.logit_rows and entry.request in self._masks
+        }
+
+    def lead(self, answer: Answer, token: int | None = None) -> EdgeError | None:
+        """Find the tokens that the answer's grammar allows after this one. Returns the error of a
+        grammar that cannot go on, which ends its own answer alone."""
+        if answer.matcher is None:
+            return None
+        try:
+            if token is not None:
+                answer.matcher.take(token)
+            self._masks[answer.id] = answer.matcher.allowed()
+        except EdgeError as error:
+            return error
+        return None
+
+    def check_token(
+        self, answer: Answer, token: int, is_last: bool, logprobs: Logprobs | None
+    ) -> None:
+        """Raises ProtocolError for a token that cannot be the answer's next one."""
+        if token >= self._vocab_size:
+            raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
+        if not is_last and len(answer.tokens) + 1 >= answer.terms.max_new_tokens:
+            raise ProtocolError("a request goes on after its last token")
+        asked = answer.terms.logprobs
+        if (asked is None) != (logprobs is None):
+            raise ProtocolError("logprobs where none were asked for, or none where they were")
+        if asked is None or logprobs is None:
+            return
+        if len(logprobs.top) != min(asked, self._vocab_size):
+            raise ProtocolError(
+                f"{len(logprobs.top)} likeliest tokens, where {asked} were asked for"
+            )
+        if any(each >= self._vocab_size for each, _logprob in logprobs.top):
+            raise ProtocolError(f"a likeliest token outside a vocabulary of {self._vocab_size}")
+
+    def check_rows(self, step: Step, content: Buffer, *, states: bool) -> NDArray[np.float32]:
+        """The reported rows of a step [rows, columns]. Raises ProtocolError for any others."""
+        columns = self._hidden_size if states else self._vocab_size
+        rows = np.frombuffer(content, np.float32)
+        if step.states != states or rows.size != step.logit_rows * columns:
+            raise ProtocolError(f"{rows.size} values for {step.logit_rows} rows of {columns}")
+        return rows.reshape(step.logit_rows, columns)
+
+    def add_rows(self, answer: Answer, end: int, rows: NDArray[np.float32]) -> None:
+        """Rows of the prompt up to token `end`. The sink gets all rows with the last ones."""
+        parts = self._rows.setdefault(answer.id, [])
+        parts.append(rows)
+        if end == len(answer.terms.prompt):
+            self.forget(answer.id)
+            answer.sink.rows(np.concatenate(parts))
+
+    def restored_tokens(self, answer: Answer) -> int:
+        """The end of the tokens whose keys and values are restored from the answer's copies; 0: all
+        are computed. From here on the answer collects the copies of this run."""
+        copies, layout = answer.copies, self.kv_layout
+        answer.copies = None
+        if layout is None or answer.terms.rows is not None:
+            return 0
+        prompt, answered = len(answer.terms.prompt), len(answer.tokens)
+        if copies is not None and copies.form.serves(layout):
+            last = copies.last(prompt + answered - 1)
+            if last > prompt:
+                answer.copies = copies.put_into(layout, last)
+                return last
+        first = 0 if self._copies == "all" else prompt
+        answer.copies = KvCopies(form=layout, first=first)
+        return 0
+
+    def keep_copies(self, seat: Seat, event: KvRows) -> None:
+        """Keep the copies that one shard has sent, as far as there is room for them."""
+        room = MOST_KEPT_KV_BYTES[self._copies]
+        room -= sum(each.copies.num_bytes for each in self if each.copies)
+        for part, rows in event.each():
+            answer = self._answers.get(part.request)
+            if answer is None or answer.copies is None or len(rows) > room:
+                continue  # the answer is over, or there are too many
+            # The sampler has another connection, so it may report these tokens later.
+            copy = Copy(first=part.first, tokens=part.tokens, rows=bytes(rows))
+            if answer.copies.add(seat, copy):
+                room -= len(rows)

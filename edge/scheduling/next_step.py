@@ -1,0 +1,171 @@
+"""The next step of a run. Pure.
+
+Requests that each wait for one token go together, because a batch reads the weights once for all
+of them (continuous batching). Prompts are computed in chunks (chunked prefill), in turn with those
+batches. While answers are under way the chunks are short (`pacing.py`), so that a long prompt does
+not hold up other replies. Only as many steps are under way as keep every stage busy, because a step
+that was handed out cannot be reordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge.protocol.step import MAX_CHUNK_TOKENS, SHORTEST_STEP, Step, StepEntry
+from edge.scheduling.orders import Work
+from edge.scheduling.pacing import time_of_prompts
+from edge.scheduling.prefixes import joined, next_chunk
+from edge.scheduling.request_state import RequestState
+from edge.scheduling.state import SchedulingState, StepUnderWay
+
+REPEATED_TOKENS = 32
+"""Tokens of an answer that one step repeats: a request that comes meanwhile waits for no more."""
+
+
+def next_step(state: SchedulingState) -> StepUnderWay | None:
+    """The step to hand out now; it is under way from then on. None: there is none."""
+    if len(state.under_way) > state.limits.stages:
+        return None
+    known = (_chunk, _repeat)
+    order = (*known, _decode) if state.decoded_last else (_decode, *known)
+    for choose in order:
+        step = choose(state)
+        if step is not None:
+            state.decoded_last = choose is _decode
+            return _hand_out(state, step)
+    return None
+
+
+def _hand_out(state: SchedulingState, step: Step) -> StepUnderWay:
+    names = [part.request for part in step.entries]
+    for name in names:
+        state.slots.open(name)
+    state.slots.gather(names)
+    state.work += Work(steps=1)
+    under_way = StepUnderWay(step, 0)
+    for part in step.entries:
+        entry = state.active[part.request]
+        entry.memory.steps_out += 1
+        under_way.tokens += part.logit_rows > 0 and entry.rows is None
+    state.under_way.append(under_way)
+    return under_way
+
+
+def _decode(state: SchedulingState) -> Step | None:
+    """One token of every request that waits for one. Alone, these run on by themselves."""
+    decoding = sum(each.step.num_tokens == 1 for each in state.under_way)
+    if decoding >= state.limits.stages:
+        return None
+    are_ready = state.ready()
+    if not are_ready:
+        return None
+    ready = [are_ready[name] for name in state.slots.arranged(tuple(are_ready))]
+    return Step(
+        entries=tuple(
+            StepEntry(
+                request=entry.request,
+                position=entry.computed,
+                tokens=(entry.tokens[-1],),
+                logit_rows=1,
+            )
+            for entry in ready
+        ),
+        run=_run_length(state, ready),
+    )
+
+
+def _chunk(state: SchedulingState) -> Step | None:
+    """The next chunk of the prompt whose turn it is."""
+    while state.turns:
+        entry = state.active.get(_next_turn(state))
+        if entry is not None:  # else cancelled meanwhile
+            return _chunk_of(state, entry)
+    return None
+
+
+def _chunk_of(state: SchedulingState, entry: RequestState) -> Step:
+    start = entry.computed
+    span = next((each for each in entry.singly if each[1] > start), None)
+    is_single = span is not None and span[0] <= start
+    if span is not None and is_single:
+        size = min(span[1] - start, REPEATED_TOKENS, state.limits.chunk_tokens)
+    else:
+        end = entry.prompt_tokens if span is None else span[0]
+        end = min([end, *(each for each in entry.saves if each > start)])
+        size = next_chunk(end - start, _most_in_chunk(state, entry))
+    chunk = tuple(entry.tokens[start : start + size])
+    entry.computed += len(chunk)
+    state.work += Work(prompt_tokens=len(chunk))
+    state.shares.give(entry.who, len(chunk))
+    if state.reuse is not None:
+        state.reuse.computed(entry)
+    if len(chunk) < SHORTEST_STEP and not is_single:
+        entry.singly = joined(entry.singly, (start, entry.computed))
+    if entry.computed < entry.prompt_tokens:
+        state.turns.append(entry.request)
+    ends = entry.computed == len(entry.tokens)
+    part = StepEntry(
+        request=entry.request,
+        position=start,
+        tokens=chunk,
+        logit_rows=len(chunk) if entry.rows in {"logits", "states"} else int(ends),
+    )
+    if entry.rows is not None:
+        is_state = entry.rows != "logits" and part.logit_rows > 0
+        return Step(entries=(part,), states=is_state)
+    if is_single:
+        return Step(entries=(part,), singly=True)
+    return Step(entries=(part,), run=_run_length(state, [entry]) if ends else 1)
+
+
+def _next_turn(state: SchedulingState) -> str:
+    """The request whose prompt is computed further, by fair queueing."""
+    turns = [state.active.get(name) for name in state.turns]
+    firsts = {entry.who: entry.request for entry in reversed(turns) if entry is not None}
+    name = state.turns[0]
+    if len(firsts) > 1:
+        order = dict.fromkeys(entry.who for entry in turns if entry is not None)
+        name = firsts[state.shares.first(order)]
+    state.turns.remove(name)
+    return name
+
+
+def _most_in_chunk(state: SchedulingState, entry: RequestState) -> int:
+    """The longest chunk, shortened while readers of answers would wait for it."""
+    most = state.limits.most_in_chunk(entry.rows)
+    answering = [each.who for each in state.active.values() if each.is_answering]
+    if not answering or not state.limits.rows_agree:
+        return most
+    waiting = (state.active.get(name) for name in state.turns)
+    reading = [entry.who, *(each.who for each in waiting if each is not None)]
+    times = time_of_prompts(reading, answering)
+    return state.pacing.chunk_tokens(most, answers=len(answering), times=times)
+
+
+def _repeat(state: SchedulingState) -> Step | None:
+    """Parts of answers that an earlier plan has computed, token by token as there."""
+    entries = state.repeats
+    if not entries:
+        return None
+    if not state.limits.batches_agree:  # most answers were computed alone
+        del entries[1:]
+    most = min(REPEATED_TOKENS, state.limits.chunk_tokens, MAX_CHUNK_TOKENS // len(entries))
+    count = min(most, *(entry.to_repeat for entry in entries))
+    parts = []
+    for entry in entries:
+        start = entry.computed
+        entry.computed += count
+        tokens = tuple(entry.tokens[start : entry.computed])
+        parts.append(StepEntry(request=entry.request, position=start, tokens=tokens, logit_rows=0))
+    return Step(entries=tuple(parts), singly=True)
+
+
+def _run_length(state: SchedulingState, entries: Sequence[RequestState]) -> int:
+    """Tokens that these requests may compute by themselves, while nothing else is to be done."""
+    if len(entries) < state.residency.num_inside or state.residency.awaits_room:
+        return 1
+    if any(entry.is_led for entry in entries):
+        return 1
+    return min(  # the last token is not computed
+        min(entry.memory.room + 1, entry.memory.longest) - len(entry.tokens) for entry in entries
+    )

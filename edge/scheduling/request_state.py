@@ -1,0 +1,91 @@
+"""What scheduling knows of one request. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.protocol.step import Rows
+from edge.scheduling.fairness import Who
+from edge.scheduling.prefixes import Spans, cut
+from edge.scheduling.residency import Resident
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What a request wants, what is computed of it, and what delays the rest."""
+
+    request: str
+    tokens: list[int]
+    """Prompt and answer."""
+    memory: Resident
+    prompt_tokens: int
+    """The tokens after them are answer, also those that an earlier plan has computed."""
+    rows: Rows | None
+    """What is wanted of its rows; None: tokens are wanted."""
+    is_led: bool
+    """Its next token must be allowed by a grammar: it has no part in runs."""
+    who: Who
+    salt: str = ""
+    """It shares prefixes only with requests of this salt."""
+    restored: int = 0
+    """Tokens of the answer that are restored from copies once the prompt is computed; or"""
+    restores_prompt: bool = False
+    """with it."""
+    computed: int = 0
+    """Tokens in steps that were handed out."""
+    singly: Spans = ()
+    """Spans of the prompt that were, or are to be, computed one token at a time."""
+    is_repeated: bool = False
+    """An earlier plan has computed it before, in those steps."""
+    saves: set[int] = field(default_factory=set)
+    """Lengths of the prompt behind which a state is saved."""
+    asked: int = 0
+    """Tokens of its prefix that peers were told to take from another request."""
+    state: Literal["coming", "matching", "going"] = "coming"
+    """It is in steps only while "going": before, the start of its computation is not settled."""
+    awaited: str = ""
+    """The request that will have `awaited_tokens` of its prefix."""
+    awaited_tokens: int = 0
+    prompt: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = np.asarray(self.tokens[: self.prompt_tokens], np.int64)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Only one sampled token is left to compute."""
+        return self.prompt_tokens <= self.computed == len(self.tokens) - 1
+
+    def may_have(self, singly: Spans, tokens: int) -> bool:
+        """Whether it may use another request's first `tokens` tokens, of which `singly` were
+        computed one at a time."""
+        return not self.is_repeated or cut(singly, tokens) == cut(self.singly, tokens)
+
+    @property
+    def will_go_on(self) -> bool:
+        """More of its prompt will be computed, independent of other requests."""
+        is_inside = self.memory.place == "memory"
+        return is_inside and self.rows is None and self.computed < self.prompt_tokens
+
+    @property
+    def to_repeat(self) -> int:
+        """Tokens of the answer that an earlier plan has computed and this one has not yet."""
+        if self.state != "going" or self.computed < self.prompt_tokens:
+            return 0
+        return max(0, len(self.tokens) - 1 - self.computed)
+
+    @property
+    def is_answering(self) -> bool:
+        """Its prompt is handed out, and more than one token of its answer is to come."""
+        has_begun = self.computed >= self.prompt_tokens and not self.to_repeat
+        goes_on = self.memory.length + 1 < self.memory.longest
+        return has_begun and goes_on and self.memory.place == "memory"
+
+    @property
+    def is_ready(self) -> bool:
+        """Its next token can be computed now."""
+        return self.is_decoding and self.memory.can_step and not self.memory.steps_out
