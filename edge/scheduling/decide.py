@@ -25,7 +25,7 @@ from edge.scheduling.orders import FoundPrefix, Match, Orders, Work
 from edge.scheduling.prefix_reuse import NOTHING_LEFT
 from edge.scheduling.prefixes import cut
 from edge.scheduling.request_state import RequestState
-from edge.scheduling.residency import Resident
+from edge.scheduling.resident import Resident
 from edge.scheduling.state import SchedulingState
 
 

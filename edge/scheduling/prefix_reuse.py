@@ -86,16 +86,16 @@ class PrefixReuse:
                 singly=cut(other[1].singly, other[0]),
             )
         if found is not None:
-            moves = found.is_whole or not self._residency.can_keep(found.request)
+            moves = found.is_whole or not self._residency.kept.fits(found.request)
             if self._saved is not None:
                 self._saved.used(found.request, tokens)
             if moves:
-                self._residency.drop(found.request)
+                self._residency.kept.drop(found.request)
                 self._prefixes.drop(found.request)
                 if self._saved is not None:
                     self._saved.move(found.request, entry.request, tokens)
             else:
-                self._residency.used(found.request)
+                self._residency.kept.used(found.request)
             return Match(
                 prompt=prompt,
                 salt=entry.salt,
@@ -187,7 +187,7 @@ class PrefixReuse:
     def evict(self, matches: Mapping[str, Match]) -> tuple[str, ...]:
         """What is kept no longer, because there is no room; never what somebody goes on from."""
         spared = [each.source for each in matches.values()]
-        dropped = self._residency.evict(self._prefixes.cost, spared)
+        dropped = self._residency.kept.evict(self._prefixes.cost, spared)
         for name in dropped:
             self._prefixes.drop(name)
             if self._saved is not None:
@@ -233,7 +233,7 @@ class PrefixReuse:
         self._saves.append(save)
         if gone is not None and gone in self._prefixes:
             self._prefixes.drop(gone)
-            self._residency.drop(gone)
+            self._residency.kept.drop(gone)
             was_told = self._kept.pop(gone, None) is None
             (self._stateless if was_told else self._never_kept).append(gone)
 

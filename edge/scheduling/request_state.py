@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge.protocol.step import Rows
 from edge.scheduling.fairness import Who
 from edge.scheduling.prefixes import Spans, cut
-from edge.scheduling.residency import Resident
+from edge.scheduling.resident import Resident
 
 
 @dataclass(slots=True)

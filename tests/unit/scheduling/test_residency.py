@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edge.scheduling.residency import MOST_OVERTAKEN, Residency, Resident, Settled
+from edge.scheduling.residency import Residency, Settled
+from edge.scheduling.resident import Resident
+from edge.scheduling.start_line import MOST_OVERTAKEN
 
 
 def residency(
@@ -200,10 +202,10 @@ def test_what_is_cheap_to_compute_again_goes_first() -> None:
     found = Residency(memory_tokens=100, requests=8, most_kept=3)
     costs = {"a": 12.0, "b": 30.0, "c": 4.0, "d": 12.0}
     kept(found, "a", "b", "c", "d")
-    assert found.evict(lambda name, _others: costs[name]) == ("c",)
+    assert found.kept.evict(lambda name, _others: costs[name]) == ("c",)
     kept(found, "e")
     costs["e"] = 12.0
-    assert found.evict(lambda name, _others: costs[name], ["a"]) == ("d",)
+    assert found.kept.evict(lambda name, _others: costs[name], ["a"]) == ("d",)
     assert set(found.kept) == {"a", "b", "e"}
 
 
@@ -218,8 +220,8 @@ def test_what_is_dear_and_not_used_goes_in_the_end() -> None:
     lasted = 0
     while "dear" in found.kept:
         kept(found, f"n{lasted}")
-        found.evict(cost)
-        found.used("used")
+        found.kept.evict(cost)
+        found.kept.used("used")
         lasted += 1
     assert 4 < lasted < 20
     assert "used" in found.kept
