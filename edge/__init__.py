@@ -66,15 +66,11 @@ if TYPE_CHECKING:
     from edge.api.async_cluster import AsyncCluster
     from edge.api.async_model import AsyncModel
     from edge.api.cluster import Cluster
-    from edge.api.counting_experts import CountedExperts
     from edge.api.generation_options import GenerationOptions
-    from edge.api.inspection import Inspection, inspect
     from edge.api.kept_reply import KeptReply
+    from edge.api.known_models import inspect
     from edge.api.model import Model
-    from edge.api.quality import FormatQuality, Quality
-    from edge.api.quantizing import Quantized
     from edge.api.reply import AsyncReplyStream, Reply, ReplyStream
-    from edge.api.scoring import Score
     from edge.coordinator.generation import Token, TokenLogprob
     from edge.coordinator.lasting_model import Recovery
     from edge.coordinator.work import Work
@@ -99,6 +95,11 @@ if TYPE_CHECKING:
     from edge.protocol.kept_files import KeptFiles
     from edge.protocol.peer_info import PeerInfo
     from edge.protocol.step_times import PeerTimes
+    from edge.studies.count_experts import CountedExperts
+    from edge.studies.inspection import Inspection
+    from edge.studies.quality import FormatQuality, Quality
+    from edge.studies.quantize import Quantized
+    from edge.studies.score import Score
     from edge.text import Tokenizer
     from edge.text.answer_parts import ToolCall
     from edge.weights.formats import Dtype, KvDtype
@@ -109,13 +110,13 @@ _HOMES = {
     "AsyncModel": "edge.api.async_model",
     "AsyncReplyStream": "edge.api.reply",
     "Cluster": "edge.api.cluster",
-    "CountedExperts": "edge.api.counting_experts",
+    "CountedExperts": "edge.studies.count_experts",
     "Drift": "edge.planning.drift",
     "Dtype": "edge.weights.formats",
     "Estimate": "edge.partition",
-    "FormatQuality": "edge.api.quality",
+    "FormatQuality": "edge.studies.quality",
     "GenerationOptions": "edge.api.generation_options",
-    "Inspection": "edge.api.inspection",
+    "Inspection": "edge.studies.inspection",
     "KeptFiles": "edge.protocol.kept_files",
     "KeptReply": "edge.api.kept_reply",
     "KvDtype": "edge.weights.formats",
@@ -127,20 +128,20 @@ _HOMES = {
     "Plan": "edge.partition",
     "Progress": "edge.progress",
     "Proposal": "edge.planning.proposal",
-    "Quality": "edge.api.quality",
-    "Quantized": "edge.api.quantizing",
+    "Quality": "edge.studies.quality",
+    "Quantized": "edge.studies.quantize",
     "Recovery": "edge.coordinator.lasting_model",
     "Reply": "edge.api.reply",
     "ReplyStream": "edge.api.reply",
     "SamplingParameters": "edge.kernels.sampling.parameters",
-    "Score": "edge.api.scoring",
+    "Score": "edge.studies.score",
     "Token": "edge.coordinator.generation",
     "TokenLogprob": "edge.coordinator.generation",
     "Tokenizer": "edge.text",
     "ToolCall": "edge.text.answer_parts",
     "Work": "edge.coordinator.work",
     "Workload": "edge.partition",
-    "inspect": "edge.api.inspection",
+    "inspect": "edge.api.known_models",
 }
 
 

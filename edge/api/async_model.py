@@ -19,7 +19,6 @@ from edge.api.generation_options import (
 from edge.api.kept_reply import KeptReply
 from edge.api.progress_bars import progress_bars
 from edge.api.reply import AsyncReplyStream, Reply, evaluate
-from edge.api.scoring import Score, score_of
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.kept_replies import LAST
 from edge.coordinator.observation import gather_observed
@@ -31,6 +30,7 @@ from edge.planning.drift import Drift, find_drift
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
+from edge.studies.score import Score, score_of
 from edge.text.tool_schema import Tool
 from edge.weights.observation import Observed
 from edge.weights.pooling import Pooling

@@ -14,7 +14,6 @@ from edge.api.described_model import DescribedModel, Messages, Prompt, Prompts
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import Reply, ReplyStream
-from edge.api.scoring import Score
 from edge.concurrency.loop_thread import LoopThread
 from edge.coordinator.kept_replies import LAST
 from edge.coordinator.shares import Priority
@@ -23,6 +22,7 @@ from edge.option_fields import checks_calls, with_overrides
 from edge.planning.drift import Drift
 from edge.progress import OnProgress
 from edge.protocol.step_times import PeerTimes
+from edge.studies.score import Score
 from edge.text.tool_schema import Tool
 from edge.weights.pooling import Pooling
 

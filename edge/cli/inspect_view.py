@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edge.api.inspection import HeldAs, Inspection, LayerKind
 from edge.cli.sentences import print_sentence
 from edge.errors import printable
 from edge.host.free_memory import format_size
+from edge.studies.inspection import HeldAs, Inspection, LayerKind
 from edge.text.description import TokenizerFacts
 from edge.weights.formats import AS_STORED, AUTO
 

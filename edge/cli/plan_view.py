@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edge.api.counting_experts import CountedExperts
 from edge.cli.sentences import print_sentence
 from edge.host.free_memory import format_size
 from edge.partition import (
@@ -25,6 +24,7 @@ from edge.planning.kv_copies import MOST_KEPT_KV_BYTES, CopiesCost
 from edge.planning.losses import Loss
 from edge.planning.proposal import Proposal
 from edge.planning.rate_words import rate_in_words
+from edge.studies.count_experts import CountedExperts
 
 _MOST_REASONS = 2
 

@@ -11,8 +11,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from edge.api.benchmark import Benchmark, BenchmarkOptions, run_benchmark
-from edge.api.versus_llama_cpp import Comparison, Llama, compare, spreads
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
 from edge.cli.reply_view import adapt_option, tell_drift, tell_why_not_predicted
@@ -20,6 +18,8 @@ from edge.host.free_memory import format_size
 from edge.planning.breakdown import reads_in_words
 from edge.planning.load_options import LoadOptions
 from edge.planning.rate_words import rate_in_words
+from edge.studies.benchmark import Benchmark, BenchmarkOptions, run_benchmark
+from edge.studies.versus_llama_cpp import Comparison, Llama, compare, spreads
 
 
 @click.command("bench", short_help="Measure a model's speed and what limits it.")

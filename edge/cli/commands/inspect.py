@@ -6,7 +6,7 @@ import json
 
 import click
 
-from edge.api.inspection import inspect
+from edge.api.known_models import inspect
 from edge.cli.inspect_view import show_inspection
 
 

@@ -17,7 +17,6 @@ from rich.text import Text
 
 from edge.api.cluster import Cluster
 from edge.api.hub_download import hub_cache
-from edge.api.inspection import HeldAs
 from edge.api.known_models import KnownModel, describe_model, models_here
 from edge.cli.field_options import given_options
 from edge.cli.inspect_view import in_short
@@ -28,6 +27,7 @@ from edge.host.free_memory import format_size
 from edge.memory.disk_cache import OF_PEERS, kept_files
 from edge.planning.rate_words import rate_in_words
 from edge.protocol.kept_files import KeptFiles
+from edge.studies.inspection import HeldAs
 from edge.weights.formats import AUTO
 
 HERE = "this device"

@@ -10,11 +10,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from edge.api.quality import Quality, QualityOptions
-from edge.api.quality_text import read_text
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
 from edge.planning.load_options import LoadOptions
+from edge.studies.quality import Quality, QualityOptions
+from edge.studies.text_windows import read_text
 
 
 @click.command("quality", short_help="Measure what a weight format costs in quality.")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from edge.api.quality_text import read_text
-from edge.api.quantizing import QuantizeOptions
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
 from edge.host.blas_threads import limit_blas_threads
 from edge.host.free_memory import format_size
 from edge.planning.load_options import LoadOptions
+from edge.studies.quantize import QuantizeOptions
+from edge.studies.text_windows import read_text
 
 
 @click.command("quantize", short_help="Round a model by what its weights are multiplied with.")
