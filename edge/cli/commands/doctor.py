@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import os
 import platform
 import sys
@@ -29,6 +28,7 @@ from edge.cli.diagnosis import (
 )
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, open_cluster
+from edge.cli.records import print_json
 from edge.errors import EdgeError, RequestError
 from edge.host.addresses import interface_addresses
 from edge.host.cache_paths import cache_root
@@ -93,7 +93,7 @@ def command(wanted: ClusterOptions, listen: str, as_json: bool) -> None:
     if as_json:
         home = str(Path.home())
         report = [asdict(fit_for_strangers(each, wanted.addresses, home)) for each in findings]
-        click.echo(json.dumps(report, indent=2))
+        print_json(report)
     else:
         for each in findings:
             click.echo(_line(each))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from edge.cli.plan_view import (
     show_standby,
     standby_as_json,
 )
+from edge.cli.records import print_json
 from edge.errors import CapacityError
 from edge.host.identity import host_id
 from edge.partition import Workload
@@ -124,7 +124,7 @@ def command(
         if counted is not None:
             value["counted"] = counted.to_json()
         value["standby"] = None if copies is None else standby_as_json(copies, ready)
-        click.echo(json.dumps(value, indent=2))
+        print_json(value)
     else:
         show_plan(
             proposal,
