@@ -17,7 +17,7 @@ MOST_ANSWERS = 64
 
 
 @dataclass(slots=True, eq=False)
-class ReplyUnderWay:
+class BegunReply:
     """A reply that has begun and not ended; `at_once` is the most there were together with it."""
 
     at_once: int = 0
@@ -33,7 +33,7 @@ class Forecast:
         self.proposal = proposal
         # Re-entrant: a finaliser may `end` a reply in the middle of another call of its thread.
         self._mutex = threading.RLock()
-        self._under_way: list[ReplyUnderWay] = []
+        self._under_way: list[BegunReply] = []
         self._answers: deque[Answer] = deque(maxlen=MOST_ANSWERS)
         self._all_alone = True
         self._expert_hits: float | None = None
@@ -47,15 +47,15 @@ class Forecast:
             self._answers.clear()
             self._all_alone = self._all_alone and not self._under_way
 
-    def begin(self) -> ReplyUnderWay:
-        reply = ReplyUnderWay()
+    def begin(self) -> BegunReply:
+        reply = BegunReply()
         with self._mutex:
             self._under_way.append(reply)
             for each in tuple(self._under_way):
                 each.at_once = max(each.at_once, len(self._under_way))
         return reply
 
-    def end(self, reply: ReplyUnderWay) -> None:
+    def end(self, reply: BegunReply) -> None:
         """It was finished or cancelled. May be called again."""
         with self._mutex:
             if reply in self._under_way:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge.concurrency.blocking import run_blocking
-from edge.studies.observe import Observation, expert_observation_of, observed
+from edge.studies.observe import ReadingTask, expert_observation_of, observed
 from edge.studies.study import Study
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.expert_uses import keep_expert_uses
@@ -39,7 +39,7 @@ class CountedExperts:
 async def count_experts(study: Study) -> CountedExperts:
     """See `AsyncCluster.count_experts`."""
 
-    def prepare() -> tuple[Observation, str]:
+    def prepare() -> tuple[ReadingTask, str]:
         with Checkpoint.open(study.path, lora=study.options.lora) as checkpoint:
             task = expert_observation_of(checkpoint, study.options, text=study.text)
             return task, checkpoint.store.fingerprint
@@ -49,7 +49,7 @@ async def count_experts(study: Study) -> CountedExperts:
         return await run_blocking(partial(_kept, file, task, study.cache_root, fingerprint))
 
 
-def _kept(file: Path, task: Observation, cache_root: Path, fingerprint: str) -> CountedExperts:
+def _kept(file: Path, task: ReadingTask, cache_root: Path, fingerprint: str) -> CountedExperts:
     with InputStatistics(file, task.spec) as statistics:
         counts = statistics.expert_uses()
     keep_expert_uses(cache_root, fingerprint, counts)

@@ -45,7 +45,7 @@ MOST_COUNTED_TOKENS = EXPERT_WINDOWS * EXPERT_WINDOW_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class ReadingTask:
     """What a model is to read or write."""
 
     path: Path
@@ -73,7 +73,7 @@ def observation_of(
     text: str | None,
     windows: int,
     window_tokens: int,
-) -> Observation:
+) -> ReadingTask:
     """options: which plan and links it takes. Raises RequestError, CheckpointError."""
     spec = checkpoint.spec
     if spec.has_experts:
@@ -99,7 +99,7 @@ def observation_of(
 
 def expert_observation_of(
     checkpoint: Checkpoint, options: LoadOptions, *, text: str | None
-) -> Observation:
+) -> ReadingTask:
     """Who goes through its experts, in the form that it is loaded in anyway. Raises likewise."""
     spec = checkpoint.spec
     if not spec.has_experts:
@@ -122,7 +122,7 @@ def _reading(
     text: str | None,
     windows: int,
     window_tokens: int,
-) -> Observation:
+) -> ReadingTask:
     spec = checkpoint.spec
     if text is not None and not checkpoint.has_tokenizer:
         raise CheckpointError(
@@ -144,7 +144,7 @@ def _reading(
         prompts = windows_of(encode, text, windows=windows, window_tokens=window_tokens)
         new_tokens = 1
     told = hashlib.sha256(json.dumps([prompts, new_tokens]).encode()).hexdigest()[:16]
-    return Observation(
+    return ReadingTask(
         path=checkpoint.path,
         name=checkpoint.name,
         spec=spec,
@@ -177,7 +177,7 @@ def _held_in(options: LoadOptions) -> tuple[str, ...]:
 
 
 @contextlib.asynccontextmanager
-async def observed(study: Study, task: Observation) -> AsyncIterator[Path]:
+async def observed(study: Study, task: ReadingTask) -> AsyncIterator[Path]:
     """The file of the sums, kept from eviction: what is there already, or observed now.
 
     Another process that observes the same is waited for. Raises what `load` raises, and
@@ -208,7 +208,7 @@ async def observed(study: Study, task: Observation) -> AsyncIterator[Path]:
         yield file
 
 
-async def _read(model: StudiedModel, task: Observation, on_progress: OnProgress) -> None:
+async def _read(model: StudiedModel, task: ReadingTask, on_progress: OnProgress) -> None:
     done = 0
 
     async def read(number: int, window: tuple[int, ...]) -> None:
@@ -232,13 +232,13 @@ async def _read(model: StudiedModel, task: Observation, on_progress: OnProgress)
     await gather_all(read(number, window) for number, window in enumerate(task.windows))
 
 
-async def _keep(model: StudiedModel, task: Observation, file: Path) -> None:
+async def _keep(model: StudiedModel, task: ReadingTask, file: Path) -> None:
     with store_errors_as_edge_errors():
         async with held(partial(statistics_writer, file, task.spec)) as writer:
             async for run, gram in model._observed(task.spec):
                 await run_blocking(partial(write_observed, writer, run, gram))
 
 
-def _progress(task: Observation, done: int) -> Progress:
+def _progress(task: ReadingTask, done: int) -> Progress:
     total = len(task.windows) * task.new_tokens
     return Progress(phase="observe", peer="", done=done, total=total)

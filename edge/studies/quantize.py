@@ -21,7 +21,7 @@ from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.option_fields import option
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
-from edge.studies.observe import Observation, observation_of, observed
+from edge.studies.observe import ReadingTask, observation_of, observed
 from edge.studies.study import Study, check_ranges
 from edge.weights.allotment import allot
 from edge.weights.block_matrices import Blocks
@@ -86,7 +86,7 @@ class Quantized:
 class _Rounding:
     """All that is known before anything is loaded."""
 
-    observation: Observation
+    observation: ReadingTask
     target: Path
     bits: float | None
     made_by: Mapping[str, object]

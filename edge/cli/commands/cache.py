@@ -37,7 +37,7 @@ _SECONDS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class KeptPlace:
     """A device whose files are shown or removed."""
 
     name: str
@@ -168,7 +168,7 @@ def _confirm() -> None:
     click.confirm("Remove this?", abort=True)
 
 
-def _removed(place: Place, going: Sequence[KeptFiles]) -> tuple[KeptFiles, ...]:
+def _removed(place: KeptPlace, going: Sequence[KeptFiles]) -> tuple[KeptFiles, ...]:
     if not going:
         return ()
     left = {each.name for each in place.remove([each.name for each in going])}
@@ -176,9 +176,9 @@ def _removed(place: Place, going: Sequence[KeptFiles]) -> tuple[KeptFiles, ...]:
 
 
 @contextmanager
-def _places(wanted: ClusterOptions, *, with_peers: bool) -> Iterator[list[Place]]:
+def _places(wanted: ClusterOptions, *, with_peers: bool) -> Iterator[list[KeptPlace]]:
     """This device, and those of the peers that are asked for."""
-    here = Place(name=HERE, files=_here(), remove=_remove_here)
+    here = KeptPlace(name=HERE, files=_here(), remove=_remove_here)
     if not with_peers and not wanted.addresses:
         yield [here]
         return
@@ -186,14 +186,14 @@ def _places(wanted: ClusterOptions, *, with_peers: bool) -> Iterator[list[Place]
         yield [here, *_of_cluster(cluster, here)]
 
 
-def _of_cluster(cluster: Cluster, here: Place) -> Iterator[Place]:
+def _of_cluster(cluster: Cluster, here: KeptPlace) -> Iterator[KeptPlace]:
     """Without what is this device's own, and shown already."""
     shown = {each.name for each in here.files}
     for peer in cluster.peers:
         files = cluster.kept(peer)
         if peer.host == host_id():
             files = tuple(each for each in files if each.name not in shown)
-        yield Place(name=peer.name, files=files, remove=partial(cluster.remove_kept, peer))
+        yield KeptPlace(name=peer.name, files=files, remove=partial(cluster.remove_kept, peer))
 
 
 def _here() -> tuple[KeptFiles, ...]:
