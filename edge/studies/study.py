@@ -1,4 +1,4 @@
-"""What every study has: a model that is not loaded yet, and who loads it. Knows no cluster."""
+"""A study: one model, how it is loaded, and what a study needs of it then. Knows no cluster."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def homes() -> dict[str, list[str]]:
 
 
 def are_one(files: list[str]) -> bool:
-    """Whether at most one of them can be meant, whatever the kind of device."""
+    """Whether one of them at most is meant on each kind of device."""
     of_devices = [sum(file.startswith(folder) for file in files) for folder in BY_DEVICE]
     return len(files) - sum(of_devices) + max(of_devices) <= 1
 
