@@ -68,14 +68,10 @@ if TYPE_CHECKING:
     from edge.api.async_cluster import AsyncCluster
     from edge.api.async_model import AsyncModel
     from edge.api.cluster import Cluster
-    from edge.api.counting_experts import CountedExperts
-    from edge.api.inspection import Inspection, inspect
     from edge.api.kept_reply import KeptReply
+    from edge.api.known_models import inspect
     from edge.api.model import Model
-    from edge.api.quality import FormatQuality, Quality
-    from edge.api.quantizing import Quantized
     from edge.api.reply import AsyncReplyStream, Reply, ReplyStream
-    from edge.api.scoring import Score
     from edge.errors import (
         CapacityError,
         CheckpointError,
@@ -99,6 +95,11 @@ if TYPE_CHECKING:
     from edge.protocol.step_times import PeerTimes
     from edge.runs.model import Recovery
     from edge.scheduling.orders import Work
+    from edge.studies.count_experts import CountedExperts
+    from edge.studies.inspection import Inspection
+    from edge.studies.quality import FormatQuality, Quality
+    from edge.studies.quantize import Quantized
+    from edge.studies.score import Score
     from edge.text import Tokenizer
     from edge.text.answer_parts import ToolCall
     from edge.weights.formats import Dtype, KvDtype
@@ -109,13 +110,13 @@ _HOMES = {
     "AsyncModel": "edge.api.async_model",
     "AsyncReplyStream": "edge.api.reply",
     "Cluster": "edge.api.cluster",
-    "CountedExperts": "edge.api.counting_experts",
+    "CountedExperts": "edge.studies.count_experts",
     "Drift": "edge.planning.drift",
     "Dtype": "edge.weights.formats",
     "Estimate": "edge.partition",
-    "FormatQuality": "edge.api.quality",
     "GenerationOptions": "edge.answers.terms",
-    "Inspection": "edge.api.inspection",
+    "FormatQuality": "edge.studies.quality",
+    "Inspection": "edge.studies.inspection",
     "KeptFiles": "edge.protocol.kept_files",
     "KeptReply": "edge.api.kept_reply",
     "KvDtype": "edge.weights.formats",
@@ -127,20 +128,20 @@ _HOMES = {
     "Plan": "edge.partition",
     "Progress": "edge.progress",
     "Proposal": "edge.planning.proposal",
-    "Quality": "edge.api.quality",
-    "Quantized": "edge.api.quantizing",
     "Recovery": "edge.runs.model",
     "Reply": "edge.api.reply",
     "ReplyStream": "edge.api.reply",
     "SamplingParameters": "edge.kernels.sampling.parameters",
-    "Score": "edge.api.scoring",
     "Token": "edge.answers.text",
     "TokenLogprob": "edge.answers.text",
+    "Quality": "edge.studies.quality",
+    "Quantized": "edge.studies.quantize",
+    "Score": "edge.studies.score",
     "Tokenizer": "edge.text",
     "ToolCall": "edge.text.answer_parts",
     "Work": "edge.scheduling.orders",
     "Workload": "edge.partition",
-    "inspect": "edge.api.inspection",
+    "inspect": "edge.api.known_models",
 }
 
 

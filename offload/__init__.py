@@ -24,8 +24,8 @@ from edge.offload.files.manifest import (
     PIECE_BYTES,
     Manifest,
     ManifestBuilder,
-    Piece,
     TensorEntry,
+    TensorPiece,
     numpy_dtype,
     piece_digest,
 )
@@ -48,7 +48,7 @@ from edge.offload.kv.prefix_memory import PrefixMemory
 from edge.offload.kv.prefix_store import PrefixStore
 from edge.offload.kv.tier import KVLayer, KVPlace, KVShape, KVTier, MemoryKVTier
 from edge.offload.kv.two_tiers import KVTiers
-from edge.offload.streaming.checked_extents import Extent, Memory, Span, padded
+from edge.offload.streaming.checked_extents import Extent, ExtentSpan, Memory, padded
 from edge.offload.streaming.device_window import Copier, DeviceWindow, Mark, MemoryCopier
 from edge.offload.streaming.host_slots import HostSlots, Unpin, unpinned
 from edge.offload.streaming.resident_layers import is_streamed
@@ -72,6 +72,7 @@ __all__ = [
     "DirectReader",
     "DiskKVTier",
     "Extent",
+    "ExtentSpan",
     "FolderCache",
     "FolderUse",
     "GgufFile",
@@ -93,7 +94,6 @@ __all__ = [
     "MemoryCopier",
     "MemoryKVTier",
     "MemoryStore",
-    "Piece",
     "PrefixMemory",
     "PrefixStore",
     "Read",
@@ -102,13 +102,13 @@ __all__ = [
     "SafetensorsWriter",
     "ShardCache",
     "ShardWriter",
-    "Span",
     "StoreCorruptError",
     "StoreError",
     "StoreFullError",
     "StoreMissingError",
     "StoreUnsupportedError",
     "TensorEntry",
+    "TensorPiece",
     "UnitCache",
     "Unpin",
     "WeightStore",

@@ -6,7 +6,7 @@ Knows nothing of models or plans. Faulty twins for tests are in ``edge.transport
 from typing import TYPE_CHECKING, Any
 
 from edge.transport.address import format_address, parse_address, parse_number
-from edge.transport.background import Work
+from edge.transport.background import BackgroundWork
 from edge.transport.channel import Channel, MemoryChannel
 from edge.transport.collective import Collective, MeshCollective, SoloCollective
 from edge.transport.credentials import Credentials, Member, Past
@@ -44,6 +44,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "WIRE_FORMATS",
     "AddressError",
+    "BackgroundWork",
     "Channel",
     "ChannelClosedError",
     "Collective",
@@ -75,7 +76,6 @@ __all__ = [
     "VersionMismatchError",
     "WireFormatName",
     "WireRule",
-    "Work",
     "ZeroconfDiscovery",
     "bring_rotation",
     "connect",

@@ -12,7 +12,7 @@ from typing import Protocol
 from edge.transport.errors import ChannelClosedError
 
 
-class Work(Protocol):
+class BackgroundWork(Protocol):
     """Something under way."""
 
     def wait(self) -> None:
@@ -20,10 +20,10 @@ class Work(Protocol):
 
 
 class DoneWork:
-    """Work that was over before anybody could wait for it. See :class:`Work`."""
+    """Work that was over before anybody could wait for it. See :class:`BackgroundWork`."""
 
     def wait(self) -> None:
-        """See :class:`Work`."""
+        """See :class:`BackgroundWork`."""
 
 
 class Background:
@@ -40,7 +40,7 @@ class Background:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def begin(self, function: Callable[[], None]) -> Work:
+    def begin(self, function: Callable[[], None]) -> BackgroundWork:
         """Have the function called; raises ``ChannelClosedError`` after :meth:`close`."""
         with self._lock:
             if self._is_closed:
@@ -69,7 +69,7 @@ class Background:
 
 
 class _Call:
-    """One call under way. See :class:`Work`."""
+    """One call under way. See :class:`BackgroundWork`."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function

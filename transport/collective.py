@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.transport.background import Background, DoneWork, Work
+from edge.transport.background import Background, BackgroundWork, DoneWork
 from edge.transport.errors import ChannelClosedError
 from edge.transport.link import Link
 from edge.transport.link_guard import EAGER_BYTES
@@ -55,7 +55,7 @@ class Collective(Protocol):
     def all_reduce(self, array: Array) -> None:
         """Replace ``array`` by the sum over all ranks, in rank order; any numeric dtype."""
 
-    def begin_all_reduce(self, array: Array) -> Work:
+    def begin_all_reduce(self, array: Array) -> BackgroundWork:
         """:meth:`all_reduce` while the caller does something else, until it waits for the work.
 
         Sums are taken in the order they are begun in. Before the last one begun has been waited
@@ -94,7 +94,7 @@ class SoloCollective:
     def all_reduce(self, array: Array) -> None:
         self._check(array)
 
-    def begin_all_reduce(self, array: Array) -> Work:
+    def begin_all_reduce(self, array: Array) -> BackgroundWork:
         self._check(array)
         return DoneWork()
 
@@ -172,7 +172,7 @@ class MeshCollective:
         self._all_gather(flat, terms)
         _sum_in_order(terms, flat)
 
-    def begin_all_reduce(self, array: Array) -> Work:
+    def begin_all_reduce(self, array: Array) -> BackgroundWork:
         check_contiguous(array)
         return self._background.begin(lambda: self.all_reduce(array))
 

@@ -18,8 +18,6 @@ import click
 import numpy as np
 
 import edge
-from edge.api.quality import format_name
-from edge.api.versus_llama_cpp import Llama
 from edge.demos.bench import llama_logits, results
 from edge.demos.bench.limited.sides import gguf_of
 from edge.demos.bench.options import append_option, folder_option, shape_option
@@ -27,6 +25,8 @@ from edge.demos.bench.quality import EDGE_FORMATS, FEW_BIT_FORMATS, calibrated_n
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint, described
 from edge.planning.load_options import LoadOptions
+from edge.studies.quality import format_name
+from edge.studies.versus_llama_cpp import Llama
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import DTYPES, Dtype
 

@@ -26,13 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import edge
-from edge.api.quality import QualityOptions, format_name
-from edge.api.quality_statistics import Figures, compare, figures, joined
-from edge.api.quality_text import bundled_text, windows_of
 from edge.demos.bench import gguf_floats, llama_logits, results
 from edge.demos.bench.options import append_option, folder_option
 from edge.demos.bench.results import Metric
 from edge.planning.load_options import LoadOptions
+from edge.studies.logit_statistics import Figures, compare, figures, joined
+from edge.studies.quality import QualityOptions, format_name
+from edge.studies.text_windows import bundled_text, windows_of
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight, num_weights

@@ -15,7 +15,6 @@ from typing import Any
 import click
 
 import edge
-from edge.api.versus_llama_cpp import Comparison, Llama, compare
 from edge.demos.bench import results
 from edge.demos.bench.file_shapes import FILE_SHAPES
 from edge.demos.bench.limited.sides import gguf_of
@@ -23,6 +22,7 @@ from edge.demos.bench.options import append_option, folder_option
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import SHAPES, checkpoint, described
 from edge.offload import GgufFile
+from edge.studies.versus_llama_cpp import Comparison, Llama, compare
 from edge.weights.formats import Dtype
 
 TABLE, HEAD = "token_embd.weight", "output.weight"

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.answers.copies import KvCopies
+from edge.answers.copies import AnswerCopies
 from edge.answers.terms import Terms
 from edge.errors import EdgeError
 from edge.kernels.sampling.logprobs import Logprobs
@@ -71,7 +71,7 @@ class Answer:
     singly: Spans = ()
     """Spans of the prompt that were computed one token at a time, as they were answers once. A plan
     that computes the prompt again does the same, or the last bits would differ."""
-    copies: KvCopies | None = None
+    copies: AnswerCopies | None = None
     """Copies of keys and values so far; None: none are wanted."""
 
 

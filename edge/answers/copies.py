@@ -108,7 +108,7 @@ class Copy:
 
 
 @dataclass(slots=True, kw_only=True)
-class KvCopies:
+class AnswerCopies:
     """Copies for one answer, by shard."""
 
     form: KvLayout
@@ -139,10 +139,10 @@ class KvCopies:
     def _of_all(self) -> list[list[Copy]]:
         return [self.copies.get(seat, []) for seat, layers in self.form.layers.items() if layers]
 
-    def put_into(self, form: KvLayout, last: int) -> KvCopies:
+    def put_into(self, form: KvLayout, last: int) -> AnswerCopies:
         """The copies up to token `last`, in few parts, for the shards of another layout."""
         assert self.form.serves(form)
-        kept = KvCopies(form=form, first=self.first)
+        kept = AnswerCopies(form=form, first=self.first)
         sent = {
             seat: self._joined(seat, last) for seat, layers in self.form.layers.items() if layers
         }

@@ -20,15 +20,12 @@ from typing import Unpack, get_args
 
 from edge.answers.journal_records import JournaledLoad
 from edge.api.async_model import AsyncModel
-from edge.api.counting_experts import CountedExperts, count_experts
 from edge.api.described_model import LoadedModel
 from edge.api.hub_download import model_path
 from edge.api.kept_reply import KeptReply, kept_replies
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.own_credentials import own_credentials
 from edge.api.progress_bars import progress_bars
-from edge.api.quality import Quality, QualityOptions, measure_quality
-from edge.api.quantizing import Quantized, QuantizeOptions, quantize_model
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import (
     CapacityError,
@@ -71,6 +68,10 @@ from edge.runs.recovery.candidates import Candidates, Find, Used, Watch
 from edge.runs.recovery.joining import Joining
 from edge.runs.recovery.reloading import Reloading
 from edge.runs.recovery.standing_by import StandingBy
+from edge.studies.count_experts import CountedExperts, count_experts
+from edge.studies.quality import Quality, QualityOptions, measure_quality
+from edge.studies.quantize import Quantized, QuantizeOptions, quantize_model
+from edge.studies.study import Study
 from edge.text.grammar import Grammars
 from edge.weights.checkpoint import Checkpoint
 
@@ -384,19 +385,11 @@ class AsyncCluster:
         what `load` raises.
         """
         options = with_overrides(LoadOptions, options, overrides)
-        found = await model_path(path, progress)
+        study = await self._study(path, options, text, progress)
         if against != "float32":
             against = await model_path(against, progress)
-        return await measure_quality(
-            partial(self.load, progress=progress),
-            found,
-            options,
-            against=against,
-            text=text,
-            wanted=QualityOptions(windows=windows, window_tokens=window_tokens),
-            folder=cache_root(),
-            progress=progress,
-        )
+        wanted = QualityOptions(windows=windows, window_tokens=window_tokens)
+        return await measure_quality(study, wanted, against=against)
 
     async def quantize(
         self,
@@ -423,16 +416,9 @@ class AsyncCluster:
         CapacityError for a full disk, and what `load` raises.
         """
         options = with_overrides(LoadOptions, options, {})
-        return await quantize_model(
-            partial(self.load, progress=progress),
-            await model_path(path, progress),
-            out,
-            options,
-            text=text,
-            wanted=QuantizeOptions(bits=bits, windows=windows, window_tokens=window_tokens),
-            cache_root=cache_root(),
-            progress=progress,
-        )
+        study = await self._study(path, options, text, progress)
+        wanted = QuantizeOptions(bits=bits, windows=windows, window_tokens=window_tokens)
+        return await quantize_model(study, out, wanted)
 
     async def count_experts(
         self,
@@ -453,13 +439,22 @@ class AsyncCluster:
         for a full disk, and what `load` raises.
         """
         options = with_overrides(LoadOptions, options, {})
-        return await count_experts(
-            partial(self.load, progress=progress),
-            await model_path(path, progress),
-            options,
+        return await count_experts(await self._study(path, options, text, progress))
+
+    async def _study(
+        self,
+        path: str | Path,
+        options: LoadOptions,
+        text: str | None,
+        progress: bool | OnProgress | None,
+    ) -> Study:
+        return Study(
+            load=partial(self.load, progress=progress),
+            path=await model_path(path, progress),
+            options=options,
             text=text,
             cache_root=cache_root(),
-            progress=progress,
+            bars=partial(progress_bars, progress),
         )
 
     def __repr__(self) -> str:

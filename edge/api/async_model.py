@@ -16,7 +16,6 @@ from edge.api.embedding import check_dimensions, pooled, rows_for
 from edge.api.kept_reply import KeptReply
 from edge.api.progress_bars import progress_bars
 from edge.api.reply import AsyncReplyStream, Reply, evaluate
-from edge.api.scoring import Score, score_of
 from edge.concurrency.blocking import run_blocking
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
@@ -27,6 +26,7 @@ from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.runs.observation import gather_observed
 from edge.scheduling.fairness import Priority
+from edge.studies.score import Score, score_of
 from edge.text.tool_schema import Tool
 from edge.weights.observation import Observed
 from edge.weights.pooling import Pooling

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from edge.api.async_cluster import AsyncCluster, Peer
-from edge.api.counting_experts import CountedExperts
 from edge.api.kept_reply import KeptReply
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.model import Model
-from edge.api.quality import Quality
-from edge.api.quantizing import Quantized
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import EdgeError, RequestError
 from edge.option_fields import checks_calls
@@ -23,6 +20,9 @@ from edge.planning.proposal import Proposal
 from edge.progress import OnProgress
 from edge.protocol.kept_files import KeptFiles
 from edge.protocol.peer_info import PeerInfo
+from edge.studies.count_experts import CountedExperts
+from edge.studies.quality import Quality
+from edge.studies.quantize import Quantized
 
 
 @checks_calls

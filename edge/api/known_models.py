@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.api.inspection import Inspection, inspect
+from edge.api.hub_download import model_path_now
 from edge.errors import CheckpointError, EdgeError, printable
+from edge.host.free_memory import usable_memory_bytes
 from edge.offload import first_part
 from edge.planning.proposal import Proposal
+from edge.studies.inspection import Inspection, describe
 from edge.weights.folder_form import CONFIG
+from edge.weights.header import read_header
 from edge.weights.model_names import cached_models
 
 
@@ -63,6 +66,21 @@ def models_here(folders: Sequence[Path], *, hub_cache: Path) -> Iterator[tuple[s
             folders_there = (each for each in sorted(given.iterdir()) if each.is_dir())
             found += [model for each in folders_there for model in _models_in(each)]
         yield from ((str(each), each) for each in found)
+
+
+def inspect(path: str | Path) -> Inspection:
+    """What a model is: a folder, a GGUF file, or org/name. Reads no weights, but fetches what is
+    not there.
+
+    One that Edge does not run is described, too; its `problem` says why. Raises CheckpointError
+    where there is nothing to describe, RequestError for what is no path.
+    """
+    found = model_path_now(path)
+    try:
+        header = read_header(found)
+    except CheckpointError as error:
+        raise CheckpointError(printable(str(error))) from error
+    return describe(header, usable_bytes=usable_memory_bytes())
 
 
 def describe_model(

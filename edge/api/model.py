@@ -15,7 +15,6 @@ from edge.api.async_model import AsyncModel
 from edge.api.described_model import DescribedModel, Messages, Prompt, Prompts
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import Reply, ReplyStream
-from edge.api.scoring import Score
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import RequestError
 from edge.option_fields import checks_calls, with_overrides
@@ -23,6 +22,7 @@ from edge.planning.drift import Drift
 from edge.progress import OnProgress
 from edge.protocol.step_times import PeerTimes
 from edge.scheduling.fairness import Priority
+from edge.studies.score import Score
 from edge.text.tool_schema import Tool
 from edge.weights.pooling import Pooling
 

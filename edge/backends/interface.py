@@ -37,7 +37,7 @@ class ShardWeights:
     """Bytes of the host's memory, for weights that a device with its own has no room for."""
 
 
-class Logits(Protocol):
+class StepLogits(Protocol):
     """A shard's logits of one step [batch, logit_rows, len(vocab)], where they were computed.
 
     Valid until the program's next call.
@@ -147,7 +147,7 @@ class StageCompute(Protocol):
 
     def logits(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
-    ) -> Logits:
+    ) -> StepLogits:
         """`forward` in the last stage, for who may not need all logits on the host, or not them."""
         ...
 

@@ -213,7 +213,7 @@ def _pairing(facts: DeviceFacts, *, finds_peers: bool) -> Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFacts:
+class DiagnosedLink:
     """A link between two devices."""
 
     ends: str
@@ -224,7 +224,7 @@ class LinkFacts:
     """What was measured, or why nothing could be."""
 
 
-def link_finding(facts: LinkFacts) -> Finding:
+def link_finding(facts: DiagnosedLink) -> Finding:
     """What was measured, and whether the interface's class should do better."""
     subject = f"link {facts.ends}"
     if isinstance(facts.times, EdgeError):

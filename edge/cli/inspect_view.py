@@ -7,16 +7,17 @@ length before a terminal sees it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edge.api.inspection import HeldAs, Inspection, LayerKind
+from edge.cli.records import Columns, make_table
 from edge.cli.sentences import print_sentence
 from edge.errors import printable
 from edge.host.free_memory import format_size
+from edge.studies.inspection import HeldAs, Inspection, KvFacts, LayerKind, StoredType
 from edge.text.description import TokenizerFacts
 from edge.weights.formats import AS_STORED, AUTO
 
@@ -28,14 +29,15 @@ def show_inspection(found: Inspection, *, given: str, template: bool) -> None:
     """Print it. `given`: the path as its user wrote it; `template`: chat templates in full, too."""
     console = Console()
     console.print(_summary(found))
+    right = ("tensors", "weights", "size", "bits/weight", "bytes/weight", "in all")
     if found.layers:
-        console.print(_layers(found.layers))
+        console.print(make_table(found.layers, _LAYERS, title="layers"))
     if found.stored:
-        console.print(_stored(found))
+        console.print(make_table(found.stored, _STORED, title="as stored", right=right))
     if found.held:
-        console.print(_held(found))
+        console.print(make_table(found.held, _HELD, title="in memory", right=right))
     if found.kv:
-        console.print(_kv(found))
+        console.print(make_table(found.kv, _kv(found), title="keys and values"))
     if template:
         for line in _templates(found.tokenizer):
             _say(console, line)
@@ -117,25 +119,6 @@ def _tokenizer(found: Inspection) -> Iterator[tuple[str, str]]:
     yield "chat template", f"{', '.join(sizes)} characters" if sizes else "none"
 
 
-def _layers(kinds: Sequence[LayerKind]) -> Table:
-    table = Table(
-        "layers", "heads", "KV heads", "head size", "ffn columns", "sees", "biases", "norms",
-        title="layers", pad_edge=False, collapse_padding=True,
-    )  # fmt: skip
-    for kind in kinds:
-        table.add_row(
-            _spans(kind.layers),
-            _number(kind.num_heads),
-            _number(kind.num_kv_heads),
-            _number(kind.head_size),
-            _number(kind.ffn_columns),
-            _seen(kind),
-            _biases(kind),
-            {None: "?", False: "usual", True: "usual, query, key"}[kind.query_key_norm],
-        )
-    return table
-
-
 def _seen(kind: LayerKind) -> str:
     if kind.is_linear:
         return "all, in a state" if kind.window is None else f"the last {kind.window:,}, in a state"
@@ -167,39 +150,6 @@ def _biases(kind: LayerKind) -> str:
     return ", ".join(name for name, has in flags if has) or "none"
 
 
-def _stored(found: Inspection) -> Table:
-    table = Table(
-        "type", "tensors", "weights", "size", "bits/weight",
-        title="as stored", pad_edge=False, collapse_padding=True,
-    )  # fmt: skip
-    for each in found.stored:
-        table.add_row(
-            _cell(each.type),
-            f"{each.tensors:,}",
-            in_short(each.weights),
-            format_size(each.nbytes),
-            f"{each.bits_per_weight:.3g}",
-        )
-    return table
-
-
-def _held(found: Inspection) -> Table:
-    table = Table(
-        "--dtype", "bytes/weight", "weights", "in all", "fits", "what is held",
-        title="in memory", pad_edge=False, collapse_padding=True,
-    )  # fmt: skip
-    for each in found.held:
-        table.add_row(
-            each.dtype,
-            f"{each.bytes_per_weight:.3f}",
-            format_size(each.weight_bytes),
-            format_size(each.total_bytes),
-            "yes" if each.fits else "no",
-            _cell(_in_words(each)),
-        )
-    return table
-
-
 def _in_words(held: HeldAs) -> str:
     """Its own name is in the row already."""
     if held.dtype == AUTO and held.format != AS_STORED:
@@ -207,18 +157,48 @@ def _in_words(held: HeldAs) -> str:
     return held.words if held.dtype == AUTO else held.words.removeprefix(f"{held.format}: ")
 
 
-def _kv(found: Inspection) -> Table:
-    contexts = [f"{found.context_tokens:,} tokens (longest)"]
+_NORMS = {None: "?", False: "usual", True: "usual, query, key"}
+
+_LAYERS: Columns[LayerKind] = {
+    "layers": lambda kind: _spans(kind.layers),
+    "heads": lambda kind: _number(kind.num_heads),
+    "KV heads": lambda kind: _number(kind.num_kv_heads),
+    "head size": lambda kind: _number(kind.head_size),
+    "ffn columns": lambda kind: _number(kind.ffn_columns),
+    "sees": _seen,
+    "biases": _biases,
+    "norms": lambda kind: _NORMS[kind.query_key_norm],
+}
+
+_STORED: Columns[StoredType] = {
+    "type": lambda each: each.type,
+    "tensors": lambda each: f"{each.tensors:,}",
+    "weights": lambda each: in_short(each.weights),
+    "size": lambda each: format_size(each.nbytes),
+    "bits/weight": lambda each: f"{each.bits_per_weight:.3g}",
+}
+
+_HELD: Columns[HeldAs] = {
+    "--dtype": lambda each: each.dtype,
+    "bytes/weight": lambda each: f"{each.bytes_per_weight:.3f}",
+    "weights": lambda each: format_size(each.weight_bytes),
+    "in all": lambda each: format_size(each.total_bytes),
+    "fits": lambda each: "yes" if each.fits else "no",
+    "what is held": _in_words,
+}
+
+
+def _kv(found: Inspection) -> Columns[KvFacts]:
+    columns: dict[str, Callable[[KvFacts], str | None]] = {
+        "--kv-dtype": lambda each: each.dtype,
+        "a token": lambda each: format_size(each.token_bytes),
+    }
     if found.context_tokens != found.default_context_tokens:
-        contexts.insert(0, f"{found.default_context_tokens:,} tokens (usual)")
-    table = Table(
-        "--kv-dtype", "a token", *contexts,
-        title="keys and values", pad_edge=False, collapse_padding=True,
-    )  # fmt: skip
-    for each in found.kv:
-        sizes = (each.token_bytes, each.default_bytes, each.longest_bytes)
-        table.add_row(each.dtype, *map(format_size, sizes[: 1 + len(contexts)]))
-    return table
+        usual = f"{found.default_context_tokens:,} tokens (usual)"
+        columns[usual] = lambda each: format_size(each.default_bytes)
+    longest = f"{found.context_tokens:,} tokens (longest)"
+    columns[longest] = lambda each: format_size(each.longest_bytes)
+    return columns
 
 
 def _templates(facts: TokenizerFacts | None) -> Iterator[str]:

@@ -124,7 +124,7 @@ def model_options(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class OpeningCall:
     """A class method of Cluster or AsyncCluster, and what it is called with."""
 
     verb: Literal["local", "connect", "discover"]
@@ -132,7 +132,7 @@ class Way:
     named: Mapping[str, Any]
 
 
-def way_to(options: ClusterOptions, load: LoadOptions | None = None) -> Way:
+def way_to(options: ClusterOptions, load: LoadOptions | None = None) -> OpeningCall:
     """How the cluster is opened that the options name.
 
     A plan by hand among those of a load says how many peers there must be: the last of them may
@@ -150,13 +150,13 @@ def way_to(options: ClusterOptions, load: LoadOptions | None = None) -> Way:
     named: dict[str, Any] = {"insecure": options.insecure}
     if options.local is not None:
         named |= {name: getattr(options, name) for name in ("memory", "model_memory", "threads")}
-        return Way(verb="local", arguments=(options.local,), named=named)
+        return OpeningCall(verb="local", arguments=(options.local,), named=named)
     if options.addresses:
-        return Way(verb="connect", arguments=(options.addresses,), named=named)
+        return OpeningCall(verb="connect", arguments=(options.addresses,), named=named)
     named["interfaces"] = options.interfaces or None
     if load is not None and isinstance(load.plan, Plan):
         named["at_least"] = len(set(load.plan.devices))
-    return Way(verb="discover", arguments=(options.cluster,), named=named)
+    return OpeningCall(verb="discover", arguments=(options.cluster,), named=named)
 
 
 @contextmanager

@@ -7,24 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from edge.api.counting_experts import CountedExperts
+from edge.cli.records import Columns, make_table
 from edge.cli.sentences import print_sentence
 from edge.host.free_memory import format_size
 from edge.partition import (
     CapacityError,
     Estimate,
     HeldLayers,
+    Plan,
     PlanRow,
     Shortage,
+    Term,
     describe_plan_in_words,
 )
 from edge.planning.kv_copies import MOST_KEPT_KV_BYTES, CopiesCost
 from edge.planning.losses import Loss
 from edge.planning.proposal import Proposal
 from edge.planning.rate_words import rate_in_words
+from edge.studies.count_experts import CountedExperts
 
 _MOST_REASONS = 2
 
@@ -35,22 +36,7 @@ def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, exp
     `unchanged` is the plan for the cluster as it is, where `proposal` is for a changed one.
     """
     console = Console()
-    table = Table(
-        "device", "stage", "layers", "heads", "ffn columns", "vocabulary", "memory", "left",
-        title=escape(title), pad_edge=False, collapse_padding=True,
-    )  # fmt: skip
-    for row in proposal.rows:
-        table.add_row(
-            escape(row.name),
-            str(row.stage),
-            _span(row.layers) + _streamed(row),
-            _each(row, lambda held: _span(held.heads) + _copied(held)),
-            _each(row, _columns),
-            _span(row.vocab),
-            format_size(row.memory.total),
-            format_size(row.left_bytes),
-        )
-    console.print(table)
+    console.print(make_table(proposal.rows, _ROWS, title=title, right=("memory", "left")))
     weights = f"Weights: {proposal.weights}."
     context = f"Context: {proposal.context_tokens:,} tokens of prompt and answer together."
     for line in [weights, context, *_memory(proposal), *_sentences(proposal, unchanged)]:
@@ -304,26 +290,37 @@ def _explain(console: Console, proposal: Proposal) -> None:
     choice = proposal.choice
     if choice.predicted is None:
         return
-    parts = Table("what", "where", "times", "ms", "share", title="each token's time")
-    for term in choice.predicted.terms:
-        share = term.seconds / choice.predicted.token_s if choice.predicted.token_s else 0.0
-        parts.add_row(
-            term.kind,
-            escape(term.where),
-            str(term.count),
-            f"{1e3 * term.seconds:.3f}",
-            f"{share:.0%}",
-        )
-    console.print(parts)
+    token_s = choice.predicted.token_s
+    terms: Columns[Term] = {
+        "what": lambda term: term.kind,
+        "where": lambda term: term.where,
+        "times": lambda term: str(term.count),
+        "ms": lambda term: f"{1e3 * term.seconds:.3f}",
+        "share": lambda term: f"{term.seconds / token_s if token_s else 0.0:.0%}",
+    }
+    plans: Columns[tuple[Plan, Estimate]] = {
+        "plan": lambda other: describe_plan_in_words(other[0], proposal.cluster),
+        "first token, s": lambda other: f"{other[1].first_token_s:.2f}",
+        "tok/s": lambda other: rate_in_words(other[1].tokens_per_s, other[1].tokens_per_s_range),
+    }
+    right = ("times", "ms", "share", "first token, s")
+    console.print(make_table(choice.predicted.terms, terms, title="each token's time", right=right))
     if choice.runners_up:
-        others = Table("plan", "first token, s", "tok/s", title="the next best plans")
-        for plan, estimate in choice.runners_up:
-            others.add_row(
-                escape(describe_plan_in_words(plan, proposal.cluster)),
-                f"{estimate.first_token_s:.2f}",
-                rate_in_words(estimate.tokens_per_s, estimate.tokens_per_s_range),
-            )
-        console.print(others)
+        console.print(
+            make_table(choice.runners_up, plans, title="the next best plans", right=right)
+        )
+
+
+_ROWS: Columns[PlanRow] = {
+    "device": lambda row: row.name,
+    "stage": lambda row: str(row.stage),
+    "layers": lambda row: _span(row.layers) + _streamed(row),
+    "heads": lambda row: _each(row, lambda held: _span(held.heads) + _copied(held)),
+    "ffn columns": lambda row: _each(row, _columns),
+    "vocabulary": lambda row: _span(row.vocab),
+    "memory": lambda row: format_size(row.memory.total),
+    "left": lambda row: format_size(row.left_bytes),
+}
 
 
 def devices_in_words(proposal: Proposal) -> str:

@@ -8,14 +8,13 @@ from dataclasses import asdict
 
 import click
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from edge.answers.terms import GenerationOptions
 from edge.api.cluster import Cluster
 from edge.api.model import Model
 from edge.api.reply import Reply, ReplyStream
 from edge.cli.plan_view import devices_in_words, left_out_in_words
+from edge.cli.records import by_place, make_table
 from edge.cli.sentences import tell
 from edge.errors import EdgeError, printable, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
@@ -175,21 +174,19 @@ def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:
     if predicted is None:
         click.echo("edge: nothing was predicted, as not every device was measured", err=True)
         return times
-    table = Table("what", "predicted, ms", "took, ms", title="each token's time")
+    rows = [("the first token", predicted.first_token_s, figures["first_token_s"])]
     if figures["tokens_per_s"] is not None:
         token_s = 1 / figures["tokens_per_s"]
-        for part in step_parts(model.plan, [(1.0, predicted)], times, token_s):
-            _add_part(table, part.label, part.predicted_s, part.actual_s)
-        _add_part(table, "token", predicted.token_s, token_s)
-    _add_part(table, "the first token", predicted.first_token_s, figures["first_token_s"])
+        parts = step_parts(model.plan, [(1.0, predicted)], times, token_s)
+        rows[:0] = [(part.label, part.predicted_s, part.actual_s) for part in parts]
+        rows.insert(len(parts), ("token", predicted.token_s, token_s))
+    cells = [(what, f"{1e3 * said:.2f}", f"{1e3 * took:.2f}") for what, said, took in rows]
+    right = ("predicted, ms", "took, ms")
+    table = make_table(cells, by_place("what", *right), title="each token's time", right=right)
     Console(stderr=True).print(table)
     for line in reads_in_words(times):
         click.echo(line, err=True)
     return times
-
-
-def _add_part(table: Table, label: str, predicted_s: float, actual_s: float) -> None:
-    table.add_row(escape(label), f"{1e3 * predicted_s:.2f}", f"{1e3 * actual_s:.2f}")
 
 
 def drift_of(model: Model, times: Sequence[PeerTimes] | None = None) -> Drift | None:

@@ -48,7 +48,7 @@ ProtectKernelTunables=yes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class ServiceTask:
     """What is to run for as long as the machine does."""
 
     name: str
@@ -69,7 +69,7 @@ class Task:
 class Service:
     """A task as systemd is to run it."""
 
-    task: Task
+    task: ServiceTask
     python: str
     is_system: bool
     user: str
@@ -77,7 +77,7 @@ class Service:
     environment: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of_this_process(cls, task: Task, *, is_system: bool) -> Service:
+    def of_this_process(cls, task: ServiceTask, *, is_system: bool) -> Service:
         """With its interpreter and its folders, for the user who called it, by sudo or without."""
         return cls(
             task=task,
@@ -92,9 +92,9 @@ class Service:
         )
 
 
-def peer_task(config: Path | None) -> Task:
+def peer_task(config: Path | None) -> ServiceTask:
     """`edge peer`, with its options in a file."""
-    return Task(
+    return ServiceTask(
         name="edge-peer",
         description="Edge peer, which lends this device to its cluster",
         words=("peer", *(() if config is None else ("--config", str(config)))),
@@ -104,9 +104,9 @@ def peer_task(config: Path | None) -> Task:
     )
 
 
-def server_task(arguments: Sequence[str], folder: Path) -> Task:
+def server_task(arguments: Sequence[str], folder: Path) -> ServiceTask:
     """`edge serve` with these arguments, whose paths are taken from the folder."""
-    return Task(
+    return ServiceTask(
         name="edge-serve",
         description="Edge server, which answers over HTTP",
         words=("serve", *arguments),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from edge.cli.records import Columns, make_table
 from edge.host.free_memory import format_size
 from edge.planning.rate_words import rate_in_words
 from edge.protocol.fields import printable
@@ -67,7 +67,7 @@ def screen(before: Json | None, now: Json) -> Group:
     )
     parts: list[RenderableType] = [Text(title, style="bold"), Text(figures), _devices(before, now)]
     if now["replies"]:
-        parts.append(_answers(now["replies"]))
+        parts.append(make_table(now["replies"][:_MOST_ROWS], _ANSWERS, right=_ANSWERS))
     if now["spares"]:
         spares = (
             f"{_text(each['name'])} ({_text(each['health'])}{_free(each['free_bytes'])})"
@@ -96,31 +96,21 @@ def _events(view: Json) -> list[str]:
 
 
 def _devices(before: Json | None, now: Json) -> Table:
-    table = Table(
-        *("device", "stage", "layers", "health", "weights", "KV", "left", "a step"),
-        pad_edge=False,
-        collapse_padding=True,
-    )
     is_same = before is not None and before["loads"] == now["loads"]
-    for number, device in enumerate(now["devices"]):
-        earlier = before["devices"][number]["decode"] if before is not None and is_same else None
-        first, past = device["layers"]
-        layers = f"{first}-{past - 1}"
-        if pinned := device["host_layers"]:
-            layers += f", {pinned} from its host"
-        if read := device["streamed_layers"] - pinned:
-            layers += f", {read} from disk"
-        table.add_row(
-            escape(_text(device["name"])),
-            str(device["stage"]),
-            layers,
-            escape(_text(device["health"])),
-            format_size(device["weight_bytes"]),
-            _kv_in_words(device),
-            format_size(max(0, device["left_bytes"])),
-            step_in_words(earlier, device["decode"]),
-        )
-    return table
+    earlier = before["devices"] if before is not None and is_same else [None] * len(now["devices"])
+    return make_table(
+        zip(earlier, now["devices"], strict=True), _DEVICES, right=("weights", "left")
+    )
+
+
+def _layers(device: Json) -> str:
+    first, past = device["layers"]
+    layers = f"{first}-{past - 1}"
+    if pinned := device["host_layers"]:
+        layers += f", {pinned} from its host"
+    if read := device["streamed_layers"] - pinned:
+        layers += f", {read} from disk"
+    return layers
 
 
 def _kv_in_words(device: Json) -> str:
@@ -152,11 +142,23 @@ def step_in_words(before: Json | None, now: Json | None) -> str:
     return f"{1e3 * whole_s / since['steps']:.1f} ms: {', '.join(shares)}"
 
 
-def _answers(replies: Sequence[Json]) -> Table:
-    table = Table("answer since", "prompt", "tokens so far", pad_edge=False)
-    for each in replies[:_MOST_ROWS]:
-        table.add_row(f"{each['age_s']:.1f} s", str(each["prompt_tokens"]), str(each["new_tokens"]))
-    return table
+_DEVICES: Columns[tuple[Json | None, Json]] = {
+    "device": lambda row: _text(row[1]["name"]),
+    "stage": lambda row: str(row[1]["stage"]),
+    "layers": lambda row: _layers(row[1]),
+    "health": lambda row: _text(row[1]["health"]),
+    "weights": lambda row: format_size(row[1]["weight_bytes"]),
+    "KV": lambda row: _kv_in_words(row[1]),
+    "left": lambda row: format_size(max(0, row[1]["left_bytes"])),
+    "a step": lambda row: step_in_words(row[0] and row[0]["decode"], row[1]["decode"]),
+}
+"""One device: at the look before, and now."""
+
+_ANSWERS: Columns[Json] = {
+    "answer since": lambda each: f"{each['age_s']:.1f} s",
+    "prompt": lambda each: str(each["prompt_tokens"]),
+    "tokens so far": lambda each: str(each["new_tokens"]),
+}
 
 
 def _count(answers: int) -> str:

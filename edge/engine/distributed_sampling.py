@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import Logits
+from edge.backends.interface import StepLogits
 from edge.errors import PeerError
 from edge.kernels.sampling.logprobs import (
     LogprobPart,
@@ -120,7 +120,7 @@ class TokenChoice:
             for _index, _entry, request in self._choices(step)
         )
 
-    def offer(self, step: Step, own: Logits) -> None:
+    def offer(self, step: Step, own: StepLogits) -> None:
         """For shards that are not the sampler: send what the choice needs of its columns.
 
         own: this shard's logits [batch, rows, columns].
@@ -135,11 +135,11 @@ class TokenChoice:
         else:
             self.collective.gather(self._shortlists(step, own), None, root=0)
 
-    def send_logits(self, own: Logits) -> None:
+    def send_logits(self, own: StepLogits) -> None:
         """Send all logits [batch, rows, columns] of this shard to the sampler."""
         self.collective.gather(np.ascontiguousarray(own.array()), None, root=0)
 
-    def choose(self, step: Step, own: Logits, ask_all: Callable[[], None]) -> list[Chosen]:
+    def choose(self, step: Step, own: StepLogits, ask_all: Callable[[], None]) -> list[Chosen]:
         """For the sampler: a token for each entry that wants one.
 
         own: this shard's logits [batch, rows, columns]. ask_all: makes the other shards call
@@ -161,7 +161,7 @@ class TokenChoice:
             for each, (index, entry, request) in zip(chosen, self._choices(step), strict=True)
         ]
 
-    def gather_logits(self, own: Logits) -> NDArray[np.float32]:
+    def gather_logits(self, own: StepLogits) -> NDArray[np.float32]:
         """For the sampler: every shard's columns side by side [batch, rows, vocab]."""
         if len(self._columns) == 1:
             return own.array()
@@ -171,7 +171,7 @@ class TokenChoice:
         self.collective.gather(np.ascontiguousarray(own.array()), self._gathered, root=0)
         return np.concatenate(self._gathered, axis=-1)
 
-    def gather_states(self, step: Step, own: Logits) -> NDArray[np.float32]:
+    def gather_states(self, step: Step, own: StepLogits) -> NDArray[np.float32]:
         """For every shard: the hidden states [rows, hidden] of a step with `states`, if this is the
         sampler. All shards have them but those without a part of the vocabulary, which norm
         nothing: where the sampler is one of these, the first that is none sends them."""
@@ -241,7 +241,7 @@ class TokenChoice:
         shortlists = sum(self._num_bytes(step, columns) for columns in self._columns[1:])
         return 2 * shortlists >= 4 * logits
 
-    def _ranks_alone(self, step: Step, own: Logits) -> bool:
+    def _ranks_alone(self, step: Step, own: StepLogits) -> bool:
         """Whether the only shard chooses from what ranks first, without a look at all logits."""
         return len(self._columns) == 1 and all(
             self._ranked_count(request, own) is not None
@@ -269,7 +269,7 @@ class TokenChoice:
         candidates = shortlist["ids"].shape[0]
         return [shortlist, part_dtype(terms.logprobs, columns=columns, candidates=candidates)]
 
-    def _shortlists(self, step: Step, own: Logits) -> NDArray[np.uint8]:
+    def _shortlists(self, step: Step, own: StepLogits) -> NDArray[np.uint8]:
         """This shard's candidates for every choice of the step, one after the other."""
         choices = list(self._choices(step))
         counts = [self._ranked_count(request, own) for _index, _entry, request in choices]
@@ -300,7 +300,7 @@ class TokenChoice:
             candidates = np.full_like(candidates, self._first_id)
         return make_part(logits, first_id=self._first_id, count=count, candidates=candidates)
 
-    def _ranked_count(self, request: _Request, own: Logits) -> int | None:
+    def _ranked_count(self, request: _Request, own: StepLogits) -> int | None:
         """How many columns to ask `own` for; None where that does not tell all that is sent."""
         if not own.can_rank or request.terms.logprobs is not None or request.allowed is not None:
             return None
@@ -326,7 +326,7 @@ class TokenChoice:
             tokens=self._shortlist_tokens,
         )
 
-    def _choose_from_shortlists(self, step: Step, own: Logits) -> list[Chosen | None]:
+    def _choose_from_shortlists(self, step: Step, own: StepLogits) -> list[Chosen | None]:
         """A token for each choice, or None where the candidates do not tell."""
         mine = self._shortlists(step, own)
         messages = [np.empty(self._num_bytes(step, columns), np.uint8) for columns in self._columns]

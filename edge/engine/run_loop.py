@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import Logits, StageCompute
+from edge.backends.interface import StageCompute, StepLogits
 from edge.engine.distributed_sampling import TokenChoice
 from edge.engine.shard_links import ShardLinks
-from edge.engine.timing import ShardTimes
+from edge.engine.timing import ShardCounters
 from edge.protocol import messages
 from edge.protocol.frame_codec import Event
 from edge.protocol.step import Step
@@ -33,7 +33,7 @@ class RunLoop:
         self,
         links: ShardLinks,
         choice: TokenChoice,
-        times: ShardTimes,
+        times: ShardCounters,
         report: Callable[[Event], None],
         computed: Callable[[Step], None],
         *,
@@ -88,7 +88,7 @@ class RunLoop:
         if self._links.is_sampler:
             self._report(messages.Tokens(tokens=(), ends=(), last=True, chosen_s=time.monotonic()))
 
-    def compute(self, step: Step, program: StageCompute) -> Logits | None:
+    def compute(self, step: Step, program: StageCompute) -> StepLogits | None:
         """Receive from the stage before, compute, send to the stage after; logits of the last."""
         hidden: NDArray[np.float32] | None = None
         times, collective = self._times.now, self._links.collective
@@ -98,7 +98,7 @@ class RunLoop:
             self._links.receive_hidden(hidden)
         received_s, reduced_s = time.perf_counter(), times.reduce_s
         loaded_s, reads = program.disk_wait_s, program.weight_reads
-        logits: Logits | None = None
+        logits: StepLogits | None = None
         output: NDArray[np.float32] | None = None
         if self._is_last_stage:
             logits = program.logits(step, hidden, collective)
@@ -123,7 +123,7 @@ class RunLoop:
         times.send_s += time.perf_counter() - computed_s
         return logits
 
-    def _hear(self, step: Step, own: Logits | None) -> Step | None:
+    def _hear(self, step: Step, own: StepLogits | None) -> Step | None:
         """The next step of a run, as the sampler tells it; None at its end.
 
         Meanwhile the sampler may ask a shard of its stage for `own`, its logits.
@@ -143,7 +143,7 @@ class RunLoop:
             return None
         return step.following(self._token.tolist())
 
-    def _sample_and_tell(self, step: Step, own: Logits) -> Step | None:
+    def _sample_and_tell(self, step: Step, own: StepLogits) -> Step | None:
         """Choose tokens, tell the other shards at once, then the coordinator."""
         if step.states:
             states = self._choice.gather_states(step, own)

@@ -23,7 +23,7 @@ from edge.engine.kv_copies import CopyRoom, CopyRooms, KvCopies, put_copy
 from edge.engine.prefix_cache import PrefixCache, PrefixPlaces
 from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
-from edge.engine.timing import ShardTimes
+from edge.engine.timing import ShardCounters
 from edge.errors import PlanError, RequestError
 from edge.kernels.sampling.rules import Bits
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
@@ -62,7 +62,7 @@ class ShardEngine:
         self.assignment = assignment
         self.layout: ShardLayout = assignment.layout
         self._report = report
-        self._times = ShardTimes(expected)
+        self._times = ShardCounters(expected)
         limits = assignment.limits
         self._num_observed = len(observed_runs(self.layout)) if limits.observes else 0
         self.links = ShardLinks(assignment, self._times)

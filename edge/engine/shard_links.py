@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edge import transport
 from edge.backends.device_sums import OVER_LINKS, DeviceSums, join
-from edge.engine.timing import ShardTimes, TimedCollective
+from edge.engine.timing import ShardCounters, TimedCollective
 from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.protocol.assignment import Assignment
 from edge.protocol.topology import Seat, neighbours, sampler_seat
@@ -24,7 +24,7 @@ from edge.transport import Collective, EncodedHop, Link, LinkState, SoloCollecti
 class ShardLinks:
     """Used by the compute thread once it is connected, but for `close`."""
 
-    def __init__(self, assignment: Assignment, times: ShardTimes) -> None:
+    def __init__(self, assignment: Assignment, times: ShardCounters) -> None:
         self.seat: Seat = (assignment.stage, assignment.rank)
         self._sizes = tuple(len(stage.shards) for stage in assignment.plan.stages)
         self.neighbours = neighbours(self._sizes, self.seat)

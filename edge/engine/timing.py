@@ -10,13 +10,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edge.protocol.step_times import ExpectedStep, StepTimes
-from edge.transport import Collective, Work
+from edge.transport import BackgroundWork, Collective
 
 _JUDGED_STEPS = 32
 """Seconds at most where somebody waits for them, and enough to pass over a hiccup."""
 
 
-class Pace:
+class StepPace:
     """How the steps of one token of one request go, against what was predicted of them.
 
     Noted by the thread that computes, asked by another.
@@ -45,12 +45,12 @@ class Pace:
         return self._found[0]
 
 
-class ShardTimes:
+class ShardCounters:
     """The counters of one shard, since they were last taken: of prompts and of decoding."""
 
     def __init__(self, expected: ExpectedStep | None = None) -> None:
         self.prompt, self.decode = StepTimes(), StepTimes()
-        self.pace = Pace(expected)
+        self.pace = StepPace(expected)
         self.now = self.prompt
         """Those that the step under way counts in."""
 
@@ -69,7 +69,7 @@ class TimedCollective:
     Of sums on a device only the time to begin them: it computes them among everything else.
     """
 
-    def __init__(self, inner: Collective, times: ShardTimes) -> None:
+    def __init__(self, inner: Collective, times: ShardCounters) -> None:
         self._inner = inner
         self._times = times
         self.rank = inner.rank
@@ -81,7 +81,7 @@ class TimedCollective:
         self._inner.all_reduce(array)
         self._times.now.reduce_s += time.perf_counter() - start
 
-    def begin_all_reduce(self, array: NDArray[Any]) -> Work:
+    def begin_all_reduce(self, array: NDArray[Any]) -> BackgroundWork:
         """Only the wait for it counts: what the shard computes meanwhile is not lost."""
         return _TimedWork(self._inner.begin_all_reduce(array), self._times)
 
@@ -106,9 +106,9 @@ class TimedCollective:
 
 
 class _TimedWork:
-    """Work whose wait counts as time of sums. See `Work`."""
+    """Work whose wait counts as time of sums. See `BackgroundWork`."""
 
-    def __init__(self, inner: Work, times: ShardTimes) -> None:
+    def __init__(self, inner: BackgroundWork, times: ShardCounters) -> None:
         self._inner = inner
         self._times = times
 

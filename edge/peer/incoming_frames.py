@@ -6,7 +6,7 @@ import asyncio
 import math
 from dataclasses import dataclass, replace
 
-from edge.peer.quota import Room
+from edge.peer.quota import SharedRoom
 from edge.protocol.heartbeat import Hearing, patience_s
 
 SMALL_PART_BYTES = 32 << 10
@@ -33,7 +33,9 @@ class Taken:
 class IncomingFrames:
     """From the first byte of each until it is done with. For the loop."""
 
-    def __init__(self, large: Room, small: Room, owner: object, hearing: Hearing) -> None:
+    def __init__(
+        self, large: SharedRoom, small: SharedRoom, owner: object, hearing: Hearing
+    ) -> None:
         """hearing: who waits for room is not silent."""
         self._large = large
         self._small = small

@@ -64,7 +64,7 @@ class Held:
         self.give_back(self._count)
 
 
-class Room:
+class SharedRoom:
     """Bytes that owners hold for moments; who finds too few free waits."""
 
     def __init__(self, *, of_one: int, of_all: int) -> None:

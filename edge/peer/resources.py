@@ -36,7 +36,7 @@ from edge.peer.audit import Audit
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.leases import Leases
 from edge.peer.parked import Parked, ParkedKey
-from edge.peer.quota import Quota, Room
+from edge.peer.quota import Quota, SharedRoom
 from edge.peer.rare_log import RareLog
 from edge.peer.settings import PeerSettings
 from edge.peer.turns import Turns
@@ -120,11 +120,11 @@ class PeerResources:
         """Where other members answered, by their ids."""
         self.leases = Leases()
         """Whose sessions are open, and who was replaced."""
-        self.frames = Room(of_one=LARGE_FRAMES_BYTES * 4 // 5, of_all=LARGE_FRAMES_BYTES)
+        self.frames = SharedRoom(of_one=LARGE_FRAMES_BYTES * 4 // 5, of_all=LARGE_FRAMES_BYTES)
         """For large ones, from their first byte until they are answered; by device."""
-        self.small_frames = Room(of_one=SMALL_FRAMES_BYTES // 4, of_all=SMALL_FRAMES_BYTES)
+        self.small_frames = SharedRoom(of_one=SMALL_FRAMES_BYTES // 4, of_all=SMALL_FRAMES_BYTES)
         """Likewise for small ones: a step does not wait for weights of others."""
-        self.large_answers = Room(of_one=MAX_LARGE_ANSWERS // 4, of_all=MAX_LARGE_ANSWERS)
+        self.large_answers = SharedRoom(of_one=MAX_LARGE_ANSWERS // 4, of_all=MAX_LARGE_ANSWERS)
         """How many are made and sent at once."""
         self.copy_room = CopyRooms()
         """For copies of keys and values on their way to coordinators."""

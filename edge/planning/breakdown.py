@@ -24,7 +24,7 @@ predicted for each device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TokenPart:
     """One part of a decoded token."""
 
     kind: PartKind
@@ -40,7 +40,7 @@ def step_parts(
     predicted: Sequence[tuple[float, Estimate]],
     times: Sequence[PeerTimes],
     token_s: float,
-) -> list[Part]:
+) -> list[TokenPart]:
     """The parts of a decoded token, which took `token_s` on average over some replies.
 
     predicted: estimates of the replies, each with its part of the tokens, 1 in all. times: the
@@ -55,7 +55,7 @@ def step_parts(
         for device, seconds in estimate.device_s:
             device_s[device] = device_s.get(device, 0.0) + weight * seconds
 
-    def part(kind: PartKind, label: str, devices: Sequence[str], actual_s: float) -> Part:
+    def part(kind: PartKind, label: str, devices: Sequence[str], actual_s: float) -> TokenPart:
         kinds = _TERMS[kind]
         terms = [
             weight * term.seconds
@@ -63,7 +63,7 @@ def step_parts(
             for term in estimate.terms
             if term.kind in kinds
         ]
-        return Part(
+        return TokenPart(
             kind=kind,
             label=label,
             devices=tuple(devices),
@@ -79,7 +79,7 @@ def step_parts(
         owner = shard(each).device, each.name
         computed_s[owner] = computed_s.get(owner, 0.0) + each.decode.each.compute_s
     found = [
-        Part(
+        TokenPart(
             kind="compute",
             label=f"compute {name}",
             devices=(device,),

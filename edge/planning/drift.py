@@ -45,7 +45,7 @@ _WORDS: dict[PartKind, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class FinishedAnswer:
     """One finished reply, which ran alone, and the estimate for its very lengths."""
 
     new_tokens: int
@@ -93,7 +93,7 @@ class _Excess:
 
 
 def find_drift(
-    answers: Sequence[Answer],
+    answers: Sequence[FinishedAnswer],
     times: Sequence[PeerTimes],
     plan: Plan,
     names: Mapping[str, str],
@@ -121,7 +121,7 @@ def find_drift(
 
 
 def _excesses(
-    answers: Sequence[Answer],
+    answers: Sequence[FinishedAnswer],
     times: Sequence[PeerTimes],
     plan: Plan,
     names: Mapping[str, str],

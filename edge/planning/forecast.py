@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge.partition import Estimate
-from edge.planning.drift import Answer
+from edge.planning.drift import FinishedAnswer
 from edge.planning.proposal import Proposal
 from edge.protocol.step_times import PeerTimes
 
@@ -17,7 +17,7 @@ MOST_ANSWERS = 64
 
 
 @dataclass(slots=True, eq=False)
-class ReplyUnderWay:
+class BegunReply:
     """A reply that has begun and not ended; `at_once` is the most there were together with it."""
 
     at_once: int = 0
@@ -33,8 +33,8 @@ class Forecast:
         self.proposal = proposal
         # Re-entrant: a finaliser may `end` a reply in the middle of another call of its thread.
         self._mutex = threading.RLock()
-        self._under_way: list[ReplyUnderWay] = []
-        self._answers: deque[Answer] = deque(maxlen=MOST_ANSWERS)
+        self._under_way: list[BegunReply] = []
+        self._answers: deque[FinishedAnswer] = deque(maxlen=MOST_ANSWERS)
         self._all_alone = True
         self._expert_hits: float | None = None
         """As peers counted last, by this plan."""
@@ -47,15 +47,15 @@ class Forecast:
             self._answers.clear()
             self._all_alone = self._all_alone and not self._under_way
 
-    def begin(self) -> ReplyUnderWay:
-        reply = ReplyUnderWay()
+    def begin(self) -> BegunReply:
+        reply = BegunReply()
         with self._mutex:
             self._under_way.append(reply)
             for each in tuple(self._under_way):
                 each.at_once = max(each.at_once, len(self._under_way))
         return reply
 
-    def end(self, reply: ReplyUnderWay) -> None:
+    def end(self, reply: BegunReply) -> None:
         """It was finished or cancelled. May be called again."""
         with self._mutex:
             if reply in self._under_way:
@@ -86,7 +86,7 @@ class Forecast:
         predicted = self.of(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
         if predicted is None:
             return
-        answer = Answer(
+        answer = FinishedAnswer(
             new_tokens=new_tokens,
             first_token_s=first_token_s,
             decode_s=decode_s,
@@ -95,7 +95,7 @@ class Forecast:
         with self._mutex:
             self._answers.append(answer)
 
-    def take(self) -> list[Answer]:
+    def take(self) -> list[FinishedAnswer]:
         """The replies noted since this was last called; none if any of them had company."""
         with self._mutex:
             answers = list(self._answers)

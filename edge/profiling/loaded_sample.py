@@ -18,7 +18,7 @@ from edge.backends.interface import Backend
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import REQUESTS, Sample, Width
 from edge.protocol.step import Step, StepEntry
-from edge.transport import SoloCollective, Work
+from edge.transport import BackgroundWork, SoloCollective
 from edge.weights.formats import WeightFormat
 
 EARLY_POSITION = 15
@@ -120,7 +120,7 @@ class Runs(SoloCollective):
     def all_reduce(self, array: NDArray[Any]) -> None:
         self._marks.append(time.perf_counter())
 
-    def begin_all_reduce(self, array: NDArray[Any]) -> Work:
+    def begin_all_reduce(self, array: NDArray[Any]) -> BackgroundWork:
         self.all_reduce(array)
         return super().begin_all_reduce(array)
 

@@ -148,7 +148,7 @@ class PeerEvents:
     def _on_swapped_out(self, client: PeerClient, event: messages.SwappedOut) -> None:
         done, why_not = _outcome(self.swap_outs, client, event)
         if done:
-            self._tell(events.SwappedOut(request=event.request, why_not=why_not))
+            self._tell(events.SwapOutDone(request=event.request, why_not=why_not))
 
     def _on_reserved(self, client: PeerClient, event: messages.Reserved) -> None:
         done, why_not = _outcome(self.reservations, client, event)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.answers.answer import Answer
-from edge.answers.copies import Copy, KvCopies, KvLayout
+from edge.answers.copies import Copy, AnswerCopies, KvLayout
 from edge.errors import EdgeError, ProtocolError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.rules import Bits
@@ -147,7 +147,7 @@ class AnswersUnderWay:
                 answer.copies = copies.put_into(layout, last)
                 return last
         first = 0 if self._copies == "all" else prompt
-        answer.copies = KvCopies(form=layout, first=first)
+        answer.copies = AnswerCopies(form=layout, first=first)
         return 0
 
     def keep_copies(self, seat: Seat, event: KvRows) -> None:

@@ -17,7 +17,7 @@ from edge.scheduling.events import (
     Event,
     PrefixFound,
     Submitted,
-    SwappedOut,
+    SwapOutDone,
 )
 from edge.scheduling.fairness import ANSWER_WEIGHT
 from edge.scheduling.next_step import next_step
@@ -86,7 +86,7 @@ def _apply(state: SchedulingState, event: Event) -> None:
                 state.residency.reserved(entry.memory)
             else:
                 _give_up(state, request, why_not)
-        case SwappedOut(request=request, why_not=why_not):
+        case SwapOutDone(request=request, why_not=why_not):
             state.disk_full = why_not or state.disk_full
             if (entry := state.active.get(request)) is not None:  # else cancelled meanwhile
                 state.residency.swapped_out(entry.memory, moved=why_not is None)

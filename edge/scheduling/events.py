@@ -79,11 +79,11 @@ class DiskReserved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwappedOut:
+class SwapOutDone:
     """Every shard has moved a request's cache to disk; or one could not, and the cache stays."""
 
     request: str
     why_not: str | None = None
 
 
-Event = Submitted | Cancelled | Answered | PrefixFound | DiskReserved | SwappedOut
+Event = Submitted | Cancelled | Answered | PrefixFound | DiskReserved | SwapOutDone

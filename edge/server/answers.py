@@ -20,7 +20,7 @@ from edge.api.tool_choice import with_calls
 from edge.concurrency.blocking import run_blocking
 from edge.errors import EdgeError, RequestError
 from edge.server.efforts import switched
-from edge.server.embeddings import Asked
+from edge.server.embeddings import EmbeddingRequest
 from edge.server.gate import Gate
 from edge.server.history import arranged
 from edge.server.keys import Caller
@@ -64,7 +64,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class AnswerPiece:
     """A part of one of the answers, as it comes."""
 
     answer: int
@@ -104,7 +104,7 @@ class Begin:
     prompt_tokens: int
 
 
-Happening = Begin | Piece | End
+Happening = Begin | AnswerPiece | End
 
 _SOME_TOOL = {"type": "function", "function": {"name": "x", "description": "", "parameters": {}}}
 
@@ -147,7 +147,7 @@ class Answers:
         return found
 
     async def embed(
-        self, asked: Asked, name: str, caller: Caller
+        self, asked: EmbeddingRequest, name: str, caller: Caller
     ) -> tuple[NDArray[np.float32], int]:
         """A vector of each of the inputs [inputs, dimensions], and how many tokens they have.
 
@@ -273,7 +273,7 @@ class Answers:
         prompt_tokens: int,
         number: int,
         caller: Caller,
-    ) -> AsyncGenerator[Piece | End]:
+    ) -> AsyncGenerator[AnswerPiece | End]:
         """parser: None: all is said. Calls beyond the first are left out where one is the most."""
         held: list[Token] = []
         tells_tokens = question.options.logprobs is not None
@@ -298,7 +298,7 @@ class Answers:
                     if called and calls and not question.several_calls:
                         continue
                     calls += len(called)
-                    yield Piece(
+                    yield AnswerPiece(
                         answer=number,
                         thought=thought,
                         said=said,
@@ -308,7 +308,7 @@ class Answers:
                     held.clear()
                 if token.finish_reason is not None:
                     if held:
-                        yield Piece(answer=number, tokens=tuple(held))
+                        yield AnswerPiece(answer=number, tokens=tuple(held))
                     observed.end("finished")
                     found = stream.reply().statistics.get("found_tokens", 0)
                     yield End(
@@ -361,11 +361,13 @@ def _pieces(parts: Sequence[AnswerPart]) -> Iterator[tuple[str, str, tuple[ToolC
             yield part.text, "", ()
 
 
-async def _merged(streams: Sequence[AsyncGenerator[Piece | End]]) -> AsyncGenerator[Piece | End]:
+async def _merged(
+    streams: Sequence[AsyncGenerator[AnswerPiece | End]],
+) -> AsyncGenerator[AnswerPiece | End]:
     """What comes from any of them, as it comes."""
-    queue: asyncio.Queue[Piece | End | None] = asyncio.Queue()
+    queue: asyncio.Queue[AnswerPiece | End | None] = asyncio.Queue()
 
-    async def pour(stream: AsyncGenerator[Piece | End]) -> None:
+    async def pour(stream: AsyncGenerator[AnswerPiece | End]) -> None:
         async for each in stream:
             queue.put_nowait(each)
 

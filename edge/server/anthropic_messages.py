@@ -208,7 +208,7 @@ def page_of(models: Sequence[Json]) -> Json:
 
 
 @dataclass(slots=True, kw_only=True)
-class Translator:
+class MessagesTranslator:
     """One reply in Anthropic's words: blocks of thinking and of text, one after the other."""
 
     model: str

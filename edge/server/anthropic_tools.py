@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge.server.fields import Fields
-from edge.server.tools import Offer, checked, forced_offer, schema
+from edge.server.tools import OfferedTools, checked, forced_offer, schema
 
 Json = dict[str, Any]
 
@@ -16,7 +16,7 @@ _OF_SERVERS = ("mcp_tool_reference", "mcp_toolset_reference")
 """Tools that a service would run, of which the model is not told anyway."""
 
 
-def offered(body: Fields) -> Offer:
+def offered(body: Fields) -> OfferedTools:
     """The offer of a request. The model is not told of tools that a service would run. Raises
     Refusal where there are no others: an answer without a search would be taken for what was
     found."""
@@ -33,7 +33,7 @@ def offered(body: Fields) -> Offer:
     if kind in {"any", "tool"}:
         name = choice.need_text("name") if kind == "tool" else None
         return forced_offer(found, name, body, several=several)
-    return Offer(tools=[] if kind == "none" else found, several=several)
+    return OfferedTools(tools=[] if kind == "none" else found, several=several)
 
 
 def in_effect(body: Fields) -> list[Fields]:

@@ -214,7 +214,7 @@ class Server:
     async def _openai(
         self, request: Request, name: str, body: Fields, question: Question, *, chat: bool
     ) -> Response:
-        translator = openai_chat.Translator(
+        translator = openai_chat.ChatTranslator(
             model=name,
             chat=chat,
             with_logprobs=question.options.logprobs is not None,
@@ -231,7 +231,7 @@ class Server:
     async def _openai_response(self, request: Request) -> Response:
         name, body = await self._body(request)
         question = openai_responses.question_of(body)
-        translator = openai_responses.Translator(model=name, question=question)
+        translator = openai_responses.ResponsesTranslator(model=name, question=question)
         happenings = self._ask(request, question, name)
         if not body.flag("stream"):
             return _Json(await _unless_gone(request, translator.whole(happenings)))
@@ -250,7 +250,7 @@ class Server:
         return _Json(embeddings.openai_reply(asked, vectors, model=name, tokens=tokens))
 
     async def _embedded(
-        self, request: Request, name: str, asked: embeddings.Asked
+        self, request: Request, name: str, asked: embeddings.EmbeddingRequest
     ) -> tuple[NDArray[np.float32], int]:
         work = self._answers.embed(asked, name, request.scope["edge.caller"])
         return await _unless_gone(request, work)
@@ -270,7 +270,7 @@ class Server:
         name, body = await self._body(request)
         question = anthropic_messages.question_of(body)
         longest = question.options.max_new_tokens
-        translator = anthropic_messages.Translator(model=name, longest=longest)
+        translator = anthropic_messages.MessagesTranslator(model=name, longest=longest)
         happenings = self._ask(request, question, name)
         if not body.flag("stream"):
             return _Json(await _unless_gone(request, translator.whole(happenings)))
@@ -303,14 +303,14 @@ class Server:
                     self._pool.keep(name, stay.seconds)
                 return _Json(ollama.nothing_said(name, "load", chat=chat))
         question = read(body)
-        translator = ollama.Translator(model=name, chat=chat)
+        translator = ollama.OllamaTranslator(model=name, chat=chat)
         happenings = self._ask(request, question, name)
         if stay is not None:
             happenings = self._keeping(happenings, name, stay)
         if body.raw("stream") is False:
             return _Json(await _unless_gone(request, translator.whole(happenings)))
         begun = await _begun(request, happenings)
-        return streams.Streamed(
+        return streams.StreamedAnswer(
             streams.json_lines(translator.lines(begun)),
             begun,
             media_type="application/x-ndjson",
@@ -393,10 +393,10 @@ def _facts_of(model: AsyncModel, capabilities: Sequence[str] = ()) -> ollama.Fac
     )
 
 
-async def _begun(request: Request, happenings: AsyncGenerator[Happening]) -> streams.Begun:
+async def _begun(request: Request, happenings: AsyncGenerator[Happening]) -> streams.BegunAnswer:
     """Once the question was taken: an error before that is an answer of its own, and who goes away
     meanwhile is not waited for."""
-    return streams.Begun(await _unless_gone(request, anext(happenings)), happenings)
+    return streams.BegunAnswer(await _unless_gone(request, anext(happenings)), happenings)
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:

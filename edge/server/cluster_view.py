@@ -13,7 +13,7 @@ from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.topology import Seat
 from edge.server.metrics import Metrics
-from edge.server.observer import Observed
+from edge.server.observer import LastSeen
 
 Json = dict[str, Any]
 
@@ -65,7 +65,7 @@ def plan_view(proposal: Proposal, names: Mapping[str, str]) -> Json:
     }
 
 
-def cluster_view(model: AsyncModel, observed: Observed, metrics: Metrics, *, answers: int) -> Json:
+def cluster_view(model: AsyncModel, observed: LastSeen, metrics: Metrics, *, answers: int) -> Json:
     """What runs where, how fast it should be, and how it is doing. No secret is in it, no prompt.
 
     In addition to what `plan_view` has: model: its name, format and context. devices: with their
@@ -123,7 +123,7 @@ def cluster_view(model: AsyncModel, observed: Observed, metrics: Metrics, *, ans
     }
 
 
-def _health(observed: Observed, device: str) -> str:
+def _health(observed: LastSeen, device: str) -> str:
     """One word; of a peer that was not asked yet, that it is alive."""
     if device not in observed.peers:
         return "alive"
@@ -131,7 +131,7 @@ def _health(observed: Observed, device: str) -> str:
     return "no answer" if peer is None else peer.health
 
 
-def _free_bytes(observed: Observed, device: str) -> int | None:
+def _free_bytes(observed: LastSeen, device: str) -> int | None:
     """What another model may take there."""
     peer = observed.peers.get(device)
     return None if peer is None else peer.model_free_bytes

@@ -22,7 +22,7 @@ MOST_INPUTS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class EmbeddingRequest:
     """Texts or token ids that vectors are wanted of."""
 
     inputs: Sequence[str | Sequence[int]]
@@ -33,13 +33,13 @@ class Asked:
     priority: Priority = "normal"
 
 
-def openai_asked(body: Fields) -> Asked:
+def openai_asked(body: Fields) -> EmbeddingRequest:
     """`input`: a text, token ids, or a list of either."""
     as_base64 = (
         "encoding_format" in body
         and body.one_of("encoding_format", ("float", "base64")) == "base64"
     )
-    return Asked(
+    return EmbeddingRequest(
         inputs=_inputs(body, "input"),
         dimensions=body.whole("dimensions", least=1),
         as_base64=as_base64,
@@ -47,11 +47,11 @@ def openai_asked(body: Fields) -> Asked:
     )
 
 
-def ollama_asked(body: Fields) -> Asked:
+def ollama_asked(body: Fields) -> EmbeddingRequest:
     """Reads the fields of /api/embed. Texts that are too long are cut, unless `truncate` is
     false."""
     body.flag("truncate")
-    return Asked(
+    return EmbeddingRequest(
         inputs=_inputs(body, "input"),
         dimensions=body.whole("dimensions", least=1),
         cuts=body.raw("truncate") is not False,
@@ -59,15 +59,17 @@ def ollama_asked(body: Fields) -> Asked:
     )
 
 
-def ollama_prompt(body: Fields) -> Asked:
+def ollama_prompt(body: Fields) -> EmbeddingRequest:
     """Reads the fields of /api/embeddings, the older interface, which knows one text only."""
     prompt = body.need_text("prompt")
     if not prompt:
         raise body.refuse("prompt", "must not be empty")
-    return Asked(inputs=(prompt,), cuts=True, priority=priority_of(body))
+    return EmbeddingRequest(inputs=(prompt,), cuts=True, priority=priority_of(body))
 
 
-def openai_reply(asked: Asked, vectors: NDArray[np.float32], *, model: str, tokens: int) -> Json:
+def openai_reply(
+    asked: EmbeddingRequest, vectors: NDArray[np.float32], *, model: str, tokens: int
+) -> Json:
     return {
         "object": "list",
         "data": [

@@ -27,7 +27,7 @@ where it does not fit next to what is loaded."""
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class ModelPlace:
     """One model's place."""
 
     name: str
@@ -44,7 +44,7 @@ class Place:
         return self.model is not None and not self.users
 
 
-def first_to_go(places: Iterable[Place], wanted: Place) -> Place | None:
+def first_to_go(places: Iterable[ModelPlace], wanted: ModelPlace) -> ModelPlace | None:
     """Who makes room for another one: of those that nobody uses, who was used least lately."""
     idle = (each for each in places if each.is_idle and each is not wanted)
     return min(idle, key=lambda each: each.used_s, default=None)
@@ -69,7 +69,9 @@ class ModelPool:
         """loaded: by name, what is there already. keep_alive_s: how long a model that nobody uses
         stays; None: until another needs its room. aliases: further names of the first."""
         there = loaded or {}
-        self._places = {name: Place(name, there.get(name), stays_s=keep_alive_s) for name in names}
+        self._places = {
+            name: ModelPlace(name, there.get(name), stays_s=keep_alive_s) for name in names
+        }
         self._aliases = tuple(aliases)
         self._load = load
         self._keep_alive_s = keep_alive_s
@@ -166,7 +168,7 @@ class ModelPool:
             _stop(place)
         await asyncio.gather(*self._unloading, return_exceptions=True)
 
-    async def _model_of(self, place: Place) -> AsyncModel:
+    async def _model_of(self, place: ModelPlace) -> AsyncModel:
         if place.model is not None and not self._must_load(place):
             return place.model
         if self._waiting >= self._most_waiting:
@@ -187,11 +189,11 @@ class ModelPool:
         finally:
             self._waiting -= 1
 
-    def _must_load(self, place: Place) -> bool:
+    def _must_load(self, place: ModelPlace) -> bool:
         """Not there, or ended, where that is not the end of the server."""
         return place.model is None or (len(self._places) > 1 and place.model.is_over)
 
-    async def _load_making_room(self, place: Place) -> AsyncModel:
+    async def _load_making_room(self, place: ModelPlace) -> AsyncModel:
         while True:
             self._somebody_left.clear()
             victim = first_to_go(self._places.values(), place)
@@ -208,7 +210,7 @@ class ModelPool:
                 else:
                     raise CapacityError(f"the model {place.name!r}: {error}") from error
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, place: ModelPlace) -> None:
         _stop(place)
         if place.model is None or place.stays_s is None:
             return
@@ -218,7 +220,7 @@ class ModelPool:
         loop = asyncio.get_running_loop()
         place.timer = loop.call_later(place.stays_s, self._let_go, place)
 
-    def _let_go(self, place: Place) -> None:
+    def _let_go(self, place: ModelPlace) -> None:
         _stop(place)
 
         async def unload() -> None:
@@ -230,7 +232,7 @@ class ModelPool:
         self._unloading.add(task)
         task.add_done_callback(self._unloading.discard)
 
-    async def _unload(self, place: Place) -> None:
+    async def _unload(self, place: ModelPlace) -> None:
         model, place.model = place.model, None
         if model is None:
             return
@@ -240,7 +242,7 @@ class ModelPool:
             _log.info("%s was not freed everywhere: %s", place.name, error)
 
 
-def _stop(place: Place) -> None:
+def _stop(place: ModelPlace) -> None:
     """Nobody waits any more for it to go."""
     if place.timer is not None:
         place.timer.cancel()

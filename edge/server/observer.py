@@ -35,7 +35,7 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class LastSeen:
     """What was seen last."""
 
     loads: int = 0
@@ -59,13 +59,13 @@ class Observer:
         self._candidates = candidates
         self._away_s: dict[str, float] = {}
         """Since when addresses do not answer, and are not merely slow to."""
-        self._seen = Observed()
+        self._seen = LastSeen()
         self._heard = SilentPeers()
         self._one_at_a_time = asyncio.Lock()
         self._times_s = self._peers_s = float("-inf")
         """When either was asked last."""
 
-    async def look(self) -> Observed:
+    async def look(self) -> LastSeen:
         """Raises nothing: what cannot be asked stays as it was."""
         async with self._one_at_a_time:
             now_s = time.monotonic()

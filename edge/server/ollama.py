@@ -208,7 +208,7 @@ def shown(created: int, facts: Facts) -> Json:
 
 def nothing_said(name: str, why: Literal["load", "unload"], *, chat: bool) -> Json:
     """The reply to a question that says nothing: by that a model is loaded, or has to go."""
-    return {**Translator(model=name, chat=chat).nothing(), "done": True, "done_reason": why}
+    return {**OllamaTranslator(model=name, chat=chat).nothing(), "done": True, "done_reason": why}
 
 
 def running(name: str, created: int, facts: Facts | None, stays_s: float | None) -> Json:
@@ -221,7 +221,7 @@ def running(name: str, created: int, facts: Facts | None, stays_s: float | None)
 
 
 @dataclass(slots=True, kw_only=True)
-class Translator:
+class OllamaTranslator:
     """One reply, line by line. Durations are nanoseconds, as there."""
 
     model: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge.answers.text import Token, TokenLogprob
-from edge.server.answers import Begin, End, Happening, Piece
+from edge.server.answers import AnswerPiece, Begin, End, Happening
 from edge.server.text_tools import text_given
 from edge.server.tools import arguments_text, new_id
 from edge.text.answer_parts import ToolCall
@@ -27,7 +27,7 @@ class _Answer:
 
 
 @dataclass(slots=True, kw_only=True)
-class Translator:
+class ChatTranslator:
     """One reply in OpenAI's words. `chat`: or else it is a plain completion."""
 
     model: str
@@ -76,7 +76,7 @@ class Translator:
         async for event in happenings:
             if isinstance(event, Begin):
                 self._prompt_tokens = event.prompt_tokens
-            elif isinstance(event, Piece):
+            elif isinstance(event, AnswerPiece):
                 tokens: Sequence[Token] = (*self._untold.pop(event.answer, ()), *event.tokens)
                 if event.thought or event.said:
                     yield self._chunk(event.answer, self._delta(event), None, tokens)
@@ -130,7 +130,7 @@ class Translator:
             kind, given, name = "custom", text, "input"
         return {"id": new_id("call"), "type": kind, kind: {"name": call.name, name: given}}, name
 
-    def _delta(self, piece: Piece) -> Json:
+    def _delta(self, piece: AnswerPiece) -> Json:
         if not self.chat:
             return {"text": piece.thought + piece.said}
         delta: Json = {}

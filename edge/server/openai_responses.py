@@ -103,7 +103,7 @@ def _told_back(body: Fields, form: Fields | None, several: bool) -> Json:
 
 
 @dataclass(slots=True, kw_only=True)
-class Translator:
+class ResponsesTranslator:
     """One reply in the words of this dialect: an item of what was thought, and one of what was
     said."""
 

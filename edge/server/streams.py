@@ -26,14 +26,14 @@ COMMENT = ": waiting\n\n"
 """A comment of server-sent events: every client passes it over."""
 
 
-class Begun:
+class BegunAnswer:
     """What happens, after the first of it was waited for."""
 
     def __init__(self, first: Happening, rest: AsyncGenerator[Happening]) -> None:
         self._first: Happening | None = first
         self._rest = rest
 
-    def __aiter__(self) -> Begun:
+    def __aiter__(self) -> BegunAnswer:
         return self
 
     async def __anext__(self) -> Happening:
@@ -45,14 +45,14 @@ class Begun:
         await self._rest.aclose()
 
 
-class Streamed(StreamingResponse):
+class StreamedAnswer(StreamingResponse):
     """Lines of an answer that has begun. When it is over, or its client has gone, what it is made
     of ends, too: from the outside inwards."""
 
     def __init__(
         self,
         lines: AsyncGenerator[str],
-        begun: Begun,
+        begun: BegunAnswer,
         *,
         media_type: str,
         sign: Callable[[], str],
@@ -100,9 +100,9 @@ class Streamed(StreamingResponse):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-def events(lines: AsyncGenerator[str], begun: Begun, sign: str = COMMENT) -> Streamed:
+def events(lines: AsyncGenerator[str], begun: BegunAnswer, sign: str = COMMENT) -> StreamedAnswer:
     """Server-sent ones."""
-    return Streamed(
+    return StreamedAnswer(
         lines,
         begun,
         media_type="text/event-stream",

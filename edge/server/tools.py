@@ -36,7 +36,7 @@ def schema(tool: Fields, *, parameters: str = "parameters") -> Json:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class OfferedTools:
     """The tools of a request, those of which one must be called, and whether more may be."""
 
     tools: Sequence[Json]
@@ -46,16 +46,16 @@ class Offer:
 
 def forced_offer(
     tools: Sequence[Json], name: str | None, body: Fields, *, several: bool = True
-) -> Offer:
+) -> OfferedTools:
     """One of them must be called, or the one of this name. Raises Refusal where it is not here."""
     forced = [tool for tool in tools if name in {None, tool["function"]["name"]}]
     if not forced:
         wanted = "a tool" if name is None else f"{name!r:.80}"
         raise body.refuse("tool_choice", f"wants {wanted}, which is not among the tools")
-    return Offer(tools=tools, forced=forced, several=several and name is None)
+    return OfferedTools(tools=tools, forced=forced, several=several and name is None)
 
 
-def openai_tools(body: Fields, *, flat: bool = False) -> Offer:
+def openai_tools(body: Fields, *, flat: bool = False) -> OfferedTools:
     """flat: a tool's name lies next to its type, as in /v1/responses. Of tools that a service would
     run, which agents offer there unasked, the model is not told."""
     found = []
@@ -83,7 +83,7 @@ def openai_tools(body: Fields, *, flat: bool = False) -> Offer:
     return offer
 
 
-def _chosen(body: Fields, found: Sequence[Json], *, flat: bool) -> Offer:
+def _chosen(body: Fields, found: Sequence[Json], *, flat: bool) -> OfferedTools:
     several = body.raw("parallel_tool_calls") is not False
     if not isinstance(body.raw("tool_choice"), str | None):
         choice = body.object("tool_choice")
@@ -95,14 +95,14 @@ def _chosen(body: Fields, found: Sequence[Json], *, flat: bool) -> Offer:
             allowed = _allowed(found, held, flat=flat)
             if held.one_of("mode", ("auto", "required")) == "required":
                 return forced_offer(allowed, None, body, several=several)
-            return Offer(tools=allowed, several=several)
+            return OfferedTools(tools=allowed, several=several)
         return forced_offer(found, _held(choice, flat=flat).need_text("name"), body)
     mode = "auto"
     if "tool_choice" in body:
         mode = body.one_of("tool_choice", ("auto", "none", "required"))
     if mode == "required":
         return forced_offer(found, None, body, several=several)
-    return Offer(tools=[] if mode == "none" else found, several=several)
+    return OfferedTools(tools=[] if mode == "none" else found, several=several)
 
 
 def _allowed(tools: Sequence[Json], held: Fields, *, flat: bool) -> list[Json]:

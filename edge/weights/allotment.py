@@ -19,7 +19,7 @@ _CLASSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class KindChoice:
     """One of the kinds that a matrix could be of."""
 
     kind: Blocks
@@ -28,11 +28,11 @@ class Choice:
     """What it adds to the KL divergence, in nats."""
 
 
-Choices = Mapping[str, Sequence[Choice]]
+Choices = Mapping[str, Sequence[KindChoice]]
 """By role: from coarse to fine."""
 
 
-def allot(choices: Choices, total_bytes: float) -> dict[str, Choice]:
+def allot(choices: Choices, total_bytes: float) -> dict[str, KindChoice]:
     """For each matrix one of its choices, together within `total_bytes`; at least the smallest."""
     members = _alike(choices)
     merged = {name: _sum([choices[role] for role in roles]) for name, roles in members.items()}
@@ -73,9 +73,9 @@ def _alike(choices: Choices) -> dict[str, list[str]]:
     return found
 
 
-def _sum(several: Sequence[Sequence[Choice]]) -> list[Choice]:
+def _sum(several: Sequence[Sequence[KindChoice]]) -> list[KindChoice]:
     return [
-        Choice(
+        KindChoice(
             kind=alike[0].kind,
             num_bytes=sum(choice.num_bytes for choice in alike),
             loss=sum(choice.loss for choice in alike),

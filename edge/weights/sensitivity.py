@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
-from edge.weights.allotment import Choice
+from edge.weights.allotment import KindChoice
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.input_statistics import InputStatistics
@@ -60,7 +60,7 @@ def choices_of(
     tokens: int,
     total_bytes: float,
     on_matrix: Callable[[int, int], None],
-) -> dict[str, list[Choice]]:
+) -> dict[str, list[KindChoice]]:
     """By role of every matrix that a token is multiplied with: the kinds it could be of.
 
     tokens: how many the statistics are of. total_bytes: what all may take together; there are kinds
@@ -70,7 +70,7 @@ def choices_of(
     spec = checkpoint.spec
     least_bits = _USUAL_BITS if least_bytes(spec, _USUAL_BITS) <= total_bytes else 0
     shapes = _multiplied_with(spec)
-    found: dict[str, list[Choice]] = {}
+    found: dict[str, list[KindChoice]] = {}
     for number, (role, (rows, columns)) in enumerate(shapes.items()):
         on_matrix(number, len(shapes))
         weight, grams = _sampled(checkpoint, role, rows), statistics.grams(role)
@@ -78,7 +78,7 @@ def choices_of(
         known = None if least_bits else grams
         scale = 1 / tokens if role == "head" else _scale(spec, role)
         found[role] = [
-            Choice(
+            KindChoice(
                 kind=kind,
                 num_bytes=_size(kind, rows, columns),
                 loss=scale * loss_of(weight, _rounded(weight, kind, known), grams),

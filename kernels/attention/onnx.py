@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.kernels.kv_cache.cache_size import cache_head_size
-from edge.kernels.kv_remainders.onnx import AFTER_SOFTMAX, Heads, Inputs, corrected, corrections
+from edge.kernels.kv_remainders.onnx import AFTER_SOFTMAX, HeadSizes, Inputs, corrected, corrections
 from edge.kernels.onnx_graph import CONTRIB, OnnxGraph
 from edge.kernels.rms_norm.onnx import rms_norm
 from edge.kernels.rope.onnx import rope
@@ -129,7 +129,7 @@ def attention(
                 key_scales=cache.key_scales, value_scales=cache.value_scales,
                 positions=names.positions, total=names.total,
             ),
-            Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=padded),
+            HeadSizes(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=padded),
             scale=factor, soft_cap=soft_cap,
         )  # fmt: skip
     output, present_keys, present_values, *weights = graph.nodes(

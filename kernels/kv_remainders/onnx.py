@@ -21,7 +21,7 @@ _LARGEST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
+class HeadSizes:
     """Sizes of one layer: head_size is that of the cache."""
 
     num_heads: int
@@ -56,7 +56,7 @@ class Corrections:
     """float32 [batch, num_heads, tokens, total]: to be added to scores."""
     present: str
     """Like `past`, to be bound onto it."""
-    heads: Heads
+    heads: HeadSizes
     values: str
     """Remainders [batch, num_kv_heads, places, head_size]."""
     mask: str
@@ -71,7 +71,7 @@ def corrections(
     key: str,
     value: str,
     inputs: Inputs,
-    heads: Heads,
+    heads: HeadSizes,
     *,
     scale: float,
     soft_cap: float | None,

@@ -38,7 +38,7 @@ class Read:
     digest: str | None = None
 
 
-class Reading:
+class ReadsUnderWay:
     """Reads that are under way."""
 
     def __init__(self, parts: Sequence[Future[None]]) -> None:
@@ -91,7 +91,7 @@ class DirectReader:
         """All of them, in parallel; returns when every byte is there. See `begin`."""
         self.begin(reads).wait()
 
-    def begin(self, reads: Iterable[Read]) -> Reading:
+    def begin(self, reads: Iterable[Read]) -> ReadsUnderWay:
         """Have all of them read, after those that were begun before; does not wait.
 
         The threads go from the last pieces of one reading to the first of the next without a gap.
@@ -100,7 +100,7 @@ class DirectReader:
         bytes that are not what their digest says, or a file that ends early; StoreError if the disk
         fails.
         """
-        return Reading([self._pool.submit(self._read_one, each) for each in reads])
+        return ReadsUnderWay([self._pool.submit(self._read_one, each) for each in reads])
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -52,7 +52,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TensorPiece:
     """A run of a tensor's bytes; equal bytes are the same piece wherever they lie."""
 
     digest: str
@@ -71,7 +71,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Manifest:
         """Names the content: equal for equal tensors under equal names in equal order."""
         return piece_digest(self.to_json().encode())
 
-    def placements(self) -> Iterator[tuple[int, Piece]]:
+    def placements(self) -> Iterator[tuple[int, TensorPiece]]:
         """(offset in the file, piece) of every piece, by ascending offset."""
         for tensor in self.tensors:
             offset = tensor.offset
@@ -239,7 +239,7 @@ class _Layout:
         self.end = offset + nbytes
         return tensor
 
-    def _pieces(self, name: str, nbytes: int, digests: object) -> tuple[Piece, ...]:
+    def _pieces(self, name: str, nbytes: int, digests: object) -> tuple[TensorPiece, ...]:
         count = -(-nbytes // PIECE_BYTES)
         if not isinstance(digests, list) or len(digests) != count:
             raise _refuse(f"the {nbytes:,} bytes of tensor {name!r} are not in {count} pieces")
@@ -249,7 +249,7 @@ class _Layout:
                 raise _refuse(f"tensor {name!r} has a piece without a digest")
             if self._sizes.setdefault(digest, size) != size:
                 raise _refuse(f"piece {digest} has two sizes")
-        return tuple(Piece(digest=d, nbytes=n) for d, n in zip(digests, sizes, strict=True))
+        return tuple(TensorPiece(digest=d, nbytes=n) for d, n in zip(digests, sizes, strict=True))
 
 
 def _num_values(text: str | bytes) -> int:

@@ -15,13 +15,13 @@ from edge.offload.errors import StoreError
 from edge.offload.files.direct_reader import DIRECT_BYTES, Read
 
 
-class Begun(Protocol):
+class BegunReads(Protocol):
     """Reads under way."""
 
     def wait(self) -> None: ...
 
 
-class Reader(Protocol):
+class ExtentReader(Protocol):
     """The source of the bytes."""
 
     bytes_read: int
@@ -30,7 +30,7 @@ class Reader(Protocol):
     def version(self) -> object:
         """Another one after each write to what is read; never None."""
 
-    def begin(self, reads: Sequence[Read]) -> Begun: ...
+    def begin(self, reads: Sequence[Read]) -> BegunReads: ...
 
     def close(self) -> None: ...
 
@@ -50,7 +50,7 @@ class Pages(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ExtentSpan:
     """A run of bytes of one extent: where it lies in the file, and where in its memory."""
 
     offset: int
@@ -71,7 +71,7 @@ class Span:
         )
 
 
-Extent = Sequence[Span]
+Extent = Sequence[ExtentSpan]
 """Bytes that are brought in together: the weights of one layer, or of one expert."""
 
 
@@ -82,7 +82,7 @@ class CheckedExtents:
     written to since. Its callers see to it that one thread at a time calls it.
     """
 
-    def __init__(self, extents: Sequence[Extent], reader: Reader) -> None:
+    def __init__(self, extents: Sequence[Extent], reader: ExtentReader) -> None:
         self._extents = extents
         self._reader = reader
         self._verified: list[object] = [None] * len(extents)
@@ -92,14 +92,14 @@ class CheckedExtents:
         self.wait_s = 0.0
         """Seconds that users waited for the disk."""
 
-    def begin(self, index: int, memory: Memory) -> Begun:
+    def begin(self, index: int, memory: Memory) -> BegunReads:
         """Have the extent read; does not wait."""
         version = self._reader.version
         is_compared = self._verified[index] != version
         self._asked[index] = version, is_compared
         return self._read(index, memory, verify=is_compared)
 
-    def again(self, index: int, memory: Memory) -> Begun | None:
+    def again(self, index: int, memory: Memory) -> BegunReads | None:
         """It was read there. Once more, and compared, if the file was written to meanwhile."""
         version, is_compared = self._asked.pop(index, (None, True))
         if version is None:
@@ -111,7 +111,7 @@ class CheckedExtents:
         self._verified[index] = version
         return again
 
-    def wait(self, begun: Begun) -> None:
+    def wait(self, begun: BegunReads) -> None:
         """Raises StoreError when the disk fails or the file is not what was written."""
         start_s = time.perf_counter()
         try:
@@ -123,7 +123,7 @@ class CheckedExtents:
         finally:
             self.wait_s += time.perf_counter() - start_s
 
-    def _read(self, index: int, memory: Memory, *, verify: bool) -> Begun:
+    def _read(self, index: int, memory: Memory, *, verify: bool) -> BegunReads:
         return self._reader.begin(
             [span.read_into(memory, verify=verify) for span in self._extents[index]]
         )

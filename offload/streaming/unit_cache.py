@@ -18,12 +18,12 @@ import numpy as np
 
 from edge.offload.errors import StoreError
 from edge.offload.streaming.checked_extents import (
-    Begun,
+    BegunReads,
     CheckedExtents,
     Extent,
+    ExtentReader,
     Memory,
     Pages,
-    Reader,
 )
 
 _FORGETTING = 1 / 64
@@ -37,14 +37,14 @@ _MOST = 0.75
 """Who uses this part of a group's units will use as many of the next one's."""
 
 
-class Place(Protocol):
+class UnitPlace(Protocol):
     """Memory that any unit of a kind may be read into, and whatever uses the unit that is there."""
 
     @property
     def memory(self) -> Memory: ...
 
 
-P = TypeVar("P", bound=Place)
+P = TypeVar("P", bound=UnitPlace)
 
 
 class UnitCache(Generic[P]):
@@ -59,7 +59,7 @@ class UnitCache(Generic[P]):
         groups: Sequence[Sequence[Extent]],
         kinds: Sequence[int],
         open_place: Callable[[int], P],
-        reader: Reader,
+        reader: ExtentReader,
         *,
         capacity_bytes: int,
         place_bytes: int,
@@ -89,7 +89,7 @@ class UnitCache(Generic[P]):
         """Places of each kind without a unit."""
         self._sizes = {kind: sum(map(len, place.memory)) for kind, (place,) in self._idle.items()}
         """Bytes of a unit of each kind."""
-        self._begun: dict[int, Begun] = {}
+        self._begun: dict[int, BegunReads] = {}
         """Units that are in memory or on their way there."""
         self._places: dict[int, P] = {}
         """Where these are."""
@@ -177,14 +177,14 @@ class UnitCache(Generic[P]):
         own *= kept
         own += (1 - kept) / tokens * np.asarray(rows)
 
-    def _bring(self, wanted: Sequence[int]) -> tuple[list[int], dict[int, Begun]]:
+    def _bring(self, wanted: Sequence[int]) -> tuple[list[int], dict[int, BegunReads]]:
         """The first of the wanted ones that find room together, and few that are not there yet.
 
         As many as there is room for are begun, to be there for the next run.
         """
         self._check()
         run: list[int] = []
-        begun: dict[int, Begun] = {}
+        begun: dict[int, BegunReads] = {}
         room, missing = self._capacity_bytes, 0
         is_run = True
         for unit in wanted:
@@ -225,7 +225,7 @@ class UnitCache(Generic[P]):
         finally:
             self._pinned = others
 
-    def _begin(self, unit: int) -> Begun:
+    def _begin(self, unit: int) -> BegunReads:
         place = self._place_for(unit)
         self._pages.supply(place.memory)
         begun = self._begun[unit] = self._checked.begin(unit, place.memory)
@@ -315,7 +315,7 @@ class UnitCache(Generic[P]):
                 if place < count and self._lacks(unit) <= 0:
                     self._begin(unit)
 
-    def _wait(self, unit: int, begun: Begun) -> None:
+    def _wait(self, unit: int, begun: BegunReads) -> None:
         try:
             self._checked.wait(begun)
             with self._mutex:

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 
 from edge.offload.errors import StoreError
 from edge.offload.streaming.checked_extents import (
-    Begun,
+    BegunReads,
     CheckedExtents,
     Extent,
+    ExtentReader,
     Memory,
     Pages,
-    Reader,
 )
 from edge.offload.streaming.resident_layers import is_streamed
 
@@ -40,7 +40,7 @@ class WeightStreamer:
         self,
         extents: Sequence[Extent],
         memories: Sequence[Memory],
-        reader: Reader,
+        reader: ExtentReader,
         *,
         resident: int,
         window: int,
@@ -61,7 +61,7 @@ class WeightStreamer:
         self._pages = pages
         self._mutex = threading.Lock()
         self._streamed = self._not_kept(resident)
-        self._begun: dict[int, Begun] = {}
+        self._begun: dict[int, BegunReads] = {}
         """Extents that are in memory or on their way there."""
         self._in_use: int | None = None
         self._used = 0
@@ -134,7 +134,7 @@ class WeightStreamer:
         self._reader.close()
         self._failure = None  # its traceback would keep whoever waited, and the weights, alive
 
-    def _wait(self, begun: Begun) -> None:
+    def _wait(self, begun: BegunReads) -> None:
         try:
             self._checked.wait(begun)
         except StoreError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.engine.timing import ShardTimes, TimedCollective
+from edge.engine.timing import ShardCounters, TimedCollective
 from tests.support.halves import SIZES
 from tests.support.processes import run_module
 from tests.support.transport_pairs import group
@@ -22,7 +22,7 @@ def test_halves_have_the_bits_of_two_chunks_and_hear_of_lost_peers(
 
 def test_only_the_wait_for_a_sum_counts_as_time_of_sums() -> None:
     with group("memory", 2) as members:
-        times = ShardTimes()
+        times = ShardCounters()
         timed = TimedCollective(members[0], times)
         ours, theirs = np.ones(5, np.float32), np.ones(5, np.float32)
         work, other = timed.begin_all_reduce(ours), members[1].begin_all_reduce(theirs)

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 import edge
-from edge.api.observing import EXPERT_WINDOW_TOKENS
 from edge.cli.main import cli
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.models.experts import Experts
+from edge.studies.observe import EXPERT_WINDOW_TOKENS
 from edge.weights.expert_uses import expert_uses
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.observed_inputs import uses_by_transformers

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import edge
-from edge.api.quality_text import bundled_text, windows_of
 from edge.demos.bundled import MODEL
 from edge.demos.corpus import story
 from edge.demos.world import PEOPLE
 from edge.progress import Progress
+from edge.studies.text_windows import bundled_text, windows_of
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight

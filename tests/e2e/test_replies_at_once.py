@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import edge
-from edge.api.benchmark import BenchmarkOptions, run_benchmark
+from edge.studies.benchmark import BenchmarkOptions, run_benchmark
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.replies import replies_at_once

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import edge
-from edge.api.versus_llama_cpp import Llama, compare
 from edge.errors import RequestError
+from edge.studies.versus_llama_cpp import Llama, compare
 from tests.support.processes import edge as run_edge
 
 MODEL = Path("demos/model")

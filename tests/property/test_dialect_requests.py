@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge.errors import EdgeError
 from edge.server import anthropic_messages, embeddings, ollama, openai_fields, openai_responses
-from edge.server.answers import Begin, End, Happening, Piece, Question
+from edge.server.answers import AnswerPiece, Begin, End, Happening, Question
 from edge.server.fields import Fields
 from edge.server.refusals import Refusal
 from edge.text.answer_parts import ToolCall
@@ -206,18 +206,20 @@ def test_it_is_read_or_refused(dialect: str, data: st.DataObject) -> None:
         return
     if dialect == "responses":
         assert isinstance(question, Question)
-        told = asyncio.run(whole(openai_responses.Translator(model="m", question=question)))
+        told = asyncio.run(
+            whole(openai_responses.ResponsesTranslator(model="m", question=question))
+        )
         assert json.dumps(told)
 
 
-async def whole(translator: openai_responses.Translator) -> dict[str, Any]:
+async def whole(translator: openai_responses.ResponsesTranslator) -> dict[str, Any]:
     """What is told back with calls of each of the tools."""
 
     async def happening() -> AsyncIterator[Happening]:
         yield Begin(prompt_tokens=1)
         names = [tool["function"]["name"] for tool in translator.question.tools]  # type: ignore[index]
         calls = tuple(ToolCall(name=name, arguments={"input": "x"}) for name in names)
-        yield Piece(answer=0, calls=calls)
+        yield AnswerPiece(answer=0, calls=calls)
         yield End(answer=0, why="stop", new_tokens=1, calls=len(calls))
 
     return await translator.whole(happening())

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.device_sums import join
-from edge.transport import Collective, Work
+from edge.transport import BackgroundWork, Collective
 from tests.support.triton_face import device
 
 
@@ -37,7 +37,7 @@ class NumpyFace:
     def all_reduce(self, array: NDArray[Any]) -> None:
         self.inner.all_reduce(_as_tensor(array))
 
-    def begin_all_reduce(self, array: NDArray[Any]) -> Work:
+    def begin_all_reduce(self, array: NDArray[Any]) -> BackgroundWork:
         return self.inner.begin_all_reduce(_as_tensor(array))
 
     def __getattr__(self, name: str) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge import partition
-from edge.api.inspection import inspect
+from edge.api.known_models import inspect
 from edge.cli.inspect_view import show_inspection
 from edge.errors import EdgeError
 from edge.offload import StoreError

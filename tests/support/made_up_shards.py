@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import HostLogits, Logits, ShardWeights
+from edge.backends.interface import HostLogits, ShardWeights, StepLogits
 from edge.backends.null import made_up
 from edge.backends.null.backend import NullBackend
 from edge.backends.null.program import NullProgram
@@ -57,7 +57,7 @@ class MadeUpProgram(NullProgram):
 
     def logits(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
-    ) -> Logits:
+    ) -> StepLogits:
         found = self.forward(step, hidden, collective)
         if not self.ranks:
             return HostLogits(found, self._last(step))

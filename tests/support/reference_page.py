@@ -22,7 +22,6 @@ import click
 
 import edge
 import edge.errors
-from edge.api.inspection import HeldAs, KvFacts, LayerKind, StoredType
 from edge.api.local_peers import LocalSettings
 from edge.cli.main import cli
 from edge.models.claims import Rope
@@ -30,6 +29,7 @@ from edge.option_fields import option_facts
 from edge.partition import Stage, Term
 from edge.partition.fit import placement
 from edge.protocol.step_times import StepTimes
+from edge.studies.inspection import HeldAs, KvFacts, LayerKind, StoredType
 from edge.text.description import TokenizerFacts
 from edge.weights import formats
 

@@ -15,7 +15,7 @@ from edge.scheduling.events import (
     Event,
     PrefixFound,
     Submitted,
-    SwappedOut,
+    SwapOutDone,
 )
 from edge.scheduling.orders import Orders, Work
 from edge.scheduling.prefixes import PrefixCacheIndex
@@ -76,7 +76,7 @@ class Steps:
         self.tell(DiskReserved(request=request, why_not=why_not))
 
     def swapped_out(self, request: str, *, why_not: str | None) -> None:
-        self.tell(SwappedOut(request=request, why_not=why_not))
+        self.tell(SwapOutDone(request=request, why_not=why_not))
 
     def decide(self) -> Orders:
         """What is to be done, but for how many tokens its step gives."""

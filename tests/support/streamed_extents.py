@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from edge.offload import Memory, Read, Span, StoreError, piece_digest
-from edge.offload.files.direct_reader import Reading
+from edge.offload import ExtentSpan, Memory, Read, StoreError, piece_digest
+from edge.offload.files.direct_reader import ReadsUnderWay
 from tests.support.pages import PAGE, page_memory
 
 
@@ -25,9 +25,9 @@ class MemoryReader:
         self.asked = threading.Semaphore(0)
         self.pool = ThreadPoolExecutor(1)
 
-    def begin(self, reads: Sequence[Read]) -> Reading:
+    def begin(self, reads: Sequence[Read]) -> ReadsUnderWay:
         self.asked.release()
-        return Reading([self.pool.submit(self.read, reads)])
+        return ReadsUnderWay([self.pool.submit(self.read, reads)])
 
     def read(self, reads: Sequence[Read]) -> None:
         self.gate.wait()
@@ -48,9 +48,9 @@ def content_of(extents: int, nbytes: int) -> bytes:
     return b"".join(bytes([number + 1]) * nbytes for number in range(extents))
 
 
-def spans(extents: int, nbytes: int) -> list[list[Span]]:
+def spans(extents: int, nbytes: int) -> list[list[ExtentSpan]]:
     return [
-        [Span(number * nbytes, nbytes, 0, 0, piece_digest(bytes([number + 1]) * nbytes))]
+        [ExtentSpan(number * nbytes, nbytes, 0, 0, piece_digest(bytes([number + 1]) * nbytes))]
         for number in range(extents)
     ]
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edge.api import llama_cpp_process
 from edge.demos.bench import accelerate_side, gguf_file, llama_logits
 from edge.demos.bench.file_shapes import FILE_SHAPES
 from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.demos.control_groups import ControlGroup
 from edge.demos.processes import child
+from edge.studies import llama_cpp_process
 
 PROMPT_TOKENS = 8
 

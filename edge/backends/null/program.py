@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge.backends.host_cache import HostCache
 from edge.backends.host_kv_storage import HostKvStorage
-from edge.backends.interface import HostLogits, Logits, WeightReads, check_step
+from edge.backends.interface import HostLogits, StepLogits, WeightReads, check_step
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.null.made_up import attention_words, logits, token_bits, word_bits
 from edge.backends.overlap import parts_of
@@ -119,7 +119,7 @@ class NullProgram(HostKvStorage):
 
     def logits(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
-    ) -> Logits:
+    ) -> StepLogits:
         return HostLogits(self.forward(step, hidden, collective), self._last(step))
 
     def _last(self, step: Step) -> NDArray[np.float32]:

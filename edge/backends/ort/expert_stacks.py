@@ -39,7 +39,7 @@ _SUFFIXES = ("codes", "scales")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertStack:
+class StoredStack:
     """A layer's, where they lie."""
 
     kind: Blocks
@@ -53,7 +53,7 @@ class Stacks:
 
     folder: Path
     """Below which graphs find their files, and the shard's."""
-    by_layer: Mapping[int, ExpertStack]
+    by_layer: Mapping[int, StoredStack]
     paths: tuple[Path, ...] = ()
     """Their files. What is packed is let go of; what is not stays mapped, and on the disk."""
 
@@ -108,7 +108,7 @@ def written_stacks(
         yield Stacks(
             folder=folder,
             by_layer={
-                number: ExpertStack(kind=kind, tensors=places[number])
+                number: StoredStack(kind=kind, tensors=places[number])
                 for number, kind in kinds.items()
             },
             paths=tuple(paths.values()),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge.backends.ort.expert_stacks import ExpertStack
+from edge.backends.ort.expert_stacks import StoredStack
 from edge.backends.ort.residual_stream import ResidualStream
 from edge.backends.ort.segment_builder import SegmentBuilder
 from edge.backends.ort.segments import StreamedExperts
@@ -114,7 +114,7 @@ def lower_experts(build: SegmentBuilder, stream: ResidualStream, layer: int, par
     return build.graph.node("Add", mixed, given)
 
 
-def _stacked(build: SegmentBuilder, prefix: str, stack: ExpertStack) -> StackedWeights:
+def _stacked(build: SegmentBuilder, prefix: str, stack: StoredStack) -> StackedWeights:
     names = {
         name: build.graph.weight(f"{prefix}experts.{name}", tensor)
         for name, tensor in stack.tensors.items()

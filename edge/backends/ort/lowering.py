@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edge.backends.ort.attention import lower_attention
 from edge.backends.ort.behind import Behind, behind_part
-from edge.backends.ort.expert_stacks import ExpertStack
+from edge.backends.ort.expert_stacks import StoredStack
 from edge.backends.ort.experts import lower_experts
 from edge.backends.ort.gated_mlp import lower_gated_mlp
 from edge.backends.ort.linear_attention import lower_linear_attention
@@ -52,7 +52,7 @@ def lower(
     weight_format: WeightFormat,
     kv_bits: int | None = None,
     *,
-    stacks: Mapping[int, ExpertStack] = MappingProxyType({}),
+    stacks: Mapping[int, StoredStack] = MappingProxyType({}),
     cut_layers: bool = False,
     is_loose: bool = False,
     cuts_experts: bool = False,

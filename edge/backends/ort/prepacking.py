@@ -3,8 +3,15 @@
 A session packs each constant weight for its kernels when it is made. It can save what it packed, as
 blobs next to the model, and a session made from such files keeps the blobs where they are mapped.
 Here memory of our own is put where a session's blobs lie; whichever layer's blobs are then read
-into that memory, the session computes that layer. The format of the blobs is the kernels' own
-affair: it depends on the version of ONNX Runtime and on the processor.
+into that memory, the session computes that layer.
+
+The format of the blobs belongs to the kernels: it depends on the version of ONNX Runtime and on the
+processor. So three things are checked, and no version is excluded beforehand. Blobs on disk are of
+one `packing_key`: another version packs anew. A file whose blobs are described in another way, or
+are not mapped, is refused here. And before layers are streamed, one of each kind is computed from
+exchanged blobs, and must have each bit of what a plain session computes
+(`edge/backends/ort/streaming.py`). Where one of these fails, a model that does not fit into memory
+is not loaded, and the error says why; a model that fits does not come here.
 """
 
 from __future__ import annotations
@@ -38,7 +45,8 @@ _LAYOUT_VERSION = 3
 _SMALLEST_WEIGHT = "129"
 """Bytes. What is smaller is no matrix but a shape, which graphs need within the model."""
 
-_PACKED = re.compile(r"(?P<kernel>.*)\|(?P<places>[0-9;|]+)$")
+_PACKED = re.compile(r"(?P<kernel>.*?)\|(?P<places>\d+;\d+;\d+(\|\d+;\d+;\d+)*)")
+_REMEDY = "give the peer more --memory, share the model with more peers, or try another onnxruntime"
 _COPY_BYTES = 1 << 20
 _FULL_BYTES = 1 << 20
 """A disk with less than this left when something could not be written was full."""
@@ -130,21 +138,35 @@ def make_template(
             moved = layout.copy(offset, nbytes)
             entries["location"].value, entries["offset"].value = _DATA, str(moved)
             for entry in packed:
-                match = _PACKED.match(entry.value)
-                assert match is not None, entry.value
-                places = []
-                for place in match["places"].split("|"):
-                    start, length, rest = place.split(";")
-                    at = layout.copy(int(start), int(length))
-                    blobs.append(Blob(weight=tensor.name, offset=at, nbytes=int(length)))
-                    places.append(f"{at};{length};{rest}")
-                entry.value = f"{match['kernel']}|{'|'.join(places)}"
+                kernel, places = _packed_places(entry.value)
+                moved_to = []
+                for start, length, rest in places:
+                    at = layout.copy(start, length)
+                    blobs.append(Blob(weight=tensor.name, offset=at, nbytes=length))
+                    moved_to.append(f"{at};{length};{rest}")
+                entry.value = f"{kernel}|{'|'.join(moved_to)}"
             if not packed and tensor.name not in scales:
                 blobs.append(Blob(weight=tensor.name, offset=moved, nbytes=nbytes))
     (folder / _MODEL).write_bytes(saved.SerializeToString())
     for leftover in (_SAVED, f"{_SAVED}.data"):
         (folder / leftover).unlink()
     return Template(folder=folder, blobs=tuple(blobs))
+
+
+def _packed_places(said: str) -> tuple[str, list[tuple[int, int, str]]]:
+    """The kernel that packed a weight, and of each of its blobs offset, bytes and what follows.
+
+    Raises RequestError where ONNX Runtime says it in another way.
+    """
+    match = _PACKED.fullmatch(said)
+    if match is None:
+        raise RequestError(
+            f"this onnxruntime ({ort.__version__}) describes packed weights in a way that is not "
+            "known, so they cannot be streamed",
+            remedy=_REMEDY,
+        )
+    places = (place.split(";") for place in match["places"].split("|"))
+    return match["kernel"], [(int(start), int(length), rest) for start, length, rest in places]
 
 
 def _move_out(tensor: onnx.TensorProto, offset: int, nbytes: int) -> None:
@@ -223,6 +245,6 @@ def _own_memory(blob: Blob, mappings: Sequence[Mapping]) -> memoryview:
         raise RequestError(
             f"this onnxruntime ({ort.__version__}) does not map its packed weights, so they "
             "cannot be streamed",
-            remedy="give the peer more --memory, or share the model with more peers",
+            remedy=_REMEDY,
         )
     return own_memory(found[0], blob.nbytes)

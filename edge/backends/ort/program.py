@@ -31,7 +31,7 @@ from edge.memory.step_memory import Widths
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
-from edge.transport import Collective, Work
+from edge.transport import BackgroundWork, Collective
 from edge.weights.formats import KvDtype, kv_bits
 from edge.weights.layout import ShardLayout
 
@@ -271,7 +271,7 @@ class OrtProgram(HostKvStorage):
         """Segment after segment. While one half's sum is under way the other is computed."""
         bindings = [self._bindings.of(shape) for shape in shapes]
         graphs, buffers, experts = self._graphs, self._buffers, self._experts
-        under_way: list[Work | None] = [None] * len(shapes)
+        under_way: list[BackgroundWork | None] = [None] * len(shapes)
         for index, segment in enumerate(graphs.segments):
             graphs.begin(index)
             layer = segment.cache_layer
@@ -314,6 +314,6 @@ class OrtProgram(HostKvStorage):
             _wait(work)
 
 
-def _wait(work: Work | None) -> None:
+def _wait(work: BackgroundWork | None) -> None:
     if work is not None:
         work.wait()

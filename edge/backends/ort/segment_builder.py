@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.ort.expert_stacks import ExpertStack
+from edge.backends.ort.expert_stacks import StoredStack
 from edge.backends.ort.observed_inputs import ObservedInputs
 from edge.backends.ort.open_segment import LayerNames, OpenSegment
 from edge.backends.ort.products import Matrix, pad, product
@@ -37,7 +37,7 @@ class SegmentBuilder:
         weight_format: WeightFormat,
         kv_bits: int | None,
         *,
-        stacks: Mapping[int, ExpertStack],
+        stacks: Mapping[int, StoredStack],
         cut_layers: bool,
         cuts_experts: bool,
         observes: bool,

@@ -36,7 +36,7 @@ from edge.offload import (
     CachedShard,
     DirectReader,
     Extent,
-    Span,
+    ExtentSpan,
     StoreCorruptError,
     UnitCache,
     WeightStreamer,
@@ -385,7 +385,7 @@ class StreamedLayers:
                 remedy="load the model again",
             )
         return [
-            Span(
+            ExtentSpan(
                 offset=tensor.offset + number * PIECE_BYTES,
                 nbytes=piece.nbytes,
                 part=part,

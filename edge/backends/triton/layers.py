@@ -43,7 +43,7 @@ Reduced = Literal["hidden", "partial"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class LaunchSegment:
     """Launches up to a sum over the stage's shards, or to the end of the stage."""
 
     layer: int | None = None
@@ -171,40 +171,42 @@ class ShardOperators:
         if self.layout.embedding and not by_host:
             self.embedding = to_device(self._arrays.read("embedding"), self._device)
 
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[LaunchSegment, ...]:
         """In order; a stage of several shards has a sum after each but the last one."""
         layout = self.layout
-        found: list[Segment] = []
+        found: list[LaunchSegment] = []
 
         def summed(what: Reduced) -> Reduced | None:
             return what if layout.is_split else None
 
         if layout.is_first_stage:
             reduce = summed("hidden") if layout.sums_embedding else None
-            found.append(Segment(launch=self.embed, reduce=reduce, is_embedding=True))
+            found.append(LaunchSegment(launch=self.embed, reduce=reduce, is_embedding=True))
         pending: Addend | None = None
         for layer, blocks in self.blocks.items():
             keeps = layer if self.side.keeps(layer) else None
             for block, addend in zip(blocks, self.addends[layer], strict=True):
                 launch = self._launch(block, pending=pending, keeps=keeps)
                 keeps = None  # what the mixer is given
-                found.append(Segment(launch=launch, reduce=summed("partial"), layer=layer))
+                found.append(LaunchSegment(launch=launch, reduce=summed("partial"), layer=layer))
                 pending = addend
             if layer in self.token_inputs:
                 launch = self._launch_token_inputs(layer, pending=pending)
-                found.append(Segment(launch=launch, reduce=None, layer=layer))
+                found.append(LaunchSegment(launch=launch, reduce=None, layer=layer))
                 pending = self.token_addends[layer]
         last = pending  # None of a stage without layers
         if not layout.is_last_stage:
-            found.append(Segment(launch=lambda lane: _hand_over(last, lane), reduce=None))
+            found.append(LaunchSegment(launch=lambda lane: _hand_over(last, lane), reduce=None))
         elif self.head is not None:
             head = self.head
             if self.grams is not None:  # of every token, whether its logits are wanted or not
                 found.append(
-                    Segment(launch=lambda lane: self._observe(head, last, lane), reduce=None)
+                    LaunchSegment(launch=lambda lane: self._observe(head, last, lane), reduce=None)
                 )
             found.append(
-                Segment(launch=lambda lane: self._head(head, last, lane), reduce=None, is_head=True)
+                LaunchSegment(
+                    launch=lambda lane: self._head(head, last, lane), reduce=None, is_head=True
+                )
             )
         return tuple(found)
 

@@ -24,7 +24,7 @@ import torch.distributed
 from torch import Tensor
 
 from edge.backends.triton.device import Device
-from edge.transport import Collective, Work
+from edge.transport import BackgroundWork, Collective
 from edge.transport.background import Background
 from edge.transport.collective import SLICED_ABOVE_BYTES
 from edge.transport.errors import ChannelClosedError, ProtocolError, TransportError
@@ -109,7 +109,7 @@ class TorchCollective:
         """On a GPU what is launched afterwards finds the sum; `settle` says if it failed."""
         self._sum(_flat(array))
 
-    def begin_all_reduce(self, array: Tensor) -> Work:
+    def begin_all_reduce(self, array: Tensor) -> BackgroundWork:
         """See `Collective`; what waits for it on a GPU is what is launched afterwards."""
         flat = _flat(array)
         if self._stream is None:
@@ -250,7 +250,7 @@ class TorchCollective:
 
 
 class _StreamWork:
-    """Work on another stream of the GPU. See `Work`."""
+    """Work on another stream of the GPU. See `BackgroundWork`."""
 
     def __init__(self, event: Any) -> None:
         self._event = event

@@ -18,7 +18,7 @@ from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.weights import Weight, gpu_arrays, placed
 from edge.errors import RequestError
 from edge.models.experts import expert_number
-from edge.offload import PIECE_BYTES, CachedShard, Span, TensorEntry, padded
+from edge.offload import PIECE_BYTES, CachedShard, ExtentSpan, TensorEntry, padded
 from edge.weights.recipe import StoredMatrix
 
 _VERSION = 1
@@ -40,9 +40,9 @@ class _Field:
     entry: TensorEntry
     start: int
 
-    def spans(self) -> Iterator[Span]:
+    def spans(self) -> Iterator[ExtentSpan]:
         for number, piece in enumerate(self.entry.pieces):
-            yield Span(
+            yield ExtentSpan(
                 offset=self.entry.offset + number * PIECE_BYTES,
                 nbytes=piece.nbytes,
                 part=0,

@@ -18,14 +18,14 @@ from edge.backends.kv_swap import CacheMoves
 from edge.backends.overlap import parts_of
 from edge.backends.triton.buffers import Lane, StepBuffers
 from edge.backends.triton.device import Device, Launches, Mirror
-from edge.backends.triton.layers import Segment, ShardOperators
+from edge.backends.triton.layers import LaunchSegment, ShardOperators
 from edge.backends.triton.logits import DeviceLogits
 from edge.backends.triton.nccl import TorchSums, device_sums
 from edge.backends.triton.streaming import StreamedLayers
 from edge.errors import RequestError
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
-from edge.transport import Collective, Work
+from edge.transport import BackgroundWork, Collective
 
 
 class TritonProgram:
@@ -309,7 +309,7 @@ class TritonProgram:
                 self._end(piece[-1])
             return
         on_host = collective.memory == "host"
-        under_way: list[Work | None] = [None] * len(lanes)
+        under_way: list[BackgroundWork | None] = [None] * len(lanes)
         for index, segment in enumerate(self._segments):
             marks = []
             self._begin(index)
@@ -387,16 +387,16 @@ class TritonProgram:
         key = None if lane.key is None else (indices, lane.key, self._cache.is_spread)
         self._launches.run(key, work)
 
-    def _summed(self, segment: Segment, lane: Lane, *, on_host: bool) -> Any:
+    def _summed(self, segment: LaunchSegment, lane: Lane, *, on_host: bool) -> Any:
         """The lane's rows of it: an array on the host, or a tensor."""
         if on_host:
             return self._buffers.host_rows(self._reduced(segment), lane)
         return lane.hidden if segment.reduce == "hidden" else lane.partial
 
-    def _reduced(self, segment: Segment) -> Mirror:
+    def _reduced(self, segment: LaunchSegment) -> Mirror:
         return self._buffers.hidden if segment.reduce == "hidden" else self._buffers.partial
 
-    def _move(self, segment: Segment, lane: Lane, *, to_device: bool) -> None:
+    def _move(self, segment: LaunchSegment, lane: Lane, *, to_device: bool) -> None:
         """What is summed after the segment, between device and host."""
         if segment.reduce is None:
             return

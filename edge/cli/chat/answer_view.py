@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from types import TracebackType
 from typing import Literal
 
@@ -14,7 +16,6 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
-from edge.cli.chat.answer_text import cut_blocks
 from edge.cli.hangup import HungUp, has_hung_up
 from edge.errors import without_controls
 from edge.text.answer_parser import AnswerParser
@@ -23,6 +24,7 @@ from edge.text.answer_parts import AnswerPart, Said, Thought
 Thoughts = Literal["fold", "show", "hide"]
 _REDRAW_S = 0.08
 _THOUGHT_LINES = 3
+_FENCE = re.compile(r" {0,3}(```+|~~~+)")
 
 
 class AnswerView:
@@ -147,3 +149,36 @@ class _Markdown(Markdown):
 def _lines(text: str) -> tuple[list[str], str]:
     cut = text.rfind("\n") + 1
     return [text[:cut]], text[cut:]
+
+
+def cut_blocks(text: str) -> tuple[list[str], str]:
+    """(Blocks of Markdown that nothing to come can change, the rest).
+
+    A block ends at an empty line, outside of a fence of code, before a line that is not indented.
+    """
+    fence = ""
+    place = 0
+    cuts = [0]
+    after_blank = False
+    while (end := text.find("\n", place)) >= 0:
+        line = text[place:end]
+        if found := _FENCE.match(line):
+            mark = found.group(1)
+            if not fence:
+                if after_blank:
+                    cuts.append(place)
+                fence = mark
+            elif line.strip().startswith(fence) and not line.strip(" `~"):
+                fence = ""
+        elif not fence and after_blank and line.strip() and not line[0].isspace():
+            cuts.append(place)
+        after_blank = not fence and not line.strip()
+        place = end + 1
+    last = text[place:]
+    if not fence and after_blank and last and not last[0].isspace() and not _may_be_fence(last):
+        cuts.append(place)
+    return [text[a:b] for a, b in pairwise(cuts)], text[cuts[-1] :]
+
+
+def _may_be_fence(line: str) -> bool:
+    return line[0] in "`~" and len(line.rstrip("`~")) == 0

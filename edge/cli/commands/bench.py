@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import astuple, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
-from edge.api.benchmark import Benchmark, BenchmarkOptions, run_benchmark
-from edge.api.versus_llama_cpp import Comparison, Llama, compare, spreads
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.cli.records import Columns, by_place, json_option, make_table, print_json
 from edge.cli.reply_view import adapt_option, tell_drift, tell_why_not_predicted
 from edge.host.free_memory import format_size
 from edge.planning.breakdown import reads_in_words
 from edge.planning.load_options import LoadOptions
 from edge.planning.rate_words import rate_in_words
+from edge.studies.benchmark import Benchmark, BenchmarkOptions, PeerShare, run_benchmark
+from edge.studies.versus_llama_cpp import Comparison, Llama, compare, spreads
 
 
 @click.command("bench", short_help="Measure a model's speed and what limits it.")
@@ -43,7 +43,7 @@ from edge.planning.rate_words import rate_in_words
 )
 @adapt_option
 @cluster_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@json_option
 def command(
     model: str,
     options: LoadOptions,
@@ -103,7 +103,7 @@ def command(
         found = measured.to_json()
         if comparison is not None:
             found["versus"] = comparison.to_json()
-        click.echo(json.dumps(found, indent=2))
+        print_json(found)
     else:
         title = f"{loaded.name}, {loaded.proposal.weights}, {options.accuracy}"
         _show(measured, title=title)
@@ -112,9 +112,8 @@ def command(
 
 
 def _show(measured: Benchmark, *, title: str) -> None:
-    console = Console()
     options, predicted = measured.options, measured.predicted
-    speed = Table("", "p20", "p50", "p80", *(["predicted"] if predicted else []), title=title)
+    speeds: list[list[str]] = []
     for name, field, digits in (
         (f"decode {options.new_tokens}, tok/s", "decode_tokens_per_s", 1),
         (f"decode {options.requests} at once, tok/s", "batch_tokens_per_s", 1),
@@ -126,31 +125,35 @@ def _show(measured: Benchmark, *, title: str) -> None:
         if predicted is not None:
             said, span = getattr(predicted, field), getattr(predicted, f"{field}_range", None)
             cells.append(f"{said:.{digits}f}" if span is None else rate_in_words(said, span))
-        speed.add_row(name, *cells)
-    console.print(speed)
-    peers = Table(
-        "peer", "compute", "load", "sum", "wait", "send", "sample", "weights", "of limit", "peak",
-        title="each decoded token, ms", pad_edge=False, collapse_padding=True,
-    )  # fmt: skip
-    for share in measured.peers:
-        parts = astuple(share.token)[1:7]  # in the order of the columns
-        peers.add_row(
-            share.times.name,
-            *(f"{1e3 * part:.2f}" for part in parts),
-            format_size(share.weight_bytes),
-            f"{share.bandwidth_share:.0%}",
-            f"{format_size(share.times.peak_bytes)}",
-        )
-    console.print(peers)
+        speeds.append([name, *cells])
+    headings = ("p20", "p50", "p80", *(["predicted"] if predicted else []))
+    Console().print(make_table(speeds, by_place("", *headings), title=title, right=headings))
+    title, right = "each decoded token, ms", [*_PEERS][1:]
+    Console().print(make_table(measured.peers, _PEERS, title=title, right=right))
     for line in reads_in_words([share.times for share in measured.peers]):
         click.echo(line)
 
 
+def _milliseconds(name: str) -> Callable[[PeerShare], str]:
+    return lambda share: f"{1e3 * getattr(share.token, name):.2f}"
+
+
+_PEERS: Columns[PeerShare] = {
+    "peer": lambda share: share.times.name,
+    "compute": _milliseconds("compute_s"),
+    "load": _milliseconds("load_s"),
+    "sum": _milliseconds("reduce_s"),
+    "wait": _milliseconds("receive_s"),
+    "send": _milliseconds("send_s"),
+    "sample": _milliseconds("sample_s"),
+    "weights": lambda share: format_size(share.weight_bytes),
+    "of limit": lambda share: f"{share.bandwidth_share:.0%}",
+    "peak": lambda share: format_size(share.times.peak_bytes),
+}
+
+
 def _show_comparison(comparison: Comparison) -> None:
-    table = Table(
-        "", "Edge", "llama.cpp", "ratio p20", "ratio p50", "ratio p80",
-        title=f"against llama.cpp (llama-cpp-python {comparison.version}), tok/s",
-    )  # fmt: skip
+    rows: list[list[str]] = []
     for name, pairs in (
         (f"decode {comparison.new_tokens}", comparison.decode),
         (f"decode {comparison.requests} at once", comparison.batch),
@@ -158,10 +161,10 @@ def _show_comparison(comparison: Comparison) -> None:
     ):
         if pairs:
             found = spreads(pairs)
+            rates = [f"{found[program].p50:.1f}" for program in ("edge", "llama.cpp")]
             ratio = found["ratio"]
-            table.add_row(
-                name,
-                *(f"{found[program].p50:.1f}" for program in ("edge", "llama.cpp")),
-                *(f"{value:.2f}" for value in (ratio.p20, ratio.p50, ratio.p80)),
-            )
-    Console().print(table)
+            ratios = [f"{value:.2f}" for value in (ratio.p20, ratio.p50, ratio.p80)]
+            rows.append([name, *rates, *ratios])
+    headings = ("Edge", "llama.cpp", "ratio p20", "ratio p50", "ratio p80")
+    title = f"against llama.cpp (llama-cpp-python {comparison.version}), tok/s"
+    Console().print(make_table(rows, by_place("", *headings), title=title, right=headings))

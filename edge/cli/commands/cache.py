@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,13 +12,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from edge.api.cluster import Cluster
 from edge.api.hub_download import hub_cache
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, open_cluster
+from edge.cli.records import Columns, json_option, make_table, print_json, print_table
 from edge.cli.sentences import print_sentence
 from edge.errors import RequestError
 from edge.host.cache_paths import cache_root
@@ -35,12 +33,11 @@ from edge.memory.disk_cache import (
 from edge.protocol.kept_files import KeptFiles
 
 HERE = "this device"
-_WIDE = 240
 _SECONDS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class KeptPlace:
     """A device whose files are shown or removed."""
 
     name: str
@@ -55,7 +52,6 @@ _of_peers = click.option(
 _cluster = given_options(
     "wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure")
 )
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 
 @click.group("cache", short_help="Show what Edge keeps on disk, and remove it.")
@@ -86,13 +82,13 @@ def command() -> None:
 @command.command()
 @_of_peers
 @_cluster
-@_as_json
+@json_option
 def show(with_peers: bool, wanted: ClusterOptions, as_json: bool) -> None:
     """Show what takes the disk, by model and age."""
     with _places(wanted, with_peers=with_peers) as places:
         files = {place.name: place.files for place in places}
     if as_json:
-        click.echo(json.dumps(_told(files), indent=2))
+        print_json(_told(files))
         return
     _print(files)
 
@@ -107,7 +103,7 @@ def show(with_peers: bool, wanted: ClusterOptions, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @_of_peers
 @_cluster
-@_as_json
+@json_option
 def clean(
     older_than: str | None,
     model: str | None,
@@ -134,7 +130,7 @@ def clean(
         if not dry_run:
             removed = {place.name: _removed(place, going[place.name]) for place in places}
     if as_json:
-        click.echo(json.dumps({"dry_run": dry_run, "removed": _told(removed)}, indent=2))
+        print_json({"dry_run": dry_run, "removed": _told(removed)})
         return
     if dry_run:
         _print(going)
@@ -172,7 +168,7 @@ def _confirm() -> None:
     click.confirm("Remove this?", abort=True)
 
 
-def _removed(place: Place, going: Sequence[KeptFiles]) -> tuple[KeptFiles, ...]:
+def _removed(place: KeptPlace, going: Sequence[KeptFiles]) -> tuple[KeptFiles, ...]:
     if not going:
         return ()
     left = {each.name for each in place.remove([each.name for each in going])}
@@ -180,9 +176,9 @@ def _removed(place: Place, going: Sequence[KeptFiles]) -> tuple[KeptFiles, ...]:
 
 
 @contextmanager
-def _places(wanted: ClusterOptions, *, with_peers: bool) -> Iterator[list[Place]]:
+def _places(wanted: ClusterOptions, *, with_peers: bool) -> Iterator[list[KeptPlace]]:
     """This device, and those of the peers that are asked for."""
-    here = Place(name=HERE, files=_here(), remove=_remove_here)
+    here = KeptPlace(name=HERE, files=_here(), remove=_remove_here)
     if not with_peers and not wanted.addresses:
         yield [here]
         return
@@ -190,14 +186,14 @@ def _places(wanted: ClusterOptions, *, with_peers: bool) -> Iterator[list[Place]
         yield [here, *_of_cluster(cluster, here)]
 
 
-def _of_cluster(cluster: Cluster, here: Place) -> Iterator[Place]:
+def _of_cluster(cluster: Cluster, here: KeptPlace) -> Iterator[KeptPlace]:
     """Without what is this device's own, and shown already."""
     shown = {each.name for each in here.files}
     for peer in cluster.peers:
         files = cluster.kept(peer)
         if peer.host == host_id():
             files = tuple(each for each in files if each.name not in shown)
-        yield Place(name=peer.name, files=files, remove=partial(cluster.remove_kept, peer))
+        yield KeptPlace(name=peer.name, files=files, remove=partial(cluster.remove_kept, peer))
 
 
 def _here() -> tuple[KeptFiles, ...]:
@@ -216,32 +212,38 @@ def _told(files: Mapping[str, Sequence[KeptFiles]]) -> list[dict[str, Any]]:
 
 def _print(files: Mapping[str, Sequence[KeptFiles]]) -> None:
     """One row for each device, model and kind; the largest first."""
-    groups: dict[tuple[str, str, str], list[KeptFiles]] = {}
+    groups: dict[tuple[str, str | None, str], list[KeptFiles]] = {}
     for device, held in files.items():
         for each in held:
-            groups.setdefault((device, each.model or "–", each.kind), []).append(each)
+            groups.setdefault((device, each.model, each.kind), []).append(each)
     if not groups:
         click.echo("Nothing is kept.")
         return
-    table = Table("device", "model", "what", "size", "last used", "in use")
-    by_size = sorted(groups.items(), key=lambda item: -sum(each.bytes for each in item[1]))
-    for (device, model, kind), held in by_size:
-        table.add_row(
-            escape(device),
-            escape(model),
-            escape(KINDS.get(kind, kind)),
-            format_size(sum(each.bytes for each in held)),
-            age_in_words(min(each.unused_s for each in held)),
-            "yes" if any(each.in_use for each in held) else "",
-        )
+    by_size = sorted(groups.items(), key=lambda group: -_bytes(group))
     console = Console()
-    if not console.is_terminal:
-        console.width = _WIDE  # a file, or another program, gets each row in one line
-    console.print(table)
+    print_table(make_table(by_size, _COLUMNS, right=("size",)), console)
     for device, held in files.items():
         total = format_size(sum(each.bytes for each in held))
         where = f" ({cache_root()})" if device == HERE else ""
         print_sentence(console, f"{total} on {device}{where}")
+
+
+_Group = tuple[tuple[str, str | None, str], list[KeptFiles]]
+"""Device, model and kind; and the files."""
+
+
+def _bytes(group: _Group) -> int:
+    return sum(each.bytes for each in group[1])
+
+
+_COLUMNS: Columns[_Group] = {
+    "device": lambda group: group[0][0],
+    "model": lambda group: group[0][1],
+    "what": lambda group: KINDS.get(group[0][2], group[0][2]),
+    "size": lambda group: format_size(_bytes(group)),
+    "last used": lambda group: age_in_words(min(each.unused_s for each in group[1])),
+    "in use": lambda group: "yes" if any(each.in_use for each in group[1]) else "",
+}
 
 
 def age_in_words(seconds: float) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 from pathlib import Path
 
 import click
 
+from edge.cli.records import json_option, print_json
 from edge.errors import NetworkError, RequestError
 from edge.membership.identity import fingerprint
 from edge.membership.membership import Membership
@@ -69,7 +69,7 @@ def create(leave: bool, token_file: Path | None) -> None:
 
 
 @command.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@json_option
 def show(as_json: bool) -> None:
     """This device, those that it was paired with, and those that were expelled."""
     membership = OwnMembership(socket.gethostname()).current()
@@ -85,7 +85,7 @@ def show(as_json: bool) -> None:
             "epoch": membership.expelled.epoch,
             "generation": membership.generation,
         }
-        click.echo(json.dumps(value, indent=2))
+        print_json(value)
         return
     takes = ", takes others in" if membership.authority is not None else ""
     may = " and ".join(sorted(membership.roles)) or "do nothing"

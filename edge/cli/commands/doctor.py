@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import os
 import platform
 import sys
@@ -19,8 +18,8 @@ import psutil
 
 from edge.cli.diagnosis import (
     DeviceFacts,
+    DiagnosedLink,
     Finding,
-    LinkFacts,
     device_findings,
     fit_for_strangers,
     link_finding,
@@ -29,6 +28,7 @@ from edge.cli.diagnosis import (
 )
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, open_cluster
+from edge.cli.records import print_json
 from edge.errors import EdgeError, RequestError
 from edge.host.addresses import interface_addresses
 from edge.host.cache_paths import cache_root
@@ -73,7 +73,7 @@ def command(wanted: ClusterOptions, listen: str, as_json: bool) -> None:
     """
     facts = _device_facts(listen)
     peers: tuple[PeerInfo, ...] = ()
-    links: list[LinkFacts] = []
+    links: list[DiagnosedLink] = []
     left_out: tuple[EdgeError, ...] = ()
     failure = None
     if wanted.insecure or facts.membership_failure is None:  # else there are no keys to ask with
@@ -93,7 +93,7 @@ def command(wanted: ClusterOptions, listen: str, as_json: bool) -> None:
     if as_json:
         home = str(Path.home())
         report = [asdict(fit_for_strangers(each, wanted.addresses, home)) for each in findings]
-        click.echo(json.dumps(report, indent=2))
+        print_json(report)
     else:
         for each in findings:
             click.echo(_line(each))
@@ -143,26 +143,26 @@ def _device_facts(listen: str) -> DeviceFacts:
     )
 
 
-def _links(peers: Sequence[PeerInfo]) -> list[LinkFacts]:
+def _links(peers: Sequence[PeerInfo]) -> list[DiagnosedLink]:
     """To peers on other machines, measured now."""
     found = []
     measured = asyncio.run(own_links(peers)) if peers else {}
     for peer in peers:
         interface = interface_to(parse_address(peer.address)[0])
         found.append(
-            LinkFacts(ends=f"to {peer.name}", interface=interface, times=measured[peer.id])
+            DiagnosedLink(ends=f"to {peer.name}", interface=interface, times=measured[peer.id])
         )
     return found
 
 
-def remembered_links(peers: Sequence[PeerInfo]) -> Iterator[LinkFacts]:
+def remembered_links(peers: Sequence[PeerInfo]) -> Iterator[DiagnosedLink]:
     """Between peers on two machines, as they were measured for a plan since yesterday."""
     known = FactsCache(cache_root() / "measured")
     for one, other in combinations(peers, 2):
         times = known.link(one, other) or known.link(other, one)
         if times is not None and one.host != other.host:
             ends = f"between {one.name} and {other.name}, as a plan has it"
-            yield LinkFacts(ends=ends, interface=None, times=times)
+            yield DiagnosedLink(ends=ends, interface=None, times=times)
 
 
 def _multicast() -> dict[str, str | None]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from edge.api.inspection import inspect
+from edge.api.known_models import inspect
 from edge.cli.inspect_view import show_inspection
+from edge.cli.records import json_option, print_json
 
 
 @click.command("inspect", short_help="Show what a checkpoint is, and what it would take.")
 @click.argument("model", type=click.Path(path_type=str))
 @click.option("--template", is_flag=True, help="Print the text of its chat template, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@json_option
 def command(model: str, template: bool, as_json: bool) -> None:
     """Show what MODEL is, a folder, a GGUF file or org/name: its layers, what its weights are
     stored in, what Edge would hold them in, the memory that takes, its tokenizer.
@@ -35,6 +34,6 @@ def command(model: str, template: bool, as_json: bool) -> None:
     """
     found = inspect(model)
     if as_json:
-        click.echo(json.dumps(found.to_json(template=template), indent=2))
+        print_json(found.to_json(template=template))
     else:
         show_inspection(found, given=str(model), template=template)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import click
 
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, open_cluster
+from edge.cli.records import json_option, print_json
 from edge.errors import RequestError
 from edge.host.free_memory import format_size
 from edge.protocol.peer_info import PeerInfo
@@ -18,7 +18,7 @@ from edge.protocol.peer_info import PeerInfo
 @click.argument("peer")
 @click.argument("size")
 @given_options("wanted", ClusterOptions, only=("cluster", "interfaces", "insecure"))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@json_option
 def command(peer: str, size: str, wanted: ClusterOptions, as_json: bool) -> None:
     """Have PEER, a name or HOST:PORT, stay under SIZE from now on, whatever it is doing.
 
@@ -42,7 +42,10 @@ def command(peer: str, size: str, wanted: ClusterOptions, as_json: bool) -> None
                 remedy=f"there are {', '.join(each.name for each in found.peers)}",
             )
         changed = found.set_memory(named[0], size)
-    click.echo(json.dumps(changed.to_json(), indent=2) if as_json else _words(changed))
+    if as_json:
+        print_json(changed.to_json())
+    else:
+        click.echo(_words(changed))
 
 
 def _words(peer: PeerInfo) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -12,26 +11,25 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from edge.api.cluster import Cluster
 from edge.api.hub_download import hub_cache
-from edge.api.inspection import HeldAs
 from edge.api.known_models import KnownModel, describe_model, models_here
 from edge.cli.field_options import given_options
 from edge.cli.inspect_view import in_short
 from edge.cli.options import ClusterOptions, open_cluster
+from edge.cli.records import Columns, json_option, make_table, print_json, print_table
+from edge.cli.sentences import print_sentence
 from edge.errors import EdgeError, printable
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import format_size
 from edge.memory.disk_cache import OF_PEERS, kept_files
 from edge.planning.rate_words import rate_in_words
 from edge.protocol.kept_files import KeptFiles
+from edge.studies.inspection import HeldAs, Inspection
 from edge.weights.formats import AUTO
 
 HERE = "this device"
-_WIDE = 240
 _LOOK_FOR_S = 2.0
 """Peers that answer at all have done so by then; who has none is not to wait for the list."""
 
@@ -40,7 +38,7 @@ _LOOK_FOR_S = 2.0
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--here", is_flag=True, help="Ask no peers: does it fit this device alone?")
 @given_options("wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure"))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@json_option
 def command(folders: tuple[Path, ...], here: bool, wanted: ClusterOptions, as_json: bool) -> None:
     """List the models in the Hugging Face cache and in FOLDERS; whether each fits the peers, and
     how fast it should be. Then what this device and the peers keep of models for the next load.
@@ -69,7 +67,7 @@ def command(folders: tuple[Path, ...], here: bool, wanted: ClusterOptions, as_js
         kept = _kept(cluster)
     if as_json:
         value = {"models": [_as_json(each) for each in models], "kept": _kept_as_json(kept)}
-        click.echo(json.dumps({**value, "note": note}, indent=2))
+        print_json({**value, "note": note})
         return
     _print(models, kept, note)
 
@@ -125,30 +123,12 @@ def _print(
     models: Sequence[KnownModel], kept: Mapping[str, Sequence[KeptFiles]], note: str | None
 ) -> None:
     console = Console()
-    if not console.is_terminal:
-        console.width = _WIDE  # a file, or another program, gets each model in one line
     if models:
-        table = Table("model", "family", "weights", "on disk", "in memory", "fits", "speed")
-        for each in models:
-            table.add_row(*(Text(printable(cell, 160)) for cell in _cells(each)))
-        console.print(table)
+        print_table(
+            make_table(models, _COLUMNS, right=("weights", "on disk", "in memory")), console
+        )
     for line in _sentences(models, kept, note):
-        console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-
-def _cells(model: KnownModel) -> tuple[str, ...]:
-    found, held = model.inspection, _held(model)
-    if found is None:
-        return (model.name, "–", "–", "–", "–", "no", "–")
-    return (
-        model.name,
-        found.family or "–",
-        "–" if found.parameters is None else in_short(found.parameters),
-        format_size(found.stored_bytes),
-        "–" if held is None else format_size(held.total_bytes),
-        _fits(model),
-        _speed(model),
-    )
+        print_sentence(console, line)
 
 
 def _fits(model: KnownModel) -> str:
@@ -161,11 +141,33 @@ def _fits(model: KnownModel) -> str:
     return f"{where}, from disk" if fit.streamed else where
 
 
-def _speed(model: KnownModel) -> str:
+def _speed(model: KnownModel) -> str | None:
     fit = model.fit
     if fit is None or fit.tokens_per_s is None or fit.tokens_per_s_range is None:
-        return "–"
+        return None
     return f"{rate_in_words(fit.tokens_per_s, fit.tokens_per_s_range)} tokens/s"
+
+
+def _of_header(cell: Callable[[Inspection], str | None]) -> Callable[[KnownModel], str | None]:
+    return lambda model: None if model.inspection is None else cell(model.inspection)
+
+
+def _in_memory(model: KnownModel) -> str | None:
+    held = _held(model)
+    return None if held is None else format_size(held.total_bytes)
+
+
+_COLUMNS: Columns[KnownModel] = {
+    "model": lambda model: model.name,
+    "family": _of_header(lambda found: found.family),
+    "weights": _of_header(
+        lambda found: None if found.parameters is None else in_short(found.parameters)
+    ),
+    "on disk": _of_header(lambda found: format_size(found.stored_bytes)),
+    "in memory": _in_memory,
+    "fits": _fits,
+    "speed": _speed,
+}
 
 
 def _sentences(
@@ -179,7 +181,7 @@ def _sentences(
     for each in models:
         if each.problem is not None:
             yield f"{printable(each.name)}: {printable(each.problem)}"
-    if any(each.fit is not None and each.fit.devices and _speed(each) == "–" for each in models):
+    if any(each.fit is not None and each.fit.devices and _speed(each) is None for each in models):
         yield "Where no speed is shown, not every device was measured: edge plan MODEL does it."
     for device, files in kept.items():
         sizes = _by_model(files).items()

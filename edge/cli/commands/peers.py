@@ -6,28 +6,62 @@ import asyncio
 import contextlib
 import datetime
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import click
-from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from edge.api.watching import PeerChange, changes, watched_peers
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, open_cluster
+from edge.cli.records import Columns, columns_that_fit, json_option, make_table, print_json
 from edge.cli.sentences import print_sentence
 from edge.host.free_memory import format_size
 from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
 
-COLUMNS = (
-    *("name", "address", "health", "device", "free memory", "loaded"),
-    *("weights", "in host memory", "KV in memory", "KV on disk"),
-)
+
+def _device(peer: PeerInfo) -> str:
+    return f"{peer.backend} on {peer.processor}, {peer.threads} threads"
+
+
+def _free(peer: PeerInfo) -> str:
+    return f"{format_size(peer.model_free_bytes)} of {format_size(peer.memory_bytes)}"
+
+
+def _loaded(peer: PeerInfo) -> str | None:
+    return ", ".join(f"{model.name} {model.dtype}" for model in peer.models) or None
+
+
+def _in_host_memory(peer: PeerInfo) -> str | None:
+    if peer.host_memory_bytes is None:
+        return None
+    return format_size(sum(model.host_bytes + model.kv_host_bytes for model in peer.models))
+
+
+COLUMNS: Columns[PeerInfo] = {
+    "name": lambda peer: peer.name,
+    "address": lambda peer: peer.address,
+    "health": lambda peer: peer.health,
+    "device": _device,
+    "free memory": _free,
+    "loaded": _loaded,
+    "weights": lambda peer: format_size(sum(m.bytes - m.kv_bytes for m in peer.models)),
+    "in host memory": _in_host_memory,
+    "KV in memory": lambda peer: format_size(
+        sum(model.kv_bytes for model in peer.models) + peer.kv_beginnings_bytes
+    ),
+    "KV on disk": lambda peer: format_size(
+        sum(model.kv_disk_bytes for model in peer.models) + peer.kv_prefix_bytes
+    ),
+}
+
+_RIGHT = ("free memory", "weights", "in host memory", "KV in memory", "KV on disk")
+
+_UNLIMITED = 10_000
 
 LEAST_WANTED_LAST = (
     *("free memory", "loaded", "health", "device", "weights", "KV in memory", "KV on disk"),
@@ -53,7 +87,7 @@ LEAST_WANTED_LAST = (
     metavar="SECONDS",
     help="How often --watch asks each peer.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@json_option
 def command(wanted: ClusterOptions, wide: bool, watch: bool, every_s: float, as_json: bool) -> None:
     """Name, address, device, free memory and loaded models of every peer that answers.
 
@@ -90,18 +124,18 @@ def command(wanted: ClusterOptions, wide: bool, watch: bool, every_s: float, as_
     with open_cluster(wanted) as found:
         peers = found.peers
     if as_json:
-        click.echo(json.dumps([peer.to_json() for peer in peers], indent=2))
+        print_json([peer.to_json() for peer in peers])
         return
     console = Console()
-    # A file, or another program, gets everything in one line for each peer.
     show_peers(console, peers, width=console.width if console.is_terminal and not wide else None)
 
 
 def show_peers(console: Console, peers: Sequence[PeerInfo], *, width: int | None) -> None:
     """As many columns as fit into `width`, or all; then what each peer runs, in words."""
-    if width is None:
-        console.width = max(console.width, _table_width([_cells(peer) for peer in peers], COLUMNS))
     table, lines = _table_and_lines(peers, width)
+    if width is None:
+        unlimited = console.options.update(width=_UNLIMITED)
+        console.width = max(console.width, console.measure(table, options=unlimited).maximum)
     console.print(table)
     for line in lines:
         print_sentence(console, line)
@@ -139,8 +173,7 @@ def change_in_words(change: PeerChange) -> str:
     if change.event == "gone":
         return f"{peer.name} is gone"
     if before is None:
-        cells = _cells(peer)
-        return f"{peer.name} is there: {cells['address']}, {cells['device']}, " + _offers(peer)
+        return f"{peer.name} is there: {peer.address}, {_device(peer)}, {_offers(peer)}"
     if peer.silent_s is not None:
         return f"{peer.name} is {peer.health}: it may hang, or be cut off"
     told = [] if before.silent_s is None else ["answers again"]
@@ -153,56 +186,17 @@ def change_in_words(change: PeerChange) -> str:
 
 
 def _offers(peer: PeerInfo) -> str:
-    return f"{_cells(peer)['free memory']} free, runs {_cells(peer)['loaded']}"
+    return f"{_free(peer)} free, runs {_loaded(peer) or '–'}"
 
 
 def _table_and_lines(peers: Sequence[PeerInfo], width: int | None) -> tuple[Table, list[str]]:
-    rows = [_cells(peer) for peer in peers]
-    shown, left_out = columns_that_fit(rows, width)
-    table = Table(*shown)
-    for row in rows:
-        table.add_row(*(escape(row[column]) for column in shown))
+    shown = columns_that_fit(peers, COLUMNS, width, least_wanted_last=LEAST_WANTED_LAST)
+    table = make_table(peers, {each: COLUMNS[each] for each in shown}, right=_RIGHT)
+    left_out = [each for each in COLUMNS if each not in shown]
     lines = [_in_words(peer, model) for peer in peers for model in peer.models]
     if left_out:
         lines.append(f"No room for {', '.join(left_out)}: --wide shows all.")
     return table, lines
-
-
-def columns_that_fit(
-    rows: Sequence[Mapping[str, str]], width: int | None
-) -> tuple[list[str], list[str]]:
-    """(shown, left out), each in order; None is any width."""
-    shown = list(COLUMNS)
-    for column in reversed(LEAST_WANTED_LAST):
-        if width is None or _table_width(rows, shown) <= width:
-            break
-        shown.remove(column)
-    return shown, [column for column in COLUMNS if column not in shown]
-
-
-def _table_width(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> int:
-    """In letters, each column as wide as what is widest in it, with its borders."""
-    widths = [max(cell_len(text) for text in (each, *(r[each] for r in rows))) for each in columns]
-    return sum(width + 3 for width in widths) + 1
-
-
-def _cells(peer: PeerInfo) -> dict[str, str]:
-    kv_bytes = sum(model.kv_bytes for model in peer.models) + peer.kv_beginnings_bytes
-    kv_disk_bytes = sum(model.kv_disk_bytes for model in peer.models) + peer.kv_prefix_bytes
-    return {
-        "name": peer.name,
-        "address": peer.address,
-        "health": peer.health,
-        "device": f"{peer.backend} on {peer.processor}, {peer.threads} threads",
-        "free memory": f"{format_size(peer.model_free_bytes)} of {format_size(peer.memory_bytes)}",
-        "loaded": ", ".join(f"{model.name} {model.dtype}" for model in peer.models) or "–",
-        "weights": format_size(sum(m.bytes - m.kv_bytes for m in peer.models)),
-        "in host memory": "–"
-        if peer.host_memory_bytes is None
-        else format_size(sum(m.host_bytes + m.kv_host_bytes for m in peer.models)),
-        "KV in memory": format_size(kv_bytes),
-        "KV on disk": format_size(kv_disk_bytes),
-    }
 
 
 def _in_words(peer: PeerInfo, model: HostedModel) -> str:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from edge.api.counting_experts import CountedExperts
-from edge.api.observing import MOST_COUNTED_TOKENS
-from edge.api.quality_text import read_text
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
 from edge.cli.plan_view import (
     losses_as_json,
@@ -21,6 +17,7 @@ from edge.cli.plan_view import (
     show_standby,
     standby_as_json,
 )
+from edge.cli.records import print_json
 from edge.errors import CapacityError
 from edge.host.identity import host_id
 from edge.partition import Workload
@@ -29,6 +26,9 @@ from edge.planning.load_options import LoadOptions
 from edge.planning.losses import losses as what_losses_do
 from edge.planning.proposal import Proposal
 from edge.planning.standing_by import ready_bytes
+from edge.studies.count_experts import CountedExperts
+from edge.studies.observe import MOST_COUNTED_TOKENS
+from edge.studies.text_windows import read_text
 
 
 @click.command("plan", short_help="Show what would run where and how fast, without running it.")
@@ -124,7 +124,7 @@ def command(
         if counted is not None:
             value["counted"] = counted.to_json()
         value["standby"] = None if copies is None else standby_as_json(copies, ready)
-        click.echo(json.dumps(value, indent=2))
+        print_json(value)
     else:
         show_plan(
             proposal,

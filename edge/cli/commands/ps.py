@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, open_cluster
+from edge.cli.records import Columns, json_option, make_table, print_json, print_table
 from edge.host.free_memory import format_size
-from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A model, as one device has it loaded."""
-
-    name: str
-    dtype: str
-    user: str
-    shards: tuple[tuple[PeerInfo, HostedModel], ...]
-    """In the order of the plan."""
-
-    def to_json(self) -> dict[str, Any]:
-        """For scripts."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "user": self.user,
-            "shards": [
-                {
-                    "peer": peer.name,
-                    "stage": shard.stage,
-                    "rank": shard.rank,
-                    "weight_bytes": shard.bytes - shard.kv_bytes,
-                    "kv_bytes": shard.kv_bytes,
-                    "buffer_bytes": shard.buffer_bytes,
-                    "streamed_bytes": shard.streamed_bytes,
-                }
-                for peer, shard in self.shards
-            ],
-        }
 
 
 @click.command("ps", short_help="Show which models are loaded, and for whom.")
 @given_options("wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure"))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@json_option
 def command(wanted: ClusterOptions, as_json: bool) -> None:
     """Each model that peers have loaded: its format, for which device, where, and its memory.
 
@@ -66,52 +31,63 @@ def command(wanted: ClusterOptions, as_json: bool) -> None:
     with open_cluster(wanted) as found:
         models = loaded_models(found.peers)
     if as_json:
-        click.echo(json.dumps([each.to_json() for each in models], indent=2))
-        return
-    console = Console()
-    if not models:
+        print_json(models)
+    elif models:
+        print_table(make_table(models, _COLUMNS, right=("weights", "KV", "for steps")))
+    else:
         count = len(found.peers)
         click.echo(f"No model is loaded on {count} peer{'' if count == 1 else 's'}.")
-        return
-    table = Table("model", "format", "for", "where", "weights", "KV", "for steps", pad_edge=False)
-    for each in models:
-        shards = [shard for _peer, shard in each.shards]
-        table.add_row(
-            escape(each.name),
-            escape(each.dtype),
-            escape(each.user),
-            escape(_where(each)),
-            format_size(sum(shard.bytes - shard.kv_bytes for shard in shards)),
-            format_size(sum(shard.kv_bytes for shard in shards)),
-            format_size(sum(shard.buffer_bytes for shard in shards)),
-        )
-    if not console.is_terminal:
-        console.width = max(console.width, 200)
-    console.print(table)
 
 
-def loaded_models(peers: Sequence[PeerInfo]) -> list[Loaded]:
-    """By name, format and user. Peers know of no session but their own, so shards of one model
-    that a device has loaded twice cannot be told apart."""
-    found: dict[tuple[str, str, str], list[tuple[PeerInfo, HostedModel]]] = {}
+def loaded_models(peers: Sequence[PeerInfo]) -> list[dict[str, Any]]:
+    """By name, format and user, the shards in the order of the plan. Peers know of no session but
+    their own, so shards of one model that a device has loaded twice cannot be told apart."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for peer in peers:
         for shard in peer.models:
-            found.setdefault((shard.name, shard.dtype, shard.user), []).append((peer, shard))
+            shards = found.setdefault((shard.name, shard.dtype, shard.user), [])
+            shards.append(
+                {
+                    "peer": peer.name,
+                    "stage": shard.stage,
+                    "rank": shard.rank,
+                    "weight_bytes": shard.bytes - shard.kv_bytes,
+                    "kv_bytes": shard.kv_bytes,
+                    "buffer_bytes": shard.buffer_bytes,
+                    "streamed_bytes": shard.streamed_bytes,
+                }
+            )
     return [
-        Loaded(
-            name=name,
-            dtype=dtype,
-            user=user,
-            shards=tuple(sorted(shards, key=lambda each: (each[1].stage, each[1].rank))),
-        )
+        {
+            "name": name,
+            "dtype": dtype,
+            "user": user,
+            "shards": sorted(shards, key=itemgetter("stage", "rank")),
+        }
         for (name, dtype, user), shards in sorted(found.items())
     ]
 
 
-def _where(model: Loaded) -> str:
-    """Stages from the first to the last; who shares one is named together."""
+def _where(model: Mapping[str, Any]) -> str:
+    """Stages from the first to the last; devices that share one are named together."""
     stages: dict[int, list[str]] = {}
-    for peer, shard in model.shards:
-        disk = f" ({format_size(shard.streamed_bytes)} from disk)" if shard.streamed_bytes else ""
-        stages.setdefault(shard.stage, []).append(peer.name + disk)
-    return " → ".join(" + ".join(names) for _stage, names in sorted(stages.items()))
+    for shard in model["shards"]:
+        streamed = shard["streamed_bytes"]
+        disk = f" ({format_size(streamed)} from disk)" if streamed else ""
+        stages.setdefault(shard["stage"], []).append(shard["peer"] + disk)
+    return " → ".join(" + ".join(names) for names in stages.values())
+
+
+def _size(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda model: format_size(sum(shard[name] for shard in model["shards"]))
+
+
+_COLUMNS: Columns[Mapping[str, Any]] = {
+    "model": itemgetter("name"),
+    "format": itemgetter("dtype"),
+    "for": itemgetter("user"),
+    "where": _where,
+    "weights": _size("weight_bytes"),
+    "KV": _size("kv_bytes"),
+    "for steps": _size("buffer_bytes"),
+}

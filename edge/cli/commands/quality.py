@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
-from edge.api.quality import Quality, QualityOptions
-from edge.api.quality_text import read_text
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.cli.records import Columns, json_option, make_table, print_json
 from edge.planning.load_options import LoadOptions
+from edge.studies.quality import FormatQuality, Quality, QualityOptions
+from edge.studies.text_windows import read_text
 
 
 @click.command("quality", short_help="Measure what a weight format costs in quality.")
@@ -34,7 +33,7 @@ from edge.planning.load_options import LoadOptions
 )
 @given_options("wanted", QualityOptions)
 @cluster_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@json_option
 def command(
     model: str,
     options: LoadOptions,
@@ -77,7 +76,7 @@ def command(
         )
     if as_json:
         value = {"text": None if text_file is None else str(text_file), **found.to_json()}
-        click.echo(json.dumps(value, indent=2))
+        print_json(value)
     else:
         _show(found, text_file)
 
@@ -86,19 +85,15 @@ def _show(found: Quality, text_file: Path | None) -> None:
     text = "the bundled text" if text_file is None else text_file.name
     reference, measured = found.reference, found.measured
     one_model = reference.model == measured.model
-    table = Table(
-        "", "perplexity", "mean KL", "99 % KL", "same top", "bytes/weight", "tok/s",
-        title=f"{measured.model}: {found.windows} windows of {found.window_tokens} tokens, {text}",
-        pad_edge=False, collapse_padding=True,
-    )  # fmt: skip
-    for row in (reference, measured):
-        table.add_row(
-            row.format if one_model else f"{row.model}, {row.format}",
-            f"{row.perplexity:.2f}",
-            f"{row.mean_kl:.4f}",
-            f"{row.p99_kl:.4f}",
-            f"{row.same_top:.1%}",
-            f"{row.bytes_per_weight:.3f}",
-            f"{row.tokens_per_s:.1f}",
-        )
-    Console().print(table)
+    columns: Columns[FormatQuality] = {
+        "": lambda row: row.format if one_model else f"{row.model}, {row.format}",
+        "perplexity": lambda row: f"{row.perplexity:.2f}",
+        "mean KL": lambda row: f"{row.mean_kl:.4f}",
+        "99 % KL": lambda row: f"{row.p99_kl:.4f}",
+        "same top": lambda row: f"{row.same_top:.1%}",
+        "bytes/weight": lambda row: f"{row.bytes_per_weight:.3f}",
+        "tok/s": lambda row: f"{row.tokens_per_s:.1f}",
+    }
+    title = f"{measured.model}: {found.windows} windows of {found.window_tokens} tokens, {text}"
+    right = [heading for heading in columns if heading]
+    Console().print(make_table((reference, measured), columns, title=title, right=right))

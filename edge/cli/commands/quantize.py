@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from edge.api.quality_text import read_text
-from edge.api.quantizing import QuantizeOptions
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.cli.records import json_option, print_json
 from edge.host.blas_threads import limit_blas_threads
 from edge.host.free_memory import format_size
 from edge.planning.load_options import LoadOptions
+from edge.studies.quantize import QuantizeOptions
+from edge.studies.text_windows import read_text
 
 
 @click.command("quantize", short_help="Round a model by what its weights are multiplied with.")
@@ -34,7 +34,7 @@ from edge.planning.load_options import LoadOptions
 )
 @given_options("wanted", QuantizeOptions)
 @cluster_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@json_option
 def command(
     model: str,
     options: LoadOptions,
@@ -73,6 +73,6 @@ def command(
     with open_cluster(peers, options, model=model) as cluster:
         found = cluster.quantize(model, out, options, text=text, **asdict(wanted))
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=2))
+        print_json(found.to_json())
     else:
         click.echo(f"{found.path}: {format_size(found.num_bytes)}; {found.words}")

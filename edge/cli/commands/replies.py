@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from edge.answers.journal_folder import JournalEntry
 from edge.answers.journal_records import JournalContent
 from edge.api.kept_reply import kept_replies
 from edge.cli.commands.cache import age_in_words
+from edge.cli.records import Columns, json_option, make_table, print_json, print_table
 from edge.errors import RequestError, printable
-
-_WIDE = 240
 
 
 @click.group("replies", short_help="Show the answers that are not finished, and remove them.")
@@ -39,30 +36,16 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@json_option
 def show(as_json: bool) -> None:
     """Show them, the one that was written last first."""
     found = [_told(*each) for each in kept_replies().read()]
     if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return
-    if not found:
+        print_json(found)
+    elif found:
+        print_table(make_table(found, _COLUMNS))
+    else:
         click.echo("No answer is kept.")
-        return
-    table = Table("id", "model", "prompt", "answer", "last token", "state")
-    for each in found:
-        table.add_row(
-            each["id"],
-            escape(Path(each["model"] or "–").name),
-            f"{each['prompt_tokens']} tokens" if each["model"] else "",
-            f"{each['new_tokens']} of {each['max_new_tokens']} tokens" if each["model"] else "",
-            age_in_words(time.time() - each["written_s"]),
-            escape(each["why_not"] or ("under way" if each["is_under_way"] else "")),
-        )
-    console = Console()
-    if not console.is_terminal:
-        console.width = _WIDE  # a file, or another program, gets each row in one line
-    console.print(table)
 
 
 @command.command()
@@ -95,3 +78,15 @@ def _told(entry: JournalEntry, kept: JournalContent | RequestError) -> dict[str,
         "is_under_way": entry.is_under_way,
         "why_not": str(kept) if isinstance(kept, RequestError) else None,
     }
+
+
+_COLUMNS: Columns[Mapping[str, Any]] = {
+    "id": itemgetter("id"),
+    "model": lambda each: each["model"] and Path(each["model"]).name,
+    "prompt": lambda each: f"{each['prompt_tokens']} tokens" if each["model"] else "",
+    "answer": lambda each: (
+        f"{each['new_tokens']} of {each['max_new_tokens']} tokens" if each["model"] else ""
+    ),
+    "last token": lambda each: age_in_words(time.time() - each["written_s"]),
+    "state": lambda each: each["why_not"] or ("under way" if each["is_under_way"] else ""),
+}

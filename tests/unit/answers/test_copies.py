@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from demos.bundled import MODEL
-from edge.answers.copies import Copy, KvCopies, KvLayout, held_layers
+from edge.answers.copies import Copy, AnswerCopies, KvLayout, held_layers
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
 from edge.protocol.messages import MOST_COPY_BYTES
@@ -60,8 +60,8 @@ def copy(form: KvLayout, seat: Seat, first: int, tokens: int = 8) -> Copy:
     return Copy(first=first, tokens=tokens, rows=rows_of(form, seat, first, tokens))
 
 
-def kept(plan: Plan, first: int, last: int) -> KvCopies:
-    found = KvCopies(form=form(plan), first=first)
+def kept(plan: Plan, first: int, last: int) -> AnswerCopies:
+    found = AnswerCopies(form=form(plan), first=first)
     for seat in found.form.layers:
         for start in range(first, last, 8):
             assert found.add(seat, copy(found.form, seat, start, min(8, last - start)))
@@ -70,7 +70,7 @@ def kept(plan: Plan, first: int, last: int) -> KvCopies:
 
 def test_what_follows_is_kept_and_nothing_else() -> None:
     seats = form(PIPELINE)
-    answer = KvCopies(form=seats, first=5)
+    answer = AnswerCopies(form=seats, first=5)
     seat = (0, 0)
     assert not answer.add(seat, copy(seats, seat, 6))
     assert answer.add(seat, copy(seats, seat, 5))
@@ -84,13 +84,13 @@ def test_what_follows_is_kept_and_nothing_else() -> None:
 def test_of_who_keeps_nothing_nothing_is_kept() -> None:
     """It could send copies of nothing without end."""
     nobody = KvLayout(layers={(0, 0): ()}, digests={(0, 0): "d"}, is_rounded=False)
-    answer = KvCopies(form=nobody, first=0)
+    answer = AnswerCopies(form=nobody, first=0)
     assert not answer.add((0, 0), Copy(first=0, tokens=1, rows=b""))
 
 
 def test_few_large_copies_are_given_back() -> None:
     seats, seat = form(PIPELINE), (0, 0)
-    answer = KvCopies(form=seats, first=5)
+    answer = AnswerCopies(form=seats, first=5)
     most = min(MOST_COPY_BYTES // len(copy(seats, seat, 0, 1).rows), MAX_CHUNK_TOKENS)
     tokens = 2 * most + 24
     for start in range(5, 5 + tokens, 8):
@@ -106,7 +106,7 @@ def test_as_much_is_given_back_as_every_shard_has_sent() -> None:
     assert answer.add((0, 0), copy(answer.form, (0, 0), 13))
     assert answer.last(100) == 13
     assert answer.last(9) == 9
-    assert KvCopies(form=answer.form, first=5).last(100) == 5
+    assert AnswerCopies(form=answer.form, first=5).last(100) == 5
 
 
 @pytest.mark.parametrize("first", [0, 3])
@@ -134,7 +134,7 @@ def test_keys_that_layers_share_are_those_of_one_layer(before: str, after: str) 
     wanted, had = (form(make_plan(spec, each, model="m"), spec=spec) for each in (after, before))
     assert {held.layer for layers in wanted.layers.values() for held in layers} == {0, 1, 2, 3}
     assert had.serves(wanted)
-    answer = KvCopies(form=had, first=0)
+    answer = AnswerCopies(form=had, first=0)
     for seat in had.layers:
         assert answer.add(seat, copy(had, seat, 0, 24))
     for seat, copies in answer.put_into(wanted, 21).copies.items():

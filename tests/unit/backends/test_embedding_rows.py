@@ -12,7 +12,7 @@ import pytest
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.interface import ShardWeights
 from edge.errors import CheckpointError
-from edge.offload import Manifest, Piece, TensorEntry, piece_digest
+from edge.offload import Manifest, TensorEntry, TensorPiece, piece_digest
 
 HIDDEN, FIRST, COUNT, OFFSET = 24, 10, 6, 4096
 ROWS = range(FIRST, FIRST + COUNT)
@@ -23,7 +23,7 @@ def weights(path: Path, table: np.ndarray) -> ShardWeights:
     entry = TensorEntry(
         name="embedding", dtype=table.dtype.name, shape=table.shape, offset=OFFSET,
         nbytes=table.nbytes,
-        pieces=(Piece(digest=piece_digest(table.tobytes()), nbytes=table.nbytes),),
+        pieces=(TensorPiece(digest=piece_digest(table.tobytes()), nbytes=table.nbytes),),
     )  # fmt: skip
     return ShardWeights(
         path=path, manifest=Manifest(tensors=(entry,), total_bytes=OFFSET + table.nbytes)
@@ -86,7 +86,7 @@ def test_reads_what_layers_have_of_a_token_from_the_table_that_has_it(tmp_path: 
                 TensorEntry(
                     name=f"token_table.{number}", dtype="bfloat16", shape=part.shape,
                     offset=offset, nbytes=part.nbytes,
-                    pieces=(Piece(digest=piece_digest(part.tobytes()), nbytes=part.nbytes),),
+                    pieces=(TensorPiece(digest=piece_digest(part.tobytes()), nbytes=part.nbytes),),
                 )
             )  # fmt: skip
             offset += part.nbytes

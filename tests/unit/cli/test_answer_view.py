@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from edge.cli.chat.answer_text import cut_blocks
-from edge.cli.chat.answer_view import AnswerView, Thoughts
+from edge.cli.chat.answer_view import AnswerView, Thoughts, cut_blocks
 from edge.text.answer_parser import AnswerParser
 from edge.text.thinking import USUAL_MARKS, ThinkingSplitter
 

@@ -11,8 +11,8 @@ import pytest
 from edge.cli.commands.doctor import remembered_links
 from edge.cli.diagnosis import (
     DeviceFacts,
+    DiagnosedLink,
     Finding,
-    LinkFacts,
     device_findings,
     fit_for_strangers,
     link_finding,
@@ -148,7 +148,9 @@ def link(interface: Interface | None, mbits: float, **changed: Any) -> Finding:
         "glance": LinkGlance(echo_s=SPAN, there_s=SPAN, back_s=SPAN),
         **changed,
     }
-    return link_finding(LinkFacts(ends="to attic", interface=interface, times=LinkTimes(**values)))
+    return link_finding(
+        DiagnosedLink(ends="to attic", interface=interface, times=LinkTimes(**values))
+    )
 
 
 def test_a_link_as_fast_as_its_class_is_well() -> None:
@@ -202,7 +204,7 @@ def test_links_between_others_are_those_of_plans(
 
 def test_a_link_that_cannot_be_made_names_the_firewall() -> None:
     failed = NetworkError("cannot connect to 192.168.1.7:5000: timed out")
-    finding = link_finding(LinkFacts(ends="to attic", interface=WIRED, times=failed))
+    finding = link_finding(DiagnosedLink(ends="to attic", interface=WIRED, times=failed))
     assert "firewall" in (finding.remedy or "")
     assert "192.168" not in fit_for_strangers(finding, [], "/home/me").found
 

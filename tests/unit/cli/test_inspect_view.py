@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.api.inspection import describe, inspect
+from edge.api.known_models import inspect
 from edge.cli.inspect_view import show_inspection
 from edge.models.families import FAMILIES, WITH_PICTURES
+from edge.studies.inspection import describe
 from edge.weights.header import read_header
 from tests.support import gguf_bytes
 from tests.support.checkpoints import TinyCheckpoint

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from edge.cli.commands.peers import COLUMNS, columns_that_fit, show_peers
+from edge.cli.commands.peers import COLUMNS, LEAST_WANTED_LAST, show_peers
+from edge.cli.records import Columns, columns_that_fit
 from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
 from tests.support.peer_infos import peer_info
@@ -87,8 +88,11 @@ def test_what_is_left_out_is_said() -> None:
 
 
 def test_what_matters_least_goes_first() -> None:
-    rows = [dict.fromkeys(COLUMNS, "x" * 12)]
-    kept = [columns_that_fit(rows, width)[0] for width in (153, 152, 136, 135, 60, 1)]
+    columns: Columns[str] = dict.fromkeys(COLUMNS, str)
+    kept = [
+        columns_that_fit(["x" * 12], columns, width, least_wanted_last=LEAST_WANTED_LAST)
+        for width in (142, 141, 126, 125, 55, 1)
+    ]
     assert kept[0] == list(COLUMNS)
     assert kept[1] == kept[2] == [each for each in COLUMNS if each != "in host memory"]
     assert kept[3] == kept[2][:-1]

@@ -153,11 +153,11 @@ def test_shards_of_a_model_come_together() -> None:
     attic = peer_info("attic", models=(shard("m", 1, 0), shard("other", 0, 0)))
     desk = peer_info("desk", models=(shard("m", 0, 0), shard("m", 0, 0, user="somebody")))
     found = loaded_models([attic, desk])
-    assert [(each.name, each.user) for each in found] == [
+    assert [(each["name"], each["user"]) for each in found] == [
         ("m", "me"),
         ("m", "somebody"),
         ("other", "me"),
     ]
-    assert [peer.name for peer, _shard in found[0].shards] == ["desk", "attic"]
-    (first, _second) = found[0].to_json()["shards"]
+    assert [shard["peer"] for shard in found[0]["shards"]] == ["desk", "attic"]
+    (first, _second) = found[0]["shards"]
     assert (first["peer"], first["weight_bytes"], first["kv_bytes"]) == ("desk", 20, 10)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.api.quality_statistics import Figures
 from edge.demos.bench.gguf_floats import config, pairs_apart, tensor_name, tokenizer
 from edge.demos.bench.quality import FormatRow
 from edge.models.families import read_family
+from edge.studies.logit_statistics import Figures
 from edge.text import Tokenizer
 
 

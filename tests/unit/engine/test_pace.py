@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from edge.engine.timing import Pace
+from edge.engine.timing import StepPace
 from edge.protocol.step_times import ExpectedStep
 
 EXPECTED = ExpectedStep(first_s=0.010, last_s=0.020, tokens=1000)
@@ -25,7 +25,7 @@ def test_a_time_that_is_none_is_refused(first_s: float) -> None:
 
 
 def test_the_median_of_the_latest_steps_is_told_for_a_while() -> None:
-    pace = Pace(EXPECTED)
+    pace = StepPace(EXPECTED)
     assert pace.slower(now_s=0.0, within_s=60.0) is None
     for step in range(32):
         hiccup = step % 8 == 0
@@ -38,7 +38,7 @@ def test_the_median_of_the_latest_steps_is_told_for_a_while() -> None:
 
 
 def test_nothing_is_told_where_nothing_was_predicted() -> None:
-    pace = Pace(None)
+    pace = StepPace(None)
     for step in range(64):
         pace.note(1.0, position=step, now_s=float(step))
     assert pace.slower(now_s=64.0, within_s=60.0) is None

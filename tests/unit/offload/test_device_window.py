@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from edge.offload import (
     DeviceWindow,
+    ExtentSpan,
     HostSlots,
     Mark,
     Memory,
     MemoryCopier,
     Read,
-    Span,
     StoreError,
     WeightStreamer,
     is_streamed,
 )
-from edge.offload.files.direct_reader import Reading
+from edge.offload.files.direct_reader import ReadsUnderWay
 
 PAGE = 4096
 GONE = 0xEE
@@ -42,8 +42,8 @@ class Disk:
         self.gate.set()
         self.pool = ThreadPoolExecutor(1)
 
-    def begin(self, reads: Sequence[Read]) -> Reading:
-        return Reading([self.pool.submit(self.read, each) for each in reads])
+    def begin(self, reads: Sequence[Read]) -> ReadsUnderWay:
+        return ReadsUnderWay([self.pool.submit(self.read, each) for each in reads])
 
     def read(self, read: Read) -> None:
         self.gate.wait()
@@ -89,7 +89,7 @@ class Bed:
         self.pins: list[str] = []
         self.slots = HostSlots(PAGE, pin=self._pin)
         memories = [self.slots.memory() for _ in range(extents)]
-        spans = [[Span(i * PAGE, PAGE, 0, 0, "")] for i in range(extents)]
+        spans = [[ExtentSpan(i * PAGE, PAGE, 0, 0, "")] for i in range(extents)]
         self.extents = extents
         streamer = WeightStreamer(
             spans, memories, self.disk, resident=pinned, window=staging, pages=self.slots

@@ -12,8 +12,8 @@ from edge.offload import (
     PIECE_BYTES,
     Manifest,
     ManifestBuilder,
-    Piece,
     StoreCorruptError,
+    TensorPiece,
     numpy_dtype,
 )
 from edge.offload.files.manifest import MAX_JSON_BYTES, MAX_TENSORS, MAX_TOTAL_BYTES
@@ -143,7 +143,7 @@ def text(*entries: object, total_bytes: object = 10) -> str:
 
 def test_the_entry_the_refusals_vary_is_accepted() -> None:
     manifest = Manifest.from_json(text(entry()))
-    assert manifest.tensors[0].pieces == (Piece(digest=DIGEST, nbytes=10),)
+    assert manifest.tensors[0].pieces == (TensorPiece(digest=DIGEST, nbytes=10),)
 
 
 HUGE = [MAX_TOTAL_BYTES // 2 + 1]

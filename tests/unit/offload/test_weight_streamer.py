@@ -16,7 +16,7 @@ from edge.offload import (
     WeightStreamer,
     is_streamed,
 )
-from edge.offload.streaming.checked_extents import Reader
+from edge.offload.streaming.checked_extents import ExtentReader
 from tests.support.pages import PAGE
 from tests.support.streamed_extents import MemoryReader, Places, content_of, spans
 
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 
 def streamer_of(
-    places: Places, reader: Reader, *, resident: int, window: int = 2, nbytes: int = PAGE
+    places: Places, reader: ExtentReader, *, resident: int, window: int = 2, nbytes: int = PAGE
 ) -> WeightStreamer:
     return WeightStreamer(
         spans(len(places.memory), nbytes),

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edge.errors import CapacityError
-from edge.peer.quota import Held, Quota, Room
+from edge.peer.quota import Held, Quota, SharedRoom
 
 
 def test_one_owner_and_all_have_limits() -> None:
@@ -44,7 +44,7 @@ def test_connections_of_one_owner_share_and_give_back_their_own() -> None:
 
 def test_who_finds_no_room_waits() -> None:
     async def scenario() -> None:
-        room = Room(of_one=6, of_all=10)
+        room = SharedRoom(of_one=6, of_all=10)
         await room.take("a", 6)
         waiting = [asyncio.ensure_future(room.take(owner, 5)) for owner in "ab"]
         large = asyncio.ensure_future(room.take("c", 9))  # more than its share: alone it may

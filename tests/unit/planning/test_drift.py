@@ -8,7 +8,7 @@ import pytest
 
 from edge.partition import Estimate, Plan, Shard, Stage, Term
 from edge.planning.breakdown import step_parts
-from edge.planning.drift import LEAST_EXCESS_S, SLOWER_BY, Answer, find_drift
+from edge.planning.drift import LEAST_EXCESS_S, SLOWER_BY, FinishedAnswer, find_drift
 from edge.protocol.step_times import PeerTimes, StepTimes
 
 NAMES = {"id-a": "a", "id-b": "b", "id-c": "c"}
@@ -39,7 +39,7 @@ def plan(*stages: tuple[str, ...], streamed_layers: int = 0) -> Plan:
     )
 
 
-def answer(*terms: tuple[str, float], devices_s: dict[str, float], slower_s: float) -> Answer:
+def answer(*terms: tuple[str, float], devices_s: dict[str, float], slower_s: float) -> FinishedAnswer:
     """A reply that was predicted to take these terms for each token and took `slower_s` more."""
     token_s = sum(seconds for _kind, seconds in terms)
     predicted = Estimate(
@@ -54,7 +54,7 @@ def answer(*terms: tuple[str, float], devices_s: dict[str, float], slower_s: flo
         bottleneck="the first",
         device_s=tuple(devices_s.items()),
     )
-    return Answer(
+    return FinishedAnswer(
         new_tokens=NEW_TOKENS,
         first_token_s=1.0,
         decode_s=(NEW_TOKENS - 1) * (token_s + slower_s),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge.answers.answer import Answer
-from edge.answers.copies import KvCopies, KvLayout
+from edge.answers.copies import AnswerCopies, KvLayout
 from edge.backends.null.made_up import logits_after
 from edge.demos.bundled import MODEL
 from edge.errors import CapacityError, PeerError, PeerLostError
@@ -122,7 +122,7 @@ def test_copies_of_keys_and_values_go_with_the_reply(tmp_path: Path) -> None:
             (cancelled,) = replies((7,), 20)
             for each in (finished, cancelled):
                 model.submit(each)
-                each.copies = KvCopies(form=form, first=0)
+                each.copies = AnswerCopies(form=form, first=0)
             model.cancel(cancelled.id)
             async with asyncio.timeout(PATIENCE_S):
                 await sink.ended.wait()

@@ -14,7 +14,7 @@ from edge.api.async_model import AsyncModel
 from edge.cli.commands.serve import Offered, check_for_several, offered, with_plans
 from edge.errors import CapacityError, RequestError
 from edge.planning.load_options import LoadOptions
-from edge.server.model_pool import ModelPool, Place, first_to_go
+from edge.server.model_pool import ModelPlace, ModelPool, first_to_go
 from edge.server.refusals import Refusal
 from tests.support.plans import bundled_plan
 
@@ -68,11 +68,11 @@ async def use(pool: ModelPool, name: str) -> None:
 def test_who_goes_is_who_was_not_used_for_longest_and_nobody_who_is_used() -> None:
     model = cast(AsyncModel, object())
     places = [
-        Place("busy", model, users=1, used_s=1.0),
-        Place("late", model, used_s=3.0),
-        Place("early", model, used_s=2.0),
-        Place("empty"),
-        wanted := Place("wanted", model),
+        ModelPlace("busy", model, users=1, used_s=1.0),
+        ModelPlace("late", model, used_s=3.0),
+        ModelPlace("early", model, used_s=2.0),
+        ModelPlace("empty"),
+        wanted := ModelPlace("wanted", model),
     ]
     found = first_to_go(places, wanted)
     assert found is not None

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from edge.answers.text import Token, TokenLogprob
-from edge.server.answers import Begin, End, Happening, Piece
+from edge.server.answers import AnswerPiece, Begin, End, Happening
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN
-from edge.server.openai_responses import Translator, question_of
+from edge.server.openai_responses import ResponsesTranslator, question_of
 from edge.server.refusals import Refusal
 from edge.text.answer_parts import ToolCall
 
@@ -33,12 +33,12 @@ def messages(*items: dict[str, Any]) -> list[Any]:
 
 async def happening(*calls: ToolCall) -> AsyncIterator[Happening]:
     yield Begin(prompt_tokens=1)
-    yield Piece(answer=0, calls=calls)
+    yield AnswerPiece(answer=0, calls=calls)
     yield End(answer=0, why="stop", new_tokens=2, calls=len(calls))
 
 
 def reply(body: dict[str, Any], *calls: ToolCall) -> dict[str, Any]:
-    translator = Translator(model="m", question=question_of(Fields(body)))
+    translator = ResponsesTranslator(model="m", question=question_of(Fields(body)))
     return asyncio.run(translator.whole(happening(*calls)))
 
 
@@ -160,15 +160,18 @@ def test_logprobs_are_told_of_what_is_said_and_of_nothing_else() -> None:
 
     async def thinking() -> AsyncIterator[Happening]:
         yield Begin(prompt_tokens=1)
-        yield Piece(answer=0, thought="Hm", tokens=(tokens[0],))
-        yield Piece(answer=0, said="Yes", tokens=(tokens[1],))
-        yield Piece(answer=0, said=".", tokens=(tokens[2],))
-        yield Piece(answer=0, tokens=(tokens[3],))
+        yield AnswerPiece(answer=0, thought="Hm", tokens=(tokens[0],))
+        yield AnswerPiece(answer=0, said="Yes", tokens=(tokens[1],))
+        yield AnswerPiece(answer=0, said=".", tokens=(tokens[2],))
+        yield AnswerPiece(answer=0, tokens=(tokens[3],))
         yield End(answer=0, why="stop", new_tokens=4)
 
     async def told(body: dict[str, Any]) -> list[Any]:
         question = question_of(Fields({"input": "x", **body}))
-        return [each async for each in Translator(model="m", question=question).events(thinking())]
+        return [
+            each
+            async for each in ResponsesTranslator(model="m", question=question).events(thinking())
+        ]
 
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
     events = asyncio.run(told(asked))

@@ -16,7 +16,7 @@ from edge.server import (
     openai_fields,
     openai_responses,
 )
-from edge.server.answers import Begin, End, Happening, Piece, Question
+from edge.server.answers import AnswerPiece, Begin, End, Happening, Question
 from edge.server.fields import Fields
 from edge.server.gate import Gate, has_room
 from edge.server.keys import Caller
@@ -26,9 +26,9 @@ from edge.text.answer_parts import ToolCall
 
 THINKING: Sequence[Happening] = (
     Begin(prompt_tokens=7),
-    Piece(answer=0, thought="Hm. "),
-    Piece(answer=0, thought="So", said="Yes"),
-    Piece(answer=0, said=", I do."),
+    AnswerPiece(answer=0, thought="Hm. "),
+    AnswerPiece(answer=0, thought="So", said="Yes"),
+    AnswerPiece(answer=0, said=", I do."),
     End(answer=0, why="stop", new_tokens=6, found_tokens=4, thought_tokens=2, stopped_by="END"),
 )
 SILENT: Sequence[Happening] = (Begin(prompt_tokens=2), End(answer=0, why="length", new_tokens=1))
@@ -44,8 +44,8 @@ async def all_of(parts: AsyncGenerator[Any]) -> list[Any]:
 
 
 def test_thoughts_are_apart_in_openai_chunks_and_wholes() -> None:
-    def translator() -> openai_chat.Translator:
-        return openai_chat.Translator(model="m", chat=True, with_logprobs=False)
+    def translator() -> openai_chat.ChatTranslator:
+        return openai_chat.ChatTranslator(model="m", chat=True, with_logprobs=False)
 
     whole = asyncio.run(translator().whole(stream(THINKING)))
     message = whole["choices"][0]["message"]
@@ -71,12 +71,12 @@ def test_thoughts_are_apart_in_openai_chunks_and_wholes() -> None:
 def test_several_answers_keep_their_numbers() -> None:
     mixed = (
         Begin(prompt_tokens=1),
-        Piece(answer=1, said="b"),
-        Piece(answer=0, said="a"),
+        AnswerPiece(answer=1, said="b"),
+        AnswerPiece(answer=0, said="a"),
         End(answer=1, why="length", new_tokens=1),
         End(answer=0, why="stop", new_tokens=2),
     )
-    translator = openai_chat.Translator(model="m", chat=False, with_logprobs=False)
+    translator = openai_chat.ChatTranslator(model="m", chat=False, with_logprobs=False)
     whole = asyncio.run(translator.whole(stream(mixed)))
     told = [(each["index"], each["text"], each["finish_reason"]) for each in whole["choices"]]
     assert told == [(0, "a", "stop"), (1, "b", "length")]
@@ -84,7 +84,9 @@ def test_several_answers_keep_their_numbers() -> None:
 
 
 def test_blocks_of_anthropic_begin_and_stop_in_turn() -> None:
-    events = asyncio.run(all_of(anthropic_messages.Translator(model="m").events(stream(THINKING))))
+    events = asyncio.run(
+        all_of(anthropic_messages.MessagesTranslator(model="m").events(stream(THINKING)))
+    )
     assert [event["type"] for event in events] == [
         *("message_start", "ping"),
         *("content_block_start", "content_block_delta", "content_block_delta"),
@@ -94,7 +96,7 @@ def test_blocks_of_anthropic_begin_and_stop_in_turn() -> None:
     ]
     starts = [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"]
     assert starts == ["thinking", "text"]
-    whole = asyncio.run(anthropic_messages.Translator(model="m").whole(stream(THINKING)))
+    whole = asyncio.run(anthropic_messages.MessagesTranslator(model="m").whole(stream(THINKING)))
     assert [block["type"] for block in whole["content"]] == ["thinking", "text"]
     assert whole["content"][1]["text"] == "Yes, I do."
     usage = {"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 6}
@@ -103,8 +105,8 @@ def test_blocks_of_anthropic_begin_and_stop_in_turn() -> None:
 
 
 def test_items_of_a_response_begin_and_end_in_turn() -> None:
-    def translator() -> openai_responses.Translator:
-        return openai_responses.Translator(model="m", question=Question())
+    def translator() -> openai_responses.ResponsesTranslator:
+        return openai_responses.ResponsesTranslator(model="m", question=Question())
 
     events = asyncio.run(all_of(translator().events(stream(THINKING))))
     assert [event["type"].removeprefix("response.") for event in events] == [
@@ -146,16 +148,16 @@ def test_what_agents_send_to_responses_is_read() -> None:
 
 CALLING: Sequence[Happening] = (
     Begin(prompt_tokens=3),
-    Piece(answer=0, said="Let me see."),
-    Piece(answer=0, calls=(ToolCall(name="weather", arguments={"city": "Rom"}),)),
-    Piece(answer=0, calls=(ToolCall(name="clock", arguments={}),)),
+    AnswerPiece(answer=0, said="Let me see."),
+    AnswerPiece(answer=0, calls=(ToolCall(name="weather", arguments={"city": "Rom"}),)),
+    AnswerPiece(answer=0, calls=(ToolCall(name="clock", arguments={}),)),
     End(answer=0, why="stop", new_tokens=9, calls=2),
 )
 
 
 def test_calls_of_tools_in_openai_chunks_and_wholes() -> None:
-    def translator() -> openai_chat.Translator:
-        return openai_chat.Translator(model="m", chat=True, with_logprobs=False)
+    def translator() -> openai_chat.ChatTranslator:
+        return openai_chat.ChatTranslator(model="m", chat=True, with_logprobs=False)
 
     (choice,) = asyncio.run(translator().whole(stream(CALLING)))["choices"]
     assert choice["finish_reason"] == "tool_calls"
@@ -197,14 +199,16 @@ def test_a_tool_that_takes_a_text_is_called_with_one_in_chat() -> None:
     with pytest.raises(Refusal, match=r"tools\[0\].custom.format.grammar.syntax is 'lark'"):
         openai_fields.chat_question(Fields({**body, **choice}))
 
-    def translator() -> openai_chat.Translator:
+    def translator() -> openai_chat.ChatTranslator:
         takers = text_takers(Fields(body))
-        return openai_chat.Translator(model="m", chat=True, with_logprobs=False, text_takers=takers)
+        return openai_chat.ChatTranslator(
+            model="m", chat=True, with_logprobs=False, text_takers=takers
+        )
 
     made = (
         Begin(prompt_tokens=3),
-        Piece(answer=0, calls=(ToolCall(name="patch", arguments={"input": "*** Add"}),)),
-        Piece(answer=0, calls=(ToolCall(name="patch", arguments={"text": 1}),)),
+        AnswerPiece(answer=0, calls=(ToolCall(name="patch", arguments={"input": "*** Add"}),)),
+        AnswerPiece(answer=0, calls=(ToolCall(name="patch", arguments={"text": 1}),)),
         End(answer=0, why="stop", new_tokens=9, calls=2),
     )
     (whole,) = asyncio.run(translator().whole(stream(made)))["choices"]
@@ -246,10 +250,10 @@ def test_the_tokens_of_a_call_are_told_once() -> None:
     )
     told = (
         Begin(prompt_tokens=3),
-        Piece(answer=0, calls=(ToolCall(name="clock", arguments={}),) * 2, tokens=tokens),
+        AnswerPiece(answer=0, calls=(ToolCall(name="clock", arguments={}),) * 2, tokens=tokens),
         End(answer=0, why="stop", new_tokens=2, calls=2),
     )
-    chat = openai_chat.Translator(model="m", chat=True, with_logprobs=True)
+    chat = openai_chat.ChatTranslator(model="m", chat=True, with_logprobs=True)
     chunks = asyncio.run(all_of(chat.chunks(stream(told))))
     found = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert [each["token"] for each in found[0]["content"]] == ["a", "bc"]
@@ -264,13 +268,13 @@ def test_tokens_without_a_word_go_with_what_comes_next() -> None:
     ]
     told = (
         Begin(prompt_tokens=3),
-        Piece(answer=0, tokens=(tokens[0],)),
-        Piece(answer=0, calls=(ToolCall(name="clock", arguments={}),), tokens=(tokens[1],)),
-        Piece(answer=0, tokens=(tokens[2],)),
+        AnswerPiece(answer=0, tokens=(tokens[0],)),
+        AnswerPiece(answer=0, calls=(ToolCall(name="clock", arguments={}),), tokens=(tokens[1],)),
+        AnswerPiece(answer=0, tokens=(tokens[2],)),
         End(answer=0, why="stop", new_tokens=3, calls=1),
         End(answer=1, why="stop", new_tokens=1),
     )
-    chat = openai_chat.Translator(model="m", chat=True, with_logprobs=True)
+    chat = openai_chat.ChatTranslator(model="m", chat=True, with_logprobs=True)
     choices = [c["choices"][0] for c in asyncio.run(all_of(chat.chunks(stream(told))))]
     assert [[*choice["delta"]] for choice in choices] == [
         ["tool_calls", "role"],
@@ -288,16 +292,16 @@ def test_offsets_go_on_from_chunk_to_chunk() -> None:
 
     told = (
         Begin(prompt_tokens=3),
-        Piece(answer=0, said="ab", tokens=(token("a"), token("b"))),
-        Piece(answer=1, said="xyz", tokens=(token("xyz"),)),
-        Piece(answer=0, said="cd", tokens=(token("cd"),)),
-        Piece(answer=0, said="e", tokens=(token("e"),)),
+        AnswerPiece(answer=0, said="ab", tokens=(token("a"), token("b"))),
+        AnswerPiece(answer=1, said="xyz", tokens=(token("xyz"),)),
+        AnswerPiece(answer=0, said="cd", tokens=(token("cd"),)),
+        AnswerPiece(answer=0, said="e", tokens=(token("e"),)),
         End(answer=0, why="stop", new_tokens=4),
         End(answer=1, why="stop", new_tokens=1),
     )
 
-    def translator() -> openai_chat.Translator:
-        return openai_chat.Translator(model="m", chat=False, with_logprobs=True)
+    def translator() -> openai_chat.ChatTranslator:
+        return openai_chat.ChatTranslator(model="m", chat=False, with_logprobs=True)
 
     choices = [c["choices"][0] for c in asyncio.run(all_of(translator().chunks(stream(told))))]
     offsets = [
@@ -312,21 +316,23 @@ def test_offsets_go_on_from_chunk_to_chunk() -> None:
 
 
 def test_calls_of_tools_are_blocks_and_items_of_their_own() -> None:
-    events = asyncio.run(all_of(anthropic_messages.Translator(model="m").events(stream(CALLING))))
+    events = asyncio.run(
+        all_of(anthropic_messages.MessagesTranslator(model="m").events(stream(CALLING)))
+    )
     parts = [e["delta"]["partial_json"] for e in events if "partial_json" in e.get("delta", {})]
     assert parts == ['{"city": "Rom"}', "{}"]
     begun = [e["index"] for e in events if e["type"] == "content_block_start"]
     assert begun == [e["index"] for e in events if e["type"] == "content_block_stop"] == [0, 1, 2]
-    whole = asyncio.run(anthropic_messages.Translator(model="m").whole(stream(CALLING)))
+    whole = asyncio.run(anthropic_messages.MessagesTranslator(model="m").whole(stream(CALLING)))
     assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
     assert (whole["content"][1]["input"], whole["stop_reason"]) == ({"city": "Rom"}, "tool_use")
-    translator = openai_responses.Translator(model="m", question=Question())
+    translator = openai_responses.ResponsesTranslator(model="m", question=Question())
     response = asyncio.run(translator.whole(stream(CALLING)))
     assert [item["type"] for item in response["output"]] == [
         *("message", "function_call", "function_call")
     ]
     assert response["output"][1]["arguments"] == '{"city": "Rom"}'
-    line = asyncio.run(ollama.Translator(model="m", chat=True).whole(stream(CALLING)))
+    line = asyncio.run(ollama.OllamaTranslator(model="m", chat=True).whole(stream(CALLING)))
     assert line["message"]["tool_calls"][0]["function"]["arguments"] == {"city": "Rom"}
 
 
@@ -412,12 +418,12 @@ def test_a_conversation_with_tools_is_the_same_in_every_dialect() -> None:
 @pytest.mark.parametrize("chat", [True, False])
 def test_an_answer_of_no_words(chat: bool) -> None:
     whole = asyncio.run(
-        openai_chat.Translator(model="m", chat=chat, with_logprobs=True).whole(stream(SILENT))
+        openai_chat.ChatTranslator(model="m", chat=chat, with_logprobs=True).whole(stream(SILENT))
     )
     assert whole["choices"][0]["finish_reason"] == "length"
-    told = asyncio.run(anthropic_messages.Translator(model="m").whole(stream(SILENT)))
+    told = asyncio.run(anthropic_messages.MessagesTranslator(model="m").whole(stream(SILENT)))
     assert (told["content"], told["stop_reason"]) == ([], "max_tokens")
-    line = asyncio.run(ollama.Translator(model="m", chat=chat).whole(stream(SILENT)))
+    line = asyncio.run(ollama.OllamaTranslator(model="m", chat=chat).whole(stream(SILENT)))
     assert (line["done"], line["done_reason"], line["eval_count"]) == (True, "length", 1)
 
 
@@ -427,15 +433,15 @@ def test_ollamas_clients_find_the_rate_at_which_tokens_were_chosen(chat: bool) -
     call = ToolCall(name="f", arguments={})
     told = (
         Begin(prompt_tokens=100),
-        Piece(answer=0, calls=(call,)),
+        AnswerPiece(answer=0, calls=(call,)),
         End(
             answer=0, why="stop", new_tokens=41, calls=1, first_token_s=0.5, decode_s=2.0,
         ),
     )  # fmt: skip
-    line = asyncio.run(ollama.Translator(model="m", chat=chat).whole(stream(told)))
+    line = asyncio.run(ollama.OllamaTranslator(model="m", chat=chat).whole(stream(told)))
     assert line["eval_count"] / line["eval_duration"] == pytest.approx(20e-9)
     assert line["prompt_eval_count"] / line["prompt_eval_duration"] == pytest.approx(200e-9)
-    few = asyncio.run(ollama.Translator(model="m", chat=chat).whole(stream(SILENT)))
+    few = asyncio.run(ollama.OllamaTranslator(model="m", chat=chat).whole(stream(SILENT)))
     assert (few["eval_count"], few["eval_duration"]) == (1, 0), "of one token nothing is known"
 
 

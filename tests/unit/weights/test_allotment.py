@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.weights.allotment import Choice, Choices, allot
+from edge.weights.allotment import Choices, KindChoice, allot
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 
 KINDS = (ZeroBlocks(4, 128), ZeroBlocks(4, 64), ZeroBlocks(4, 32), Blocks(8, 128))
 ROLES = ("head", *(f"layers.{layer}.{local}" for layer in range(7) for local in ("a.w", "b.w")))
 
 
-def choices_of(sensitivity: float, *, num_weights: int = 1000) -> tuple[Choice, ...]:
+def choices_of(sensitivity: float, *, num_weights: int = 1000) -> tuple[KindChoice, ...]:
     """Losses fall by a factor with each kind."""
     return tuple(
-        Choice(kind=kind, num_bytes=num_weights * size // 16, loss=sensitivity / part)
+        KindChoice(kind=kind, num_bytes=num_weights * size // 16, loss=sensitivity / part)
         for kind, size, part in zip(KINDS, (9, 10, 11, 18), (1, 1.3, 1.8, 250), strict=True)
     )
 
 
 @st.composite
-def models(draw: st.DrawFn) -> dict[str, tuple[Choice, ...]]:
+def models(draw: st.DrawFn) -> dict[str, tuple[KindChoice, ...]]:
     return {
         role: choices_of(draw(st.floats(1e-6, 1)), num_weights=draw(st.integers(1, 100)) * 16)
         for role in ROLES
@@ -36,17 +36,17 @@ def smallest_bytes(choices: Choices) -> int:
     return sum(min(choice.num_bytes for choice in each) for each in choices.values())
 
 
-def spent(found: dict[str, Choice]) -> int:
+def spent(found: dict[str, KindChoice]) -> int:
     return sum(choice.num_bytes for choice in found.values())
 
 
-def lost(found: dict[str, Choice]) -> float:
+def lost(found: dict[str, KindChoice]) -> float:
     return sum(choice.loss for choice in found.values())
 
 
 @given(models(), st.floats(1, 2))
 def test_no_more_is_spent_than_there_is(
-    choices: dict[str, tuple[Choice, ...]], part: float
+    choices: dict[str, tuple[KindChoice, ...]], part: float
 ) -> None:
     budget = part * smallest_bytes(choices)
     found = allot(choices, budget)
@@ -56,13 +56,13 @@ def test_no_more_is_spent_than_there_is(
 
 
 @given(models())
-def test_with_room_for_all_everything_is_finest(choices: dict[str, tuple[Choice, ...]]) -> None:
+def test_with_room_for_all_everything_is_finest(choices: dict[str, tuple[KindChoice, ...]]) -> None:
     budget = sum(each[-1].num_bytes for each in choices.values())
     assert all(choice.kind == KINDS[-1] for choice in allot(choices, budget).values())
 
 
 @given(models())
-def test_layers_are_of_few_sorts(choices: dict[str, tuple[Choice, ...]]) -> None:
+def test_layers_are_of_few_sorts(choices: dict[str, tuple[KindChoice, ...]]) -> None:
     """So plans tell few kinds of layers apart."""
     found = allot(choices, 1.3 * smallest_bytes(choices))
     sorts = {
@@ -105,7 +105,7 @@ def test_layers_of_other_sizes_are_chosen_for_alone() -> None:
     assert {choice.kind for role, choice in found.items() if role != "layers.0.a.w"} == {KINDS[-1]}
 
 
-def with_2_bits(choices: Choices) -> dict[str, tuple[Choice, ...]]:
+def with_2_bits(choices: Choices) -> dict[str, tuple[KindChoice, ...]]:
     """Half as large as the coarsest, which loses six times as little."""
     return {
         role: (
@@ -123,7 +123,7 @@ def with_2_bits(choices: Choices) -> dict[str, tuple[Choice, ...]]:
 
 @given(models(), st.floats(0.5, 0.99))
 def test_with_less_room_some_have_2_bits(
-    choices: dict[str, tuple[Choice, ...]], part: float
+    choices: dict[str, tuple[KindChoice, ...]], part: float
 ) -> None:
     budget = part * smallest_bytes(choices)
     found = allot(with_2_bits(choices), budget)

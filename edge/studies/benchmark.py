@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from edge.answers.text import FEWEST_TOKENS_OF_A_RATE
-from edge.api.model import Model
-from edge.api.reply import Reply
 from edge.option_fields import option
+from edge.partition import Estimate
 from edge.planning.drift import Drift
 from edge.protocol.step_times import PeerTimes, StepTimes
 
@@ -108,8 +108,58 @@ class Benchmark:
         return value
 
 
+class TimedToken(Protocol):
+    """A token of an answer."""
+
+    @property
+    def chosen_s(self) -> float:
+        """When it was chosen, by the clock of the device that did."""
+
+
+class TimedReply(Protocol):
+    """A whole answer."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def tokens_per_s(self) -> float: ...
+
+    @property
+    def statistics(self) -> Mapping[str, Any]: ...
+
+
+class TimedModel(Protocol):
+    """A loaded model: what is used of `edge.Model`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def token_weight_bytes(self) -> Mapping[str, int]: ...
+
+    def generate(
+        self, prompt: Sequence[int], /, *, max_new_tokens: int, ignore_eos: bool
+    ) -> TimedReply: ...
+
+    def stream(
+        self, prompt: Sequence[int], /, *, max_new_tokens: int, ignore_eos: bool
+    ) -> Iterable[TimedToken]: ...
+
+    def measure(self) -> Sequence[PeerTimes]: ...
+
+    def check(self, times: Sequence[PeerTimes] | None = None, /) -> Drift | None: ...
+
+    def predict(
+        self, *, prompt_tokens: int, output_tokens: int, concurrency: int
+    ) -> Estimate | None: ...
+
+
 def batch_tokens_per_s(
-    model: Model, *, requests: int, prompt_tokens: int, new_tokens: int
+    model: TimedModel, *, requests: int, prompt_tokens: int, new_tokens: int
 ) -> float:
     """Tokens per second of all requests together, while all of them decode.
 
@@ -134,7 +184,7 @@ def batch_tokens_per_s(
 
 
 def run_benchmark(
-    model: Model, options: BenchmarkOptions, *, memory_rates: dict[str, float]
+    model: TimedModel, options: BenchmarkOptions, *, memory_rates: dict[str, float]
 ) -> Benchmark:
     """Answer random prompts one after the other; then, if asked for, several at once.
 
@@ -146,7 +196,7 @@ def run_benchmark(
     prompt_tokens, new_tokens = options.prompt_tokens, options.new_tokens
     generator = np.random.default_rng()
 
-    def answer() -> Reply:
+    def answer() -> TimedReply:
         prompt: list[int] = generator.integers(model.vocab_size, size=prompt_tokens).tolist()
         reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
         assert len(reply.token_ids) == new_tokens
@@ -190,7 +240,7 @@ def run_benchmark(
     )
 
 
-def _predicted(model: Model, options: BenchmarkOptions) -> PredictedSpeed | None:
+def _predicted(model: TimedModel, options: BenchmarkOptions) -> PredictedSpeed | None:
     alone, together = (
         model.predict(
             prompt_tokens=options.prompt_tokens,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.api.quality_text import bundled_text, read_text, windows_of
 from edge.errors import RequestError
+from edge.studies.text_windows import bundled_text, read_text, windows_of
 
 BEGIN, END = 1, 2
 

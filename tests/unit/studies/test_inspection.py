@@ -15,8 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import edge
-from edge.api import inspection
-from edge.api.inspection import Inspection, describe, inspect
+from edge.api.known_models import inspect
 from edge.memory.baseline import USUAL_BASELINE_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
@@ -25,6 +24,8 @@ from edge.offload import GgufFile, SafetensorsFile
 from edge.partition import Plan, Stage, Workload, memory_use
 from edge.partition.plan.shard import whole_shard
 from edge.planning.load_options import LoadOptions
+from edge.studies import inspection
+from edge.studies.inspection import Inspection, describe
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight
 from edge.weights.formats import AUTO, DTYPES, KV_DTYPES

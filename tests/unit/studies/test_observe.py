@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from edge.api.observing import observation_of
 from edge.errors import RequestError
 from edge.planning.load_options import LoadOptions
+from edge.studies.observe import observation_of
 from edge.weights.checkpoint import Checkpoint
 from tests.support.checkpoints import TinyCheckpoint
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edge.api import quality_statistics
-from edge.api.quality_statistics import compare, figures, joined, log_probabilities
+from edge.studies import logit_statistics
+from edge.studies.logit_statistics import compare, figures, joined, log_probabilities
 
 VOCAB = 97
 
@@ -77,7 +77,7 @@ def test_the_reference_itself_diverges_by_nothing() -> None:
 def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reference, logits, tokens = some_logits(1), some_logits(2), some_tokens()
     whole = compare(reference, logits, tokens)
-    monkeypatch.setattr(quality_statistics, "_NUMBERS_AT_ONCE", 3 * VOCAB)
+    monkeypatch.setattr(logit_statistics, "_NUMBERS_AT_ONCE", 3 * VOCAB)
     pieces = compare(reference, logits, tokens)
     parts = [
         compare(reference[begin:end], logits[begin:end], tokens[begin:end])

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge.api.observing import Load, Observation, observation_of, observed
-from edge.api.progress_bars import progress_bars
 from edge.concurrency.blocking import StopFlag, held, run_blocking
 from edge.errors import RequestError, shown
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.option_fields import option
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
+from edge.studies.observe import ReadingTask, observation_of, observed
+from edge.studies.study import Study, check_ranges
 from edge.weights.allotment import allot
 from edge.weights.block_matrices import Blocks
 from edge.weights.calibrated import rounded_matrix
@@ -62,10 +62,7 @@ class QuantizeOptions:
         bits = self.bits
         if bits is not None and not (type(bits) in (int, float) and 0 < bits <= MOST_BITS):
             raise RequestError(f"bits must be a number up to {MOST_BITS}, not {shown(bits)}")
-        for name, least, most in (("windows", 1, 1024), ("window_tokens", 16, 2048)):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise RequestError(f"{name} must be {least} to {most}, not {shown(value)}")
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,35 +83,25 @@ class Quantized:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _Rounding:
     """All that is known before anything is loaded."""
 
-    observation: Observation
+    observation: ReadingTask
     target: Path
     bits: float | None
     made_by: Mapping[str, object]
 
 
-async def quantize_model(
-    load: Load,
-    path: str | Path,
-    out: str | Path,
-    options: LoadOptions,
-    *,
-    text: str | None,
-    wanted: QuantizeOptions,
-    cache_root: Path,
-    progress: bool | OnProgress | None,
-) -> Quantized:
-    """See `AsyncCluster.quantize`; statistics are kept below `cache_root`."""
-    task = await run_blocking(partial(_prepare, path, out, options, text, wanted))
+async def quantize_model(study: Study, out: str | Path, wanted: QuantizeOptions) -> Quantized:
+    """See `AsyncCluster.quantize`."""
+    task = await run_blocking(partial(_prepare, study, out, wanted))
     stop = StopFlag()
     with store_errors_as_edge_errors():
         async with (
             held(partial(PartialFolder, task.target)) as place,
-            observed(task.observation, load, cache_root=cache_root, progress=progress) as file,
+            observed(study, task.observation) as file,
         ):
-            with progress_bars(progress) as on_progress:
+            with study.bars() as on_progress:
 
                 def tell(event: Progress) -> None:
                     stop.check()
@@ -124,13 +111,7 @@ async def quantize_model(
     return await run_blocking(partial(_described, task.target))
 
 
-def _prepare(
-    path: str | Path,
-    out: str | Path,
-    options: LoadOptions,
-    text: str | None,
-    wanted: QuantizeOptions,
-) -> _Task:
+def _prepare(study: Study, out: str | Path, wanted: QuantizeOptions) -> _Rounding:
     """Raises what is known to be wrong before the work, which may take hours."""
     try:
         target = Path(out).expanduser().absolute()
@@ -140,7 +121,7 @@ def _prepare(
             f"{shown(out)} is not a path ({error})", remedy="give a folder that is not there yet"
         ) from error
     check_free(target)
-    opening = Checkpoint.open(path, lora=options.lora)
+    opening = Checkpoint.open(study.path, lora=study.options.lora)
     with opening as checkpoint, store_errors_as_edge_errors():
         if wanted.bits is not None:
             _check_bits(checkpoint.spec, wanted.bits)
@@ -148,17 +129,17 @@ def _prepare(
             pass
         observation = observation_of(
             checkpoint,
-            options,
-            text=text,
+            study.options,
+            text=study.text,
             windows=wanted.windows,
             window_tokens=wanted.window_tokens,
         )
     made_by = {
         "method": _METHOD,
-        "text": "its own" if text is None else observation.folder,
+        "text": "its own" if study.text is None else observation.folder,
         **asdict(wanted),
     }
-    return _Task(
+    return _Rounding(
         observation=observation,
         target=target,
         bits=wanted.bits,
@@ -176,7 +157,7 @@ def _check_bits(spec: ModelSpec, bits: float) -> None:
         )
 
 
-def _round(task: _Task, place: PartialFolder, file: Path, tell: OnProgress) -> None:
+def _round(task: _Rounding, place: PartialFolder, file: Path, tell: OnProgress) -> None:
     """One matrix after the other."""
     spec, tokens = task.observation.spec, task.observation.tokens
     shapes = tensor_shapes(spec)

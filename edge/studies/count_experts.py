@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from edge.api.observing import Load, Observation, expert_observation_of, observed
 from edge.concurrency.blocking import run_blocking
-from edge.planning.load_options import LoadOptions
-from edge.progress import OnProgress
+from edge.studies.observe import ReadingTask, expert_observation_of, observed
+from edge.studies.study import Study
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.expert_uses import keep_expert_uses
 from edge.weights.input_statistics import InputStatistics
@@ -37,28 +36,20 @@ class CountedExperts:
         return asdict(self)
 
 
-async def count_experts(
-    load: Load,
-    path: str | Path,
-    options: LoadOptions,
-    *,
-    text: str | None,
-    cache_root: Path,
-    progress: bool | OnProgress | None,
-) -> CountedExperts:
-    """See `AsyncCluster.count_experts`; counts are kept below `cache_root`."""
+async def count_experts(study: Study) -> CountedExperts:
+    """See `AsyncCluster.count_experts`."""
 
-    def prepare() -> tuple[Observation, str]:
-        with Checkpoint.open(path, lora=options.lora) as checkpoint:
-            task = expert_observation_of(checkpoint, options, text=text)
+    def prepare() -> tuple[ReadingTask, str]:
+        with Checkpoint.open(study.path, lora=study.options.lora) as checkpoint:
+            task = expert_observation_of(checkpoint, study.options, text=study.text)
             return task, checkpoint.store.fingerprint
 
     task, fingerprint = await run_blocking(prepare)
-    async with observed(task, load, cache_root=cache_root, progress=progress) as file:
-        return await run_blocking(partial(_kept, file, task, cache_root, fingerprint))
+    async with observed(study, task) as file:
+        return await run_blocking(partial(_kept, file, task, study.cache_root, fingerprint))
 
 
-def _kept(file: Path, task: Observation, cache_root: Path, fingerprint: str) -> CountedExperts:
+def _kept(file: Path, task: ReadingTask, cache_root: Path, fingerprint: str) -> CountedExperts:
     with InputStatistics(file, task.spec) as statistics:
         counts = statistics.expert_uses()
     keep_expert_uses(cache_root, fingerprint, counts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,17 +17,16 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.api.async_model import AsyncModel
-from edge.api.progress_bars import progress_bars
-from edge.api.quality_statistics import Positions, compare, figures, joined
-from edge.api.quality_text import bundled_text, windows_of
 from edge.concurrency.blocking import run_blocking
-from edge.errors import CheckpointError, RequestError, shown
+from edge.errors import CheckpointError, RequestError
 from edge.host.free_memory import format_size
 from edge.option_fields import option
 from edge.partition import Plan
 from edge.planning.load_options import LoadOptions
-from edge.progress import OnProgress, Progress
+from edge.progress import Progress
+from edge.studies.logit_statistics import Positions, compare, figures, joined
+from edge.studies.study import Study, check_ranges
+from edge.studies.text_windows import bundled_text, windows_of
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight
 from edge.weights.formats import AS_STORED, WeightFormat
@@ -35,10 +34,7 @@ from edge.weights.formats import AS_STORED, WeightFormat
 DECODE_PROMPT_TOKENS, DECODE_TOKENS = 16, 32
 """Lengths of the prompt and the reply whose speed is measured."""
 
-_FEWEST_WINDOW_TOKENS, _MOST_WINDOW_TOKENS, _MOST_WINDOWS = 64, 2048, 1024
 _SPARE_DISK_BYTES = 256 << 20
-
-Load = Callable[[str | Path, LoadOptions], Awaitable[AsyncModel]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,24 +44,18 @@ class QualityOptions:
     windows: int = option(
         6,
         at_least=1,
-        at_most=_MOST_WINDOWS,
+        at_most=1024,
         help="Pieces that the text is read in, each from an empty context.",
     )
     window_tokens: int = option(
         384,
-        at_least=_FEWEST_WINDOW_TOKENS,
-        at_most=_MOST_WINDOW_TOKENS,
+        at_least=64,
+        at_most=2048,
         help="Length of each.",
     )
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("windows", 1, _MOST_WINDOWS),
-            ("window_tokens", _FEWEST_WINDOW_TOKENS, _MOST_WINDOW_TOKENS),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise RequestError(f"{name} must be {least} to {most}, not {shown(value)}")
+        check_ranges(self)
 
     @property
     def positions(self) -> int:
@@ -125,7 +115,7 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _Comparison:
     """All that is known before anything is loaded."""
 
     reference: _Side
@@ -139,28 +129,15 @@ class _Task:
         return (len(self.windows[0]) - 1) * self.vocab_size * np.dtype(np.float32).itemsize
 
 
-async def measure_quality(
-    load: Load,
-    path: str | Path,
-    options: LoadOptions,
-    *,
-    against: str | Path,
-    text: str | None,
-    wanted: QualityOptions,
-    folder: Path,
-    progress: bool | OnProgress | None,
-) -> Quality:
-    """The reference first, then the model as `options` say; `AsyncCluster.quality` tells the rest.
-
-    The reference's logits are kept in `folder`.
-    """
-    prepare = partial(_prepare, path, options, against=against, text=text, wanted=wanted)
-    task = await run_blocking(prepare)
-    opening = partial(_open_nameless, folder, len(task.windows) * task.window_bytes)
+async def measure_quality(study: Study, wanted: QualityOptions, *, against: str | Path) -> Quality:
+    """The reference first, then the model as the options say; `AsyncCluster.quality` tells the
+    rest."""
+    task = await run_blocking(partial(_prepare, study, wanted, against=against))
+    opening = partial(_open_nameless, study.cache_root, len(task.windows) * task.window_bytes)
     with await run_blocking(opening, discard=lambda file: file.close()) as file:
-        reference = await _run(load, task, task.reference, file, progress, is_reference=True)
+        reference = await _run(study, task, task.reference, file)
         file.seek(0)
-        measured = await _run(load, task, task.measured, file, progress, is_reference=False)
+        measured = await _run(study, task, task.measured, file)
     return Quality(
         windows=wanted.windows,
         window_tokens=wanted.window_tokens,
@@ -170,26 +147,18 @@ async def measure_quality(
     )
 
 
-async def _run(
-    load: Load,
-    task: _Task,
-    side: _Side,
-    file: IO[bytes],
-    progress: bool | OnProgress | None,
-    *,
-    is_reference: bool,
-) -> FormatQuality:
+async def _run(study: Study, task: _Comparison, side: _Side, file: IO[bytes]) -> FormatQuality:
     """Load one side, read all windows, decode a little, and free it."""
     parts: list[Positions] = []
     total = len(task.windows) * task.window_bytes
-    async with await load(side.path, side.options) as model:
-        with progress_bars(progress) as on_progress:
+    async with await study.load(side.path, side.options) as model:
+        with study.bars() as on_progress:
             for done, window in enumerate(task.windows):
                 on_progress(_progress(done * task.window_bytes, total))
                 # After the last token nothing follows that could be compared.
                 logits = (await model.logits(window))[:-1]
-                work = partial(_take_window, file, logits, window[1:], is_reference=is_reference)
-                parts.append(await run_blocking(work))
+                take = _keep_window if side is task.reference else _compare_window
+                parts.append(await run_blocking(partial(take, file, logits, window[1:])))
             on_progress(_progress(total, total))
         reply = await model.generate(
             task.windows[0][:DECODE_PROMPT_TOKENS],
@@ -214,17 +183,18 @@ def _progress(done: int, total: int) -> Progress:
     return Progress(phase="evaluate", peer="", done=done, total=total)
 
 
-def _take_window(
-    file: IO[bytes],
-    logits: NDArray[np.float32],
-    next_tokens: Sequence[int],
-    *,
-    is_reference: bool,
+def _keep_window(
+    file: IO[bytes], logits: NDArray[np.float32], next_tokens: Sequence[int]
 ) -> Positions:
-    """The figures of one window; the reference leaves its logits in the file, the other reads."""
-    if is_reference:
-        logits.tofile(file)  # all of it: a plain write ends at 2 GiB
-        return compare(None, logits, next_tokens)
+    """The figures of one window of the reference, which leaves its logits in the file."""
+    logits.tofile(file)  # all of it: a plain write ends at 2 GiB
+    return compare(None, logits, next_tokens)
+
+
+def _compare_window(
+    file: IO[bytes], logits: NDArray[np.float32], next_tokens: Sequence[int]
+) -> Positions:
+    """The figures of one window beside the reference's logits from the file."""
     kept = np.fromfile(file, np.float32, logits.size).reshape(logits.shape)
     return compare(kept, logits, next_tokens)
 
@@ -243,16 +213,10 @@ def _open_nameless(folder: Path, nbytes: int) -> IO[bytes]:
     return tempfile.TemporaryFile(dir=folder, buffering=0)
 
 
-def _prepare(
-    path: str | Path,
-    options: LoadOptions,
-    *,
-    against: str | Path,
-    text: str | None,
-    wanted: QualityOptions,
-) -> _Task:
+def _prepare(study: Study, wanted: QualityOptions, *, against: str | Path) -> _Comparison:
     """Check what can be checked before a load. Raises RequestError and CheckpointError."""
-    options = replace(options, context_tokens=options.context_tokens or wanted.window_tokens)
+    context_tokens = study.options.context_tokens or wanted.window_tokens
+    options = replace(study.options, context_tokens=context_tokens)
     same = against == "float32"
     reference_options = replace(
         options,
@@ -263,23 +227,23 @@ def _prepare(
         # A plan by hand was made for this format: float32 may not fit on it.
         plan="auto" if isinstance(options.plan, Plan) else options.plan,
     )
-    with Checkpoint.open(path, lora=options.lora) as checkpoint:
+    with Checkpoint.open(study.path, lora=options.lora) as checkpoint:
         if options.limits(checkpoint.spec).context_tokens < wanted.window_tokens:
             raise RequestError(
                 f"windows of {wanted.window_tokens} tokens do not fit a context of "
                 f"{options.context_tokens}",
                 remedy="ask for shorter ones",
             )
-        windows = _windows(checkpoint, text, wanted)
+        windows = _windows(checkpoint, study.text, wanted)
         measured = _side(checkpoint, options)
         if same:
             reference = _side(checkpoint, reference_options)
         else:
             with Checkpoint.open(against) as other:
-                _require_same_vocabulary(checkpoint, other, windows, text, wanted)
+                _require_same_vocabulary(checkpoint, other, windows, study.text, wanted)
                 reference_options.limits(other.spec)
                 reference = _side(other, reference_options)
-        return _Task(
+        return _Comparison(
             reference=reference,
             measured=measured,
             windows=windows,

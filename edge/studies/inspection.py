@@ -1,7 +1,6 @@
-"""What a checkpoint is, and what it would take: from its header alone, in a moment.
+"""What a checkpoint is, and what it would take, by its header alone. Pure.
 
-`inspect` reads; `describe` is pure. How fast it would be is not said: that is measured, not guessed
-(`edge plan`).
+It does not say how fast the model would be: `edge plan` measures that.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.api.hub_download import model_path_now
-from edge.errors import CheckpointError, printable
-from edge.host.free_memory import format_size, usable_memory_bytes
+from edge.host.free_memory import format_size
 from edge.memory.baseline import USUAL_BASELINE_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
@@ -29,7 +26,7 @@ from edge.planning.load_options import LoadOptions
 from edge.text.description import TokenizerFacts
 from edge.weights.format_sizes import bytes_per_weight, in_words
 from edge.weights.formats import DTYPES, KV_DTYPES, Dtype, KvDtype, weight_format
-from edge.weights.header import Form, Header, StoredTensor, read_header
+from edge.weights.header import Form, Header, StoredTensor
 
 MAX_STORED_TYPES = 64
 """Types of tensors that are told; files have one to six."""
@@ -191,23 +188,8 @@ class Inspection:
         }
 
 
-def inspect(path: str | Path) -> Inspection:
-    """What a model is: a folder, a GGUF file, or org/name. Reads no weights, but fetches what is
-    not there.
-
-    One that Edge does not run is described, too; its `problem` says why. Raises CheckpointError
-    where there is nothing to describe, RequestError for what is no path.
-    """
-    found = model_path_now(path)
-    try:
-        header = read_header(found)
-    except CheckpointError as error:
-        raise CheckpointError(printable(str(error))) from error
-    return describe(header, usable_bytes=usable_memory_bytes())
-
-
 def describe(header: Header, *, usable_bytes: int) -> Inspection:
-    """Describes a header, for a machine with `usable_bytes` of memory for a daemon. Pure."""
+    """Describes a header, for a machine with `usable_bytes` of memory for a daemon."""
     claims, spec = header.claims, header.spec
     options = LoadOptions()
     default_context = None if spec is None else options.limits(spec).context_tokens

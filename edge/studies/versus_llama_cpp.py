@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from edge.api import llama_cpp_process
-from edge.api.benchmark import Spread, batch_tokens_per_s
-from edge.api.model import Model
 from edge.errors import RequestError
+from edge.studies import llama_cpp_process
+from edge.studies.benchmark import Spread, TimedModel, batch_tokens_per_s
 
 
 class Llama:
@@ -123,7 +122,7 @@ def spreads(pairs: tuple[tuple[float, float], ...]) -> dict[str, Spread]:
 
 
 def compare(
-    model: Model,
+    model: TimedModel,
     llama: Llama,
     *,
     prompt_tokens: int,

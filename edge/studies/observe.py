@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edge.api.async_model import AsyncModel
-from edge.api.progress_bars import progress_bars
-from edge.api.quality_text import most_windows, windows_of
 from edge.concurrency.blocking import StopFlag, held, run_blocking
 from edge.errors import CheckpointError, RequestError
 from edge.models.spec import ModelSpec
@@ -20,6 +17,8 @@ from edge.offload import note_model
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import gather_all
+from edge.studies.study import StudiedModel, Study
+from edge.studies.text_windows import most_windows, windows_of
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import Dtype
 from edge.weights.input_statistics import (
@@ -44,11 +43,9 @@ EXPERT_WINDOWS, EXPERT_WINDOW_TOKENS = 12, 256
 
 MOST_COUNTED_TOKENS = EXPERT_WINDOWS * EXPERT_WINDOW_TOKENS
 
-Load = Callable[[str | Path, LoadOptions], Awaitable[AsyncModel]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class ReadingTask:
     """What a model is to read or write."""
 
     path: Path
@@ -76,7 +73,7 @@ def observation_of(
     text: str | None,
     windows: int,
     window_tokens: int,
-) -> Observation:
+) -> ReadingTask:
     """options: which plan and links it takes. Raises RequestError, CheckpointError."""
     spec = checkpoint.spec
     if spec.has_experts:
@@ -102,7 +99,7 @@ def observation_of(
 
 def expert_observation_of(
     checkpoint: Checkpoint, options: LoadOptions, *, text: str | None
-) -> Observation:
+) -> ReadingTask:
     """Who goes through its experts, in the form that it is loaded in anyway. Raises likewise."""
     spec = checkpoint.spec
     if not spec.has_experts:
@@ -125,7 +122,7 @@ def _reading(
     text: str | None,
     windows: int,
     window_tokens: int,
-) -> Observation:
+) -> ReadingTask:
     spec = checkpoint.spec
     if text is not None and not checkpoint.has_tokenizer:
         raise CheckpointError(
@@ -147,7 +144,7 @@ def _reading(
         prompts = windows_of(encode, text, windows=windows, window_tokens=window_tokens)
         new_tokens = 1
     told = hashlib.sha256(json.dumps([prompts, new_tokens]).encode()).hexdigest()[:16]
-    return Observation(
+    return ReadingTask(
         path=checkpoint.path,
         name=checkpoint.name,
         spec=spec,
@@ -180,15 +177,13 @@ def _held_in(options: LoadOptions) -> tuple[str, ...]:
 
 
 @contextlib.asynccontextmanager
-async def observed(
-    task: Observation, load: Load, *, cache_root: Path, progress: bool | OnProgress | None
-) -> AsyncIterator[Path]:
+async def observed(study: Study, task: ReadingTask) -> AsyncIterator[Path]:
     """The file of the sums, kept from eviction: what is there already, or observed now.
 
     Another process that observes the same is waited for. Raises what `load` raises, and
     CapacityError where the disk has no room.
     """
-    root, stop = cache_root / "statistics", StopFlag()
+    root, stop = study.cache_root / "statistics", StopFlag()
     async with contextlib.AsyncExitStack() as stack:
         use = await stack.enter_async_context(
             held(partial(statistics_folder, root, task.folder, task.spec))
@@ -196,7 +191,7 @@ async def observed(
         note_model(use.folder, task.name)
         file = use.folder / FILE
         async with contextlib.AsyncExitStack() as writing:
-            with progress_bars(progress) as on_progress, store_errors_as_edge_errors():
+            with study.bars() as on_progress, store_errors_as_edge_errors():
 
                 def while_waiting() -> None:
                     stop.check()
@@ -206,14 +201,14 @@ async def observed(
                     held(partial(only_writer, use.folder, while_waiting), stop=stop.set)
                 )
             if not await run_blocking(partial(has_statistics, file, task.spec)):
-                async with await load(task.path, task.options) as model:
-                    with progress_bars(progress) as on_progress:
+                async with await study.load(task.path, task.options) as model:
+                    with study.bars() as on_progress:
                         await _read(model, task, on_progress)
                         await _keep(model, task, file)
         yield file
 
 
-async def _read(model: AsyncModel, task: Observation, on_progress: OnProgress) -> None:
+async def _read(model: StudiedModel, task: ReadingTask, on_progress: OnProgress) -> None:
     done = 0
 
     async def read(number: int, window: tuple[int, ...]) -> None:
@@ -237,13 +232,13 @@ async def _read(model: AsyncModel, task: Observation, on_progress: OnProgress) -
     await gather_all(read(number, window) for number, window in enumerate(task.windows))
 
 
-async def _keep(model: AsyncModel, task: Observation, file: Path) -> None:
+async def _keep(model: StudiedModel, task: ReadingTask, file: Path) -> None:
     with store_errors_as_edge_errors():
         async with held(partial(statistics_writer, file, task.spec)) as writer:
             async for run, gram in model._observed(task.spec):
                 await run_blocking(partial(write_observed, writer, run, gram))
 
 
-def _progress(task: Observation, done: int) -> Progress:
+def _progress(task: ReadingTask, done: int) -> Progress:
     total = len(task.windows) * task.new_tokens
     return Progress(phase="observe", peer="", done=done, total=total)

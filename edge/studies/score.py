@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.studies.logit_statistics import compare
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
@@ -31,10 +33,6 @@ class Score:
 
 
 def score_of(token_ids: tuple[int, ...], logits: NDArray[np.float32]) -> Score:
-    """Row by row: a second matrix of their size would be too much."""
-    logprobs = np.empty(len(token_ids) - 1)
-    for place, token in enumerate(token_ids[1:]):
-        row = logits[place].astype(np.float64)
-        largest = row.max()
-        logprobs[place] = row[token] - largest - np.log(np.exp(row - largest).sum())
-    return Score(token_ids=token_ids, logprobs=logprobs)
+    """By the logits [tokens, vocab] that follow each token."""
+    losses = compare(None, logits[:-1], token_ids[1:]).losses
+    return Score(token_ids=token_ids, logprobs=-losses)
