@@ -4,109 +4,60 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Sequence,
-)
-from dataclasses import replace
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Unpack, get_args
 
-from edge.answers.journal_records import JournaledLoad
+from edge.api import peer_search
 from edge.api.async_model import AsyncModel
-from edge.api.described_model import LoadedModel
+from edge.api.cluster_studies import ClusterStudies
 from edge.api.hub_download import model_path
-from edge.api.kept_reply import KeptReply, kept_replies
+from edge.api.kept_reply import KeptReply
+from edge.api.loading import Loading, opened
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
-from edge.api.own_credentials import own_credentials
+from edge.api.peer_search import FoundPeers, Peer
 from edge.api.progress_bars import progress_bars
 from edge.concurrency.blocking import run_blocking, uninterrupted
-from edge.errors import (
-    CapacityError,
-    EdgeError,
-    NetworkError,
-    PeerError,
-    PlanError,
-    RequestError,
-    shown,
-)
-from edge.host.cache_paths import cache_root
+from edge.errors import NetworkError, PeerError, RequestError, shown
 from edge.host.free_memory import parse_size
-from edge.membership.membership import Membership
-from edge.membership.presence import Presences
-from edge.membership.store import MembershipStore, config_root
 from edge.option_fields import checks_calls, with_overrides
 from edge.planning.cluster_profile import set_up_like
-from edge.planning.forecast import Forecast
-from edge.planning.load_options import MOST_WAIT_S, LoadOptions, LoadOverrides
+from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.measured_proposal import Measure, forget_measured, measured_proposal
 from edge.planning.proposal import Proposal
 from edge.progress import OnProgress
-from edge.protocol.discovery import Look, find_peers, watch_peers
 from edge.protocol.kept_files import KeptFiles
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import (
     PeerInfo,
-    describe_all,
-    describe_each,
     gather_all,
     kept_by,
     memory_rate,
     set_memory,
     take_over,
-    with_unique_names,
 )
-from edge.runs.load import load_model
-from edge.runs.model import RunningModel
-from edge.runs.recovery.candidates import Candidates, Find, Used, Watch
-from edge.runs.recovery.joining import Joining
-from edge.runs.recovery.reloading import Reloading
-from edge.runs.recovery.standing_by import StandingBy
-from edge.studies.count_experts import CountedExperts, count_experts
-from edge.studies.quality import Quality, QualityOptions, measure_quality
-from edge.studies.quantize import Quantized, QuantizeOptions, quantize_model
-from edge.studies.study import Study
-from edge.text.grammar import Grammars
+from edge.runs.recovery.candidates import Candidates
 from edge.weights.checkpoint import Checkpoint
-
-Peer = str | PeerInfo
-"""Where a peer is, or one that was found before."""
-
-_log = logging.getLogger(__name__)
 
 
 @checks_calls
-class AsyncCluster:
+class AsyncCluster(ClusterStudies):
     """Peers to run models on, for one event loop: the one on which it is opened.
 
     An asynchronous context manager; closing it ends its models and local daemons.
     """
 
-    def __init__(
-        self,
-        peers: Sequence[PeerInfo],
-        daemons: LocalPeers | None = None,
-        left_out: Sequence[EdgeError] = (),
-        find: Find | None = None,
-        watch: Watch | None = None,
-    ) -> None:
+    def __init__(self, found: FoundPeers, daemons: LocalPeers | None = None) -> None:
         """Use `discover`, `connect` or `local`."""
-        self._candidates = Candidates(peers, find, watch)
-        self.left_out = tuple(left_out)
-        """Why peers that were announced then are not among them."""
+        self._candidates = Candidates(found.peers, found.find, found.watch)
+        self.left_out = tuple(found.left_out)
+        """Why other announced peers are not among them."""
         self._daemons = daemons
         self._models: list[AsyncModel] = []
 
     @property
     def peers(self) -> tuple[PeerInfo, ...]:
-        """As they described themselves when the cluster was opened, or when they were seen since;
-        no two have one name."""
+        """The peers, as they last described themselves. No two have one name."""
         return self._candidates.peers
 
     @classmethod
@@ -121,108 +72,50 @@ class AsyncCluster:
     ) -> AsyncCluster:
         """Every peer of the named cluster that zeroconf finds on the local network.
 
-        It looks until no new one was found for a second, once there are `at_least` of them, and
-        for `timeout_s` at most. `insecure`: peers that run with --insecure, instead of those that
-        this device was paired with. Of one that is announced and cannot be used, a warning says
-        why. Raises NetworkError, saying what was tried, when none is found.
+        It looks for at most `timeout_s` seconds, and ends earlier once there are `at_least` peers
+        and none came for a second. insecure: peers that run with --insecure, instead of paired
+        ones. A warning names each announced peer that cannot be used. Raises NetworkError, saying
+        what was tried, if none is found.
         """
-        if type(at_least) is not int or at_least < 1:
-            raise RequestError(
-                f"at_least must be a whole number of 1 or more, not {shown(at_least)}"
-            )
-        wait_s: object = timeout_s
-        is_number = isinstance(wait_s, int | float) and not isinstance(wait_s, bool)
-        if not is_number or not 0 <= timeout_s <= MOST_WAIT_S:
-            raise RequestError(
-                f"timeout_s must be 0 to {MOST_WAIT_S:g} seconds, not {shown(timeout_s)}"
-            )
-        own = await own_credentials(insecure=insecure)
-        peers, left_out = await find_peers(
-            cluster, own, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces
-        )
-        for failure in left_out:
-            _log.warning("a peer is announced, but left out: %s", failure)
-
-        def find(
-            presences: Presences,
-        ) -> Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeError]]]:
-            return find_peers(
-                cluster, own, timeout_s=2.0, interfaces=interfaces, presences=presences
-            )
-
-        def watch(used: Used, presences: Presences, every_s: float) -> AsyncGenerator[Look]:
-            return watch_peers(
+        return cls(
+            await peer_search.discover(
                 cluster,
-                own,
+                timeout_s=timeout_s,
+                at_least=at_least,
                 interfaces=interfaces,
-                every_s=every_s,
-                used=used,
-                presences=presences,
+                insecure=insecure,
             )
-
-        return cls(peers, left_out=left_out, find=find, watch=watch)
+        )
 
     @classmethod
     async def connect(cls, peers: Peer | Sequence[Peer], *, insecure: bool = False) -> AsyncCluster:
-        """The peers at "host:port"; for networks where zeroconf does not reach.
+        """The peers at these addresses ("host:port"), for networks without zeroconf.
 
-        A peer of another cluster object, as `cluster.peers` has it, may stand for its address.
-        `insecure`: those that are given by an address run with --insecure.
+        A peer of another cluster, as in `cluster.peers`, may stand for its address. insecure: the
+        peers given by address run with --insecure.
         """
-        wanted = [peers] if isinstance(peers, str | PeerInfo) else peers
-        wanted = list(wanted) if isinstance(wanted, Iterable) else [wanted]
-        if not all(isinstance(peer, str | PeerInfo) for peer in wanted):
-            raise RequestError(
-                f"{shown(peers)} names no peers", remedy="give addresses, as texts host:port"
-            )
-        if not wanted:
-            raise RequestError(
-                "no peer was named", remedy="give at least one address, as a text host:port"
-            )
-        own = None
-        if any(isinstance(peer, str) for peer in wanted):
-            own = await own_credentials(insecure=insecure)
-        credentials = {
-            peer if isinstance(peer, str) else peer.address: (
-                own if isinstance(peer, str) else peer.credentials
-            )
-            for peer in wanted
-        }
-        return cls(await describe_each(credentials))
+        return cls(await peer_search.connect(peers, insecure=insecure))
 
     @classmethod
     async def local(
         cls, peers: int = 2, *, insecure: bool = False, **settings: Unpack[LocalSettings]
     ) -> AsyncCluster:
-        """Daemons started on this machine, as processes of their own with real sockets.
+        """New daemons on this machine, each a process with real sockets.
 
-        They and this process are a cluster of their own, for as long as they run; `insecure`
-        leaves out its keys, to measure what they cost.
-        settings: memory, model_memory, threads, backend, kv_memory, kv_disk; `LocalSettings` says
-        what they mean.
+        They and this process are a cluster of their own while they run. insecure: without keys, to
+        measure the cost of encryption. settings: memory, model_memory, threads, backend, kv_memory,
+        kv_disk; see `LocalSettings`.
         """
         daemons = LocalPeers()
         try:
-            return await cls._of_daemons(daemons, peers, settings, insecure=insecure)
+            found = await peer_search.start_daemons(daemons, peers, settings, insecure=insecure)
+            return cls(found, daemons)
         except BaseException:
             await uninterrupted(run_blocking(daemons.close))
             raise
 
-    @classmethod
-    async def _of_daemons(
-        cls, daemons: LocalPeers, peers: int, settings: LocalSettings, *, insecure: bool
-    ) -> AsyncCluster:
-        """The cluster of daemons that it starts; from then on they are its own to end."""
-        own, handed = None, None
-        if not insecure:
-            cluster = await run_blocking(lambda: _cluster_of_a_run(settings))
-            own, handed = cluster.shown().credentials_of_a_run(), cluster.handed
-        await run_blocking(lambda: daemons.start(peers, settings, handed))
-        addresses = await run_blocking(daemons.addresses, stop=daemons.hang_up)
-        return cls(await describe_each(dict.fromkeys(addresses, own)), daemons)
-
     async def memory_rates(self) -> dict[str, float]:
-        """Bytes per second that each peer reads from memory, by name; measured one by one."""
+        """Bytes per second that each peer reads from memory, by name, measured one by one."""
         return {peer.name: await memory_rate(peer) for peer in self.peers}
 
     async def load(
@@ -236,98 +129,29 @@ class AsyncCluster:
     ) -> AsyncModel:
         """Load a model onto the peers: a Hugging Face folder, a GGUF file, or org/name.
 
-        path: org/name, or org/name:Q4_K_M for one of its GGUF files, is a model on Hugging Face.
-        It is taken from the Hugging Face cache, or fetched into it.
-        options, and by name what differs from them: see `edge.LoadOptions`.
-        progress: bars (None: on a terminal, and in a notebook with ipywidgets), or a function that
-        takes `Progress`.
-        resumes: in the place of whoever loaded it for this reply, with the plan that it had where
-        the devices are there and `options` name no other.
+        path: org/name, or org/name:Q4_K_M for one of its GGUF files, is a model on Hugging Face; it
+        is taken from the Hugging Face cache, or fetched into it. options and overrides: see
+        `edge.LoadOptions`. progress: bars (None: on a terminal, and in a notebook with ipywidgets),
+        or a function that takes `Progress`. resumes: the reply that the model is loaded for, with
+        the plan that it had if its devices are there and `options` name no other plan.
 
-        Raises CheckpointError, CapacityError, PlanError, RequestError or a PeerError; after any of
+        Raises CheckpointError, CapacityError, PlanError, RequestError or a PeerError. After any of
         them nothing of the model is left on the peers.
         """
         asked = with_overrides(LoadOptions, options, overrides)
         if resumes is not None:
             await self._take_over(resumes.lease)
         async with self._opened(path, asked, progress) as (checkpoint, peers):
-            tokenizer = None
-            if checkpoint.has_tokenizer:
-                tokenizer = await run_blocking(lambda: checkpoint.tokenizer)
             with progress_bars(progress) as on_progress:
-                propose = partial(
-                    measured_proposal, checkpoint, peers, measure="needed", on_progress=on_progress
+                loading = Loading(
+                    checkpoint=checkpoint,
+                    options=asked,
+                    candidates=self._candidates,
+                    peers=peers,
+                    resumes=resumes,
+                    on_progress=on_progress,
                 )
-                options, proposal = await _as_before(propose, asked, peers, resumes)
-                # Also after a loss: requests under way may be as long.
-                options = replace(
-                    options,
-                    context_tokens=proposal.context_tokens,
-                    saved_states=proposal.saved_states,
-                )
-                if options.stream == "auto" and proposal.streaming is not None:
-                    _log.warning('%s; stream="off" refuses instead', proposal.streaming)
-                forecast = Forecast(proposal)
-                lease = Lease() if resumes is None else resumes.lease
-                known = {peer.id: peer for peer in peers}
-                reload = Reloading(
-                    candidates=lambda: self.peers,
-                    look_for_more=self._candidates.look,
-                    on_lost=self._candidates.lost,
-                    path=checkpoint.path,
-                    options=options,
-                    fingerprint=checkpoint.store.fingerprint,
-                    forecast=forecast,
-                    peers=known,
-                    lease=lease,
-                )
-                delivery = reload.delivery(checkpoint, proposal, peers, on_progress)
-                # What was summed up of a model's inputs is lost with a peer.
-                running = RunningModel(None if delivery.load.limits.observes else reload)
-                loaded = await load_model(delivery, peers, on_end=running.ended)
-                reload.manifests = loaded.manifests
-                running.begin(loaded)
-            attendants: list[Joining | StandingBy] = []
-            if options.replan == "auto" and not delivery.load.limits.observes:
-                attendants.append(Joining(self._candidates, reload, running))
-            if options.standby == "kv" and not delivery.load.limits.observes:
-                attendants.append(StandingBy(reload, running))
-            model = AsyncModel(
-                LoadedModel(
-                    running=running,
-                    forecast=forecast,
-                    name=checkpoint.name,
-                    vocab_size=checkpoint.spec.vocab_size,
-                    hidden_size=checkpoint.spec.hidden_size,
-                    context_tokens=delivery.load.limits.context_tokens,
-                    longest_context_tokens=checkpoint.spec.context_tokens,
-                    end_ids=checkpoint.end_ids,
-                    sampling=checkpoint.sampling,
-                    unused_settings=checkpoint.unused_settings,
-                    pooling=checkpoint.pooling,
-                    tokenizer=tokenizer,
-                    grammars=None
-                    if tokenizer is None
-                    else Grammars(
-                        tokenizer.vocabulary,
-                        vocab_size=checkpoint.spec.vocab_size,
-                        end_ids=checkpoint.end_ids,
-                        marks=tokenizer.answer_form.thinking_marks,
-                    ),
-                    peers=known,
-                    load=JournaledLoad.of(
-                        checkpoint.path,
-                        checkpoint.store.fingerprint,
-                        asked,
-                        context_tokens=delivery.load.limits.context_tokens,
-                        plan=proposal.plan,
-                        names={peer.id: peer.name for peer in peers},
-                    ),
-                    lease=lease,
-                    replies=kept_replies(),
-                    attendants=tuple(attendants),
-                )
-            )
+                model = AsyncModel(await loading.run())
             self._models.append(model)
         return model
 
@@ -340,10 +164,10 @@ class AsyncCluster:
         measure: Measure = "missing",
         **overrides: Unpack[LoadOverrides],
     ) -> Proposal:
-        """The plan that `load` would use with the same options, without loading anything.
+        """The plan that `load` would use with the same options. Loads nothing.
 
-        Every peer is measured first, unless it was for this model: so its speed is predicted.
-        `changes` are made to what is known of the peers first, as "+4GiB on b", "without c" or
+        Every peer that was not measured for this model is measured first, so that the speed is
+        predicted. changes: assumed changes of the peers, as "+4GiB on b", "without c" or
         "link a-b 1ms 1Gbit".
         """
         if measure not in get_args(Measure):
@@ -361,102 +185,6 @@ class AsyncCluster:
                     changes=changes,
                 )
 
-    async def quality(
-        self,
-        path: str | Path,
-        options: LoadOptions | None = None,
-        *,
-        against: str | Path = "float32",
-        text: str | None = None,
-        windows: int = 6,
-        window_tokens: int = 384,
-        progress: bool | OnProgress | None = None,
-        **overrides: Unpack[LoadOverrides],
-    ) -> Quality:
-        """What a load with these options costs in quality: a reference reads a text, then this.
-
-        against: "float32" of the same checkpoint, or the folder of another one with the same
-        vocabulary, which is then read in float32. text: None for a bundled one of 2,600 tokens or
-        so. `windows` pieces of `window_tokens` tokens are read, each from an empty context. The
-        reference's logits, a float32 for each token of the vocabulary at each position (1.4 GB for
-        2,304 positions and 150,000 tokens), wait on disk meanwhile.
-
-        Raises RequestError for a text that is too short, another vocabulary or a full disk, and
-        what `load` raises.
-        """
-        options = with_overrides(LoadOptions, options, overrides)
-        study = await self._study(path, options, text, progress)
-        if against != "float32":
-            against = await model_path(against, progress)
-        wanted = QualityOptions(windows=windows, window_tokens=window_tokens)
-        return await measure_quality(study, wanted, against=against)
-
-    async def quantize(
-        self,
-        path: str | Path,
-        out: str | Path,
-        options: LoadOptions | None = None,
-        *,
-        bits: float | None = None,
-        text: str | None = None,
-        windows: int = 24,
-        window_tokens: int = 256,
-        progress: bool | OnProgress | None = None,
-    ) -> Quantized:
-        """Round a model by what its weights are multiplied with, into the new folder `out`.
-
-        The peers run the model in int8, by the plan of `options`, and sum up the inputs of its
-        matrices while it reads `windows` pieces of `window_tokens` tokens of the text; without a
-        text, while it writes as many. Then this device rounds one matrix after the other (GPTQ).
-        After an interruption the same call goes on. `bits`: of a weight in the mean, scales
-        included, each matrix being given what pays most; None for the kinds of matrices that dtype
-        "int4" has.
-
-        Raises RequestError for a folder that is there already or a text that is too short,
-        CapacityError for a full disk, and what `load` raises.
-        """
-        options = with_overrides(LoadOptions, options, {})
-        study = await self._study(path, options, text, progress)
-        wanted = QuantizeOptions(bits=bits, windows=windows, window_tokens=window_tokens)
-        return await quantize_model(study, out, wanted)
-
-    async def count_experts(
-        self,
-        path: str | Path,
-        options: LoadOptions | None = None,
-        *,
-        text: str | None = None,
-        progress: bool | OnProgress | None = None,
-    ) -> CountedExperts:
-        """Find out how often tokens go through each of a model's experts.
-
-        The peers run the model, by the plan of `options`, while it reads up to 3,072 tokens of the
-        text; without one, while it writes as many. Plans for the same files go by that from then
-        on: which device has which experts whole, and how many it finds in memory where others are
-        on disk.
-
-        Raises RequestError for a model without experts or a text that is too short, CapacityError
-        for a full disk, and what `load` raises.
-        """
-        options = with_overrides(LoadOptions, options, {})
-        return await count_experts(await self._study(path, options, text, progress))
-
-    async def _study(
-        self,
-        path: str | Path,
-        options: LoadOptions,
-        text: str | None,
-        progress: bool | OnProgress | None,
-    ) -> Study:
-        return Study(
-            load=partial(self.load, progress=progress),
-            path=await model_path(path, progress),
-            options=options,
-            text=text,
-            cache_root=cache_root(),
-            bars=partial(progress_bars, progress),
-        )
-
     def __repr__(self) -> str:
         count = len(self.peers)
         models = sum(not model.is_over for model in self._models)
@@ -467,36 +195,36 @@ class AsyncCluster:
         )
 
     async def set_memory(self, peer: PeerInfo, memory: Size) -> PeerInfo:
-        """Have a peer's process stay under `memory` from now on; how it describes itself then.
+        """Set the memory limit of a peer's process. Returns the peer as it describes itself then.
 
-        With less, it reads layers of what it runs from disk for each token: replies under way go
-        on, with the same tokens. Raises RequestError below the minimum of what is loaded.
+        With less memory it reads layers from disk for each token (weight offload). Replies under
+        way go on with the same tokens. Raises RequestError below the minimum of the loaded models.
         """
         return await set_memory(peer, parse_size(memory))
 
     async def kept(self, peer: PeerInfo) -> tuple[KeptFiles, ...]:
-        """What a peer keeps on disk of weights, the least recently used first.
+        """The weights that a peer keeps on disk, the least recently used first.
 
-        Of what other devices sent, it says how much that is, and not which models.
+        Weights that other devices sent are told by their size, without their model.
         """
         return await kept_by(peer)
 
     async def remove_kept(self, peer: PeerInfo, names: Sequence[str]) -> tuple[KeptFiles, ...]:
-        """Have a peer remove files that this device sent and that nobody uses; what is kept then.
+        """Have a peer remove unused files that this device sent. Returns the files that it keeps.
 
-        names: as `kept` has them. What is not removed is still in what this returns.
+        names: as in `kept`. Files in use stay.
         """
         return await kept_by(peer, names)
 
     def forget_measured(self, devices: Sequence[str]) -> None:
-        """Have these peers (by id) and the links between them measured anew when a plan is made.
+        """Forget the measurements of these peers (by id) and of the links between them.
 
-        A single peer is loaded without that: `propose` measures it.
+        The next plan over several peers measures them again. `propose` measures a single peer, too.
         """
         forget_measured(set_up_like(devices, self.peers))
 
     async def aclose(self) -> None:
-        """Free everything on the peers; end local daemons. May be called again.
+        """Free everything on the peers and end local daemons. May be called again.
 
         Replies under way end with RequestError.
         """
@@ -507,10 +235,10 @@ class AsyncCluster:
                 await uninterrupted(run_blocking(self._daemons.close))
 
     async def _take_over(self, lease: Lease) -> None:
-        """Free what earlier coordinators of a run hold, before anything is planned.
+        """End the sessions of earlier coordinators of this lease, before anything is planned.
 
-        Raises RequestError where a later one has been. A peer that does not answer has no part in
-        what follows.
+        Raises RequestError if a later coordinator has been there. Peers that do not answer are left
+        out.
         """
 
         async def one(peer: PeerInfo) -> None:
@@ -531,62 +259,17 @@ class AsyncCluster:
         options: LoadOptions,
         progress: bool | OnProgress | None = None,
     ) -> AsyncIterator[tuple[Checkpoint, Sequence[PeerInfo]]]:
-        """The checkpoint, and the peers as they are now, without those that have gone since.
-
-        Memory that a failed model held is free again. Raises NetworkError when nobody answers; in
-        the body, a lack of memory or devices names those who have gone.
-        """
+        """See `loading.opened`. Memory that failed models held is free again."""
         found = await model_path(path, progress)
-        opening = run_blocking(
-            lambda: Checkpoint.open(found, lora=options.lora), discard=Checkpoint.close
-        )
-        with await opening as checkpoint:
-            over = [model for model in self._models if model.is_over]
-            self._models = [model for model in self._models if not model.is_over]
-            for model in over:
-                await model.aclose()
-            infos, failures = await describe_all(
-                {peer.address: peer.credentials for peer in self.peers}
-            )
-            gone = [peer.name for peer in self.peers if peer.address in failures]
-            if not infos:
-                raise NetworkError(
-                    f"none of the cluster's peers answers any more ({', '.join(gone)})",
-                    remedy="start them and open the cluster again",
-                )
-            note = f" ({', '.join(gone)} no longer answers and was left out)" if gone else ""
-            try:
-                yield checkpoint, with_unique_names(infos, self.peers)
-            except CapacityError as error:
-                raise CapacityError(f"{error}{note}") from error
-            except PlanError as error:
-                raise PlanError(f"{error}{note}", error.problems) from error
+        over = [model for model in self._models if model.is_over]
+        self._models = [model for model in self._models if not model.is_over]
+        for model in over:
+            await model.aclose()
+        async with opened(found, options.lora, self._candidates) as (checkpoint, peers):
+            yield checkpoint, peers
 
     async def __aenter__(self) -> AsyncCluster:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-async def _as_before(
-    propose: Callable[[LoadOptions], Awaitable[Proposal]],
-    options: LoadOptions,
-    peers: Sequence[PeerInfo],
-    resumes: KeptReply | None,
-) -> tuple[LoadOptions, Proposal]:
-    """With the plan of what is gone on with, where that can be."""
-    names = [peer.name for peer in peers]
-    plan = None if resumes is None else resumes.plan_on(names, options)
-    if plan is not None:
-        before = replace(options, plan=plan)
-        with contextlib.suppress(CapacityError, PlanError):
-            return before, await propose(before)
-    return options, await propose(options)
-
-
-def _cluster_of_a_run(settings: LocalSettings) -> Membership:
-    """For local daemons and this process. What they keep on disk, a later run finds again."""
-    keeps = settings.get("kv_disk") is not None
-    identity = MembershipStore(config_root()).identity() if keeps else None
-    return Membership.founded("local", identity)

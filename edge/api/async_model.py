@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Unpack, cast, overload
 
 import numpy as np
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from edge.answers.journal_folder import LAST
 from edge.answers.terms import GenerationOptions, GenerationOverrides, Terms
-from edge.api.described_model import DescribedModel, Messages, Prompt, Prompts, several
+from edge.api.asking import Messages, Prompt, Prompts, several
+from edge.api.described_model import DescribedModel
 from edge.api.embedding import check_dimensions, pooled, rows_for
 from edge.api.kept_reply import KeptReply
 from edge.api.progress_bars import progress_bars
@@ -36,8 +38,7 @@ from edge.weights.pooling import Pooling
 class AsyncModel(DescribedModel):
     """A model on its peers. Made by `AsyncCluster.load`; an asynchronous context manager.
 
-    For the loop that the cluster was opened on. Any number of replies may be under way at once.
-    """
+    For the loop of the cluster. Any number of replies may be under way at once."""
 
     @overload
     async def generate(
@@ -65,31 +66,31 @@ class AsyncModel(DescribedModel):
         progress: bool | OnProgress | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> Reply | list[Reply]:
-        """The whole answer to a text (special tokens are added) or to token ids (used as given).
+        """The whole answer to a text (special tokens are added) or to token ids (used as given); of
+        a list of prompts the answers, in its order.
 
-        Of a list of such prompts the answers, in its order: as many at once as the model was loaded
-        for (`concurrency`); of an empty one none. progress: a bar of those that are whole (None: on
-        a terminal, and in a notebook with ipywidgets), or a function that takes `Progress`.
-        options, and by name what differs from them: see `edge.GenerationOptions`. Raises
-        RequestError for values out of range or a prompt that does not fit the context,
-        PeerLostError if a device goes away and what is left cannot go on.
+        Of a list, as many answers are made at once as the model was loaded for (`concurrency`).
+        progress: a bar of finished answers (None: on a terminal, and in a notebook with
+        ipywidgets), or a function that takes `Progress`. options and overrides: see
+        `edge.GenerationOptions`. Raises RequestError for values out of range or a prompt that does
+        not fit the context, PeerLostError if a device is lost and the others cannot go on.
         """
         if (prompts := several(prompt)) is not None:
-            replies: dict[int, Reply] = {}
             with progress_bars(progress) as on_progress:
+                done = count()
 
                 def tell() -> None:
-                    done, total = len(replies), len(prompts)
-                    on_progress(Progress(phase="generate", peer="", done=done, total=total))
+                    told = Progress(phase="generate", peer="", done=next(done), total=len(prompts))
+                    on_progress(told)
 
-                async def answer(number: int, each: Prompt) -> None:
-                    replies[number] = await self._whole(self.stream(each, options, **overrides))
+                async def answer(each: Prompt) -> Reply:
+                    reply = await whole(self.stream(each, options, **overrides))
                     tell()
+                    return reply
 
                 tell()
-                await gather_all(answer(number, each) for number, each in enumerate(prompts))
-            return [replies[number] for number in range(len(prompts))]
-        return await self._whole(self.stream(prompt, options, **overrides))  # type: ignore[arg-type]
+                return await gather_all(map(answer, prompts))
+        return await whole(self.stream(prompt, options, **overrides))  # type: ignore[arg-type]
 
     async def chat(
         self,
@@ -103,12 +104,11 @@ class AsyncModel(DescribedModel):
     ) -> Reply:
         """The whole answer of the assistant in a conversation, by the model's chat template.
 
-        messages: objects with role and content, or the text of a user's only message. tools: what
-        the model may call, each a JSON schema or a function with types and a docstring; what it
-        calls is in `Reply.tool_calls`. tool_choice: "auto", "none", "required" (it must call one),
-        or the name of the tool that it must call. thinking=False has a model that can think answer
-        at once. variables: further names for the template, such as {"documents": []}. Raises
-        RequestError, too, where there is no template or it refuses the messages.
+        messages: objects with role and content, or the text of a user's only message. tools: each a
+        JSON schema, or a function with types and a docstring; calls are in `Reply.tool_calls`.
+        tool_choice: "auto", "none", "required", or the name of the tool that must be called.
+        variables: further names for the template, such as {"documents": []}. Raises RequestError,
+        too, without a template, or if it refuses the messages.
         """
         stream = await self.stream_chat(
             messages,
@@ -118,7 +118,7 @@ class AsyncModel(DescribedModel):
             variables=variables,
             **overrides,
         )
-        return await self._whole(stream)
+        return await whole(stream)
 
     async def stream_chat(
         self,
@@ -132,7 +132,7 @@ class AsyncModel(DescribedModel):
     ) -> AsyncReplyStream:
         """Like `chat`, token by token, once the template has run."""
         encode = partial(
-            self._chat_prompt,
+            self._asking.chat_prompt,
             messages,
             with_overrides(GenerationOptions, options, overrides),
             tools=tools,
@@ -140,26 +140,20 @@ class AsyncModel(DescribedModel):
             variables=variables,
         )
         prompt, asked, reading = await run_blocking(encode)
-        return AsyncReplyStream(self._reply_to(prompt, asked, reading=reading))
+        return AsyncReplyStream(self._asking.reply_to(prompt, asked, reading=reading))
 
     async def resume(self, reply: KeptReply | str = LAST) -> Reply:
-        """The whole of a reply that was asked for with `journal` and not finished: what there was,
-        and what would have followed. `reply`: see `edge.KeptReply`; or its id, or "last".
+        """The whole of an unfinished reply that was asked for with `journal`. reply: a KeptReply,
+        its id, or "last".
 
-        Raises RequestError for one that is not kept, that another process has under way, or that
-        is of another model or one that was loaded otherwise; and what `generate` raises.
+        Raises RequestError for a reply that is not kept, that another process has open, or that is
+        of another model or another kind of load; and the errors of `generate`.
         """
-        return await self._whole(await self.stream_resume(reply))
+        return await whole(await self.stream_resume(reply))
 
     async def stream_resume(self, reply: KeptReply | str = LAST) -> AsyncReplyStream:
-        """Like `resume`, token by token: at first those that there were."""
-        return AsyncReplyStream(await run_blocking(lambda: self._resumed(reply)))
-
-    async def _whole(self, stream: AsyncReplyStream) -> Reply:
-        async with stream:
-            async for _token in stream:
-                pass
-        return stream.reply()
+        """Like `resume`, token by token, beginning with the tokens that it had."""
+        return AsyncReplyStream(await run_blocking(lambda: self._asking.resumed(reply)))
 
     def stream(
         self,
@@ -173,28 +167,26 @@ class AsyncModel(DescribedModel):
     ) -> AsyncReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest.
 
-        client: on whose behalf; where requests wait, each client is served alike, however many it
-        has. cache_salt: what this prompt and its answer leave in memory and on disk is found by
-        prompts with the same one alone; so nobody learns from how soon a prompt is read what
-        others have asked. id: what logs call it on every device, and no other request; None: a
-        random one.
+        client: on whose behalf; fair queueing serves clients alike. cache_salt: prefix caches are
+        shared between prompts of one salt alone, so the time to the first token tells no other
+        client what was asked. id: a unique name in the logs of every device; None: a random one.
         """
         options = with_overrides(GenerationOptions, options, overrides)
-        reply = self._reply_to(prompt, options, client=client, cache_salt=cache_salt, id=id)
+        reply = self._asking.reply_to(prompt, options, client=client, cache_salt=cache_salt, id=id)
         return AsyncReplyStream(reply)
 
     async def check_grammar(self, prompt: Prompt, options: GenerationOptions) -> None:
-        """Raise now what a stream would raise with its first token: RequestError for a schema or
-        grammar that no answer can be kept to."""
-        tokens = self._checked_ids(self._ids(prompt))
+        """Raises RequestError for a schema or grammar that no answer can follow, which a stream
+        would raise with its first token."""
+        tokens = self._asking.checked_ids(self._asking.ids(prompt))
         terms = options.terms(tokens, end_ids=self._held.end_ids, room=1, usual=self._held.sampling)
-        if (match := self._matching(terms)) is not None:
+        if (match := self._asking.matching(terms)) is not None:
             await run_blocking(match)
 
     async def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Float32 [tokens, vocab]: row i is what the model expects after token i of the prompt."""
-        tokens = self._checked_ids(self._ids(prompt))
-        self._require_open()
+        tokens = self._asking.checked_ids(self._asking.ids(prompt))
+        self._asking.require_open()
         return await evaluate(self._held.running, Terms(prompt=tokens, rows="logits"))
 
     async def embed(
@@ -207,18 +199,19 @@ class AsyncModel(DescribedModel):
         client: str = "",
         priority: Priority = "normal",
     ) -> NDArray[np.float32]:
-        """Float32 [hidden] of a text or token ids; of a list of them [texts, hidden], in its order.
+        """An embedding: float32 [hidden] of a text or token ids; of a list [texts, hidden], in
+        order.
 
-        They are made of the hidden states after the last norm: pooling takes their mean, or only
-        that of the last token; None: as the model's folder says (modules.json of
-        sentence-transformers), else the mean. normalize: to the length 1. dimensions: only the
-        first `dimensions` values, for models that were trained for that. client: see `stream`.
-        priority: see `GenerationOptions`. Raises RequestError for a text that does not fit the
-        context, and for dimensions that the model has not.
+        It is made of the hidden states after the last norm. pooling: their "mean", or the "last"
+        one; None: as the model's folder says (modules.json of sentence-transformers), else the
+        mean. normalize: to length 1. dimensions: only the first values, for models that were
+        trained for that. client: see `stream`. priority: see `GenerationOptions`. Raises
+        RequestError for a text that does not fit the context, and for dimensions that the model
+        does not have.
         """
         prompts = several(texts)
         checked = [
-            self._checked_ids(self._ids(each))
+            self._asking.checked_ids(self._asking.ids(each))
             for each in ([cast(Prompt, texts)] if prompts is None else prompts)
         ]
         rows = rows_for(pooling, self._held.pooling, name=self.name)
@@ -226,21 +219,22 @@ class AsyncModel(DescribedModel):
         asked = [
             Terms(prompt=each, rows=rows, client=client, priority=priority) for each in checked
         ]
-        self._require_open()
-        found = np.empty((len(asked), dimensions or self._held.hidden_size), np.float32)
+        self._asking.require_open()
 
-        async def fill(number: int, terms: Terms) -> None:
+        async def vector(terms: Terms) -> NDArray[np.float32]:
             states = await evaluate(self._held.running, terms)
-            found[number] = pooled(states, normalize=normalize, dimensions=dimensions)
+            return pooled(states, normalize=normalize, dimensions=dimensions)
 
-        await gather_all(fill(number, terms) for number, terms in enumerate(asked))
-        return found[0] if prompts is None else found
+        found = await gather_all(map(vector, asked))
+        if prompts is None:
+            return found[0]
+        empty = np.empty((0, dimensions or self._held.hidden_size), np.float32)
+        return np.stack(found) if found else empty
 
     async def score(self, prompt: Prompt) -> Score:
-        """How likely a text is, token by token. It takes the memory of its logits: a float32 for
-        each of its tokens and each token of the vocabulary. Raises RequestError for one of fewer
-        than two tokens: each is judged by those before it."""
-        tokens = self._checked_ids(self._ids(prompt))
+        """The log probability of each token of a text after the first. It takes the memory of all
+        logits, float32 [tokens, vocab]. Raises RequestError for fewer than two tokens."""
+        tokens = self._asking.checked_ids(self._asking.ids(prompt))
         if len(tokens) < 2:
             raise RequestError(
                 "a score is of each token after the first, and there is one token",
@@ -250,23 +244,23 @@ class AsyncModel(DescribedModel):
 
     def _observed(self, spec: ModelSpec) -> AsyncIterator[tuple[Observed, NDArray[np.float32]]]:
         """What its products were given so far, for one that was loaded with `observes`."""
-        self._require_open()
+        self._asking.require_open()
         return gather_observed(self._held.running, spec)
 
     async def measure(self) -> list[PeerTimes]:
-        """Where each peer's time went since this was last called, and its memory."""
-        self._require_open()
+        """Where each peer's time went since the last call, and its memory."""
+        self._asking.require_open()
         times = await self._held.running.measure()
         self._held.forecast.learn(times)
         return times
 
     async def check(self, times: Sequence[PeerTimes] | None = None) -> Drift | None:
-        """What made the replies since the last check slower than predicted, if they were.
+        """What made the replies since the last check slower than predicted; None: they were not.
 
-        Calls `measure`, unless what it returned over these replies is given. None also where
-        nothing is predicted, when replies ran at once, and when another plan runs by now.
+        times: what `measure` has returned over these replies; None: it is called. Returns None,
+        too, without a prediction, for replies that ran at once, and after a change of the plan.
         """
-        self._require_open()
+        self._asking.require_open()
         proposal, answers = self.proposal, self._held.forecast.take()
         if proposal.choice.predicted is None:
             return None
@@ -291,3 +285,11 @@ class AsyncModel(DescribedModel):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def whole(stream: AsyncReplyStream) -> Reply:
+    """The reply at the end of a stream."""
+    async with stream:
+        async for _token in stream:
+            pass
+    return stream.reply()

@@ -7,10 +7,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from edge.api.async_cluster import AsyncCluster, Peer
+from edge.api.async_cluster import AsyncCluster
 from edge.api.kept_reply import KeptReply
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.model import Model
+from edge.api.peer_search import Peer, start_daemons
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import EdgeError, RequestError
 from edge.option_fields import checks_calls
@@ -29,8 +30,8 @@ from edge.studies.quantize import Quantized
 class Cluster:
     """Peers to run models on. A context manager; closing it ends its models and local daemons.
 
-    For any thread. What its methods do, promise and raise, `AsyncCluster` says of those of the same
-    names; they run on an event loop in a thread of the cluster's own.
+    For any thread. Its methods do, promise and raise the same as those of `AsyncCluster`; they run
+    on an event loop in a thread of its own.
     """
 
     def __init__(
@@ -51,12 +52,7 @@ class Cluster:
         interfaces: Sequence[str] | None = None,
         insecure: bool = False,
     ) -> Cluster:
-        """Every peer of the named cluster that zeroconf finds on the local network.
-
-        It looks until no new one was found for a second, once there are `at_least` of them, and
-        for `timeout_s` at most. `insecure`: peers that run with --insecure, instead of those that
-        this device was paired with. Raises NetworkError, saying what was tried, when none is found.
-        """
+        """Every peer of the named cluster that zeroconf finds on the local network."""
         return cls._open(
             lambda: AsyncCluster.discover(
                 cluster,
@@ -69,28 +65,21 @@ class Cluster:
 
     @classmethod
     def connect(cls, peers: Peer | Sequence[Peer], *, insecure: bool = False) -> Cluster:
-        """The peers at "host:port"; for networks where zeroconf does not reach.
-
-        A peer of another cluster object, as `cluster.peers` has it, may stand for its address.
-        `insecure`: they run with --insecure.
-        """
+        """The peers at these addresses ("host:port"), for networks without zeroconf."""
         return cls._open(lambda: AsyncCluster.connect(peers, insecure=insecure))
 
     @classmethod
     def local(
         cls, peers: int = 2, *, insecure: bool = False, **settings: Unpack[LocalSettings]
     ) -> Cluster:
-        """Daemons started on this machine, as processes of their own with real sockets.
+        """New daemons on this machine, each a process with real sockets.
 
-        They and this process are a cluster of their own, for as long as they run; `insecure`
-        leaves out its keys, to measure what they cost.
-        settings: memory, model_memory, threads, backend, kv_memory, kv_disk; `LocalSettings` says
-        what they mean.
+        settings: memory, model_memory, threads, backend, kv_memory, kv_disk; see `LocalSettings`.
         """
         daemons = LocalPeers()
         try:
             return cls._open(
-                lambda: AsyncCluster._of_daemons(daemons, peers, settings, insecure=insecure),
+                lambda: _local(daemons, peers, settings, insecure=insecure),
                 daemons,
             )
         except BaseException:
@@ -285,3 +274,9 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+async def _local(
+    daemons: LocalPeers, peers: int, settings: LocalSettings, *, insecure: bool
+) -> AsyncCluster:
+    return AsyncCluster(await start_daemons(daemons, peers, settings, insecure=insecure))

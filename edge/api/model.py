@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from edge.answers.journal_folder import LAST
 from edge.answers.terms import GenerationOptions, GenerationOverrides
+from edge.api.asking import Messages, Prompt, Prompts
 from edge.api.async_model import AsyncModel
-from edge.api.described_model import DescribedModel, Messages, Prompt, Prompts
+from edge.api.described_model import DescribedModel
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import Reply, ReplyStream
 from edge.concurrency.loop_thread import LoopThread
@@ -113,14 +114,11 @@ class Model(DescribedModel):
         **overrides: Unpack[GenerationOverrides],
     ) -> ReplyStream:
         """Like `chat`, token by token. Leaving the loop early cancels the rest."""
-        prompt, options, reading = self._chat_prompt(
-            messages,
-            with_overrides(GenerationOptions, options, overrides),
-            tools=tools,
-            tool_choice=tool_choice,
-            variables=variables,
+        options = with_overrides(GenerationOptions, options, overrides)
+        prompt, options, reading = self._asking.chat_prompt(
+            messages, options, tools=tools, tool_choice=tool_choice, variables=variables
         )
-        begin = self._reply_to(prompt, options, reading=reading)
+        begin = self._asking.reply_to(prompt, options, reading=reading)
         return ReplyStream(begin, self._loop)
 
     def resume(self, reply: KeptReply | str = LAST) -> Reply:
@@ -129,7 +127,7 @@ class Model(DescribedModel):
 
     def stream_resume(self, reply: KeptReply | str = LAST) -> ReplyStream:
         """Like `resume`, token by token: at first those that there were."""
-        return ReplyStream(self._resumed(reply), self._loop)
+        return ReplyStream(self._asking.resumed(reply), self._loop)
 
     def stream(
         self,
@@ -150,7 +148,7 @@ class Model(DescribedModel):
         random one.
         """
         options = with_overrides(GenerationOptions, options, overrides)
-        begin = self._reply_to(prompt, options, client=client, cache_salt=cache_salt, id=id)
+        begin = self._asking.reply_to(prompt, options, client=client, cache_salt=cache_salt, id=id)
         return ReplyStream(begin, self._loop)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from edge.errors import EdgeError, NetworkError, PeerError, ProtocolError
 from edge.host.free_memory import format_size
@@ -25,6 +25,8 @@ from edge.protocol.measurements import MemoryRate
 from edge.protocol.messages import Describe, SetMemory, TakeOver
 from edge.protocol.topology import Place, Seat
 from edge.transport import Credentials, parse_number
+
+Result = TypeVar("Result")
 
 _NOBODYS_SECRET = bytes(32)
 """Secret of peers that want no keys, and whose caches anybody may read."""
@@ -351,14 +353,15 @@ def is_loopback(address: str) -> bool:
     return parse_number(address)[0].is_loopback
 
 
-async def gather_all(work: Iterable[Coroutine[Any, Any, Any]]) -> None:
-    """Run all at once; the first error cancels the rest, and is raised once they have ended."""
+async def gather_all(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Run all at once; their results in order. The first error cancels the rest, and is raised once
+    they have ended."""
     try:
         async with asyncio.TaskGroup() as group:
-            for each in work:
-                group.create_task(each)
+            tasks = [group.create_task(each) for each in work]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 BACKENDS = ("ort", "triton", "null")

@@ -198,7 +198,7 @@ class _Loading:
         self.rows_agree &= opened.rows_agree
         self.batches_agree &= opened.batches_agree
 
-    async def _unless_it_fails(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _unless_it_fails(self, work: Coroutine[Any, Any, object]) -> None:
         """Do this, but end at once if a peer is lost, though the others are still busy."""
         doing = asyncio.ensure_future(work)
         failed = asyncio.ensure_future(self.run.failed.wait())

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.answers.answer import Answer
-from edge.answers.copies import Copy, AnswerCopies, KvLayout
+from edge.answers.copies import AnswerCopies, Copy, KvLayout
 from edge.errors import EdgeError, ProtocolError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.rules import Bits

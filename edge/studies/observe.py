@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from edge.answers.terms import GenerationOptions
 from edge.concurrency.blocking import StopFlag, held, run_blocking
 from edge.errors import CheckpointError, RequestError
 from edge.models.spec import ModelSpec
@@ -213,8 +214,7 @@ async def _read(model: StudiedModel, task: ReadingTask, on_progress: OnProgress)
 
     async def read(number: int, window: tuple[int, ...]) -> None:
         nonlocal done
-        reply = model.stream(
-            window,
+        options = GenerationOptions(
             max_new_tokens=task.new_tokens,
             temperature=1.0,
             top_k=0,
@@ -224,6 +224,7 @@ async def _read(model: StudiedModel, task: ReadingTask, on_progress: OnProgress)
             seed=number,
             ignore_eos=True,
         )
+        reply = model.stream(window, options)
         async with reply as tokens:
             async for _token in tokens:
                 done += 1

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.answers.terms import GenerationOptions
 from edge.errors import RequestError, shown
 from edge.models.spec import ModelSpec
 from edge.option_fields import option_facts
@@ -43,18 +44,7 @@ class StudiedModel(Protocol):
         """The whole answer to a prompt."""
 
     def stream(
-        self,
-        prompt: Sequence[int],
-        /,
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        repetition_penalty: float,
-        seed: int,
-        ignore_eos: bool,
+        self, prompt: Sequence[int], options: GenerationOptions, /
     ) -> AbstractAsyncContextManager[AsyncIterable[object]]:
         """Token by token."""
 

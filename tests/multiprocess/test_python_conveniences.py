@@ -103,7 +103,7 @@ def test_tools_are_told_and_calls_are_read(
             model.chat("Hi", tools=[lambda x: x])
         with pytest.raises(edge.RequestError, match="tool_choice wants 'tides', which is not"):
             model.chat("Hi", tools=[weather], tool_choice="tides")
-        _ids, _options, read = model._chat_prompt(
+        _ids, _options, read = model._asking.chat_prompt(
             "Hi",
             edge.GenerationOptions(),
             tools=[weather],

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from edge.answers.terms import MOST_TOKENS_OF_A_TEXT, GenerationOptions
-from edge.api.described_model import Prompt
+from edge.api.asking import Prompt
 from edge.api.kept_reply import KeptReply
 from edge.api.model import Model
 from edge.api.reply import Reply

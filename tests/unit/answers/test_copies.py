@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from demos.bundled import MODEL
-from edge.answers.copies import Copy, AnswerCopies, KvLayout, held_layers
+from edge.answers.copies import AnswerCopies, Copy, KvLayout, held_layers
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
 from edge.protocol.messages import MOST_COPY_BYTES

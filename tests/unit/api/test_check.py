@@ -18,7 +18,7 @@ def test_replies_of_one_plan_are_not_compared_with_the_counters_of_another() -> 
     answers = ["a slow one"]
     forecast = SimpleNamespace(take=answers.clear)
     model = SimpleNamespace(
-        _require_open=lambda: None,
+        _asking=SimpleNamespace(require_open=lambda: None),
         _held=SimpleNamespace(forecast=forecast),
         proposal=proposal(),
         peers={},

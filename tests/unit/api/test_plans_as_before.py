@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from edge.answers.journal_folder import JournalFolder
-from edge.api.async_cluster import _as_before
 from edge.api.kept_reply import KeptReply
+from edge.api.loading import plan_as_before
 from edge.errors import CapacityError
 from edge.partition import Plan
 from edge.planning.load_options import LoadOptions
@@ -49,6 +49,6 @@ def test_the_plan_that_it_had(
     with KeptReply(journal) as kept:
         options = replace(kept.options, plan=parallel)
         peers = [peer_info(name) for name in names]
-        used, _proposal = asyncio.run(_as_before(propose, options, peers, kept))
+        used, _proposal = asyncio.run(plan_as_before(propose, options, peers, kept))
     assert found == tried
     assert used == replace(options, plan=used.plan)

@@ -39,7 +39,9 @@ def plan(*stages: tuple[str, ...], streamed_layers: int = 0) -> Plan:
     )
 
 
-def answer(*terms: tuple[str, float], devices_s: dict[str, float], slower_s: float) -> FinishedAnswer:
+def answer(
+    *terms: tuple[str, float], devices_s: dict[str, float], slower_s: float
+) -> FinishedAnswer:
     """A reply that was predicted to take these terms for each token and took `slower_s` more."""
     token_s = sum(seconds for _kind, seconds in terms)
     predicted = Estimate(

@@ -1,0 +1,246 @@
+"""Asking a model: prompts and options are checked, and become replies that can be started."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from edge.answers.journal import Journal
+from edge.answers.journal_records import JournalHead
+from edge.answers.terms import MOST_TOKENS_OF_A_TEXT, AnswerReading, GenerationOptions, Terms
+from edge.api.kept_reply import KeptReply
+from edge.api.loaded_model import LoadedModel
+from edge.api.reply import AskedReply, BeginReply, ReplyFeed
+from edge.api.tool_choice import chosen, with_calls
+from edge.errors import PromptLengthError, RequestError, shown
+from edge.text.grammar import Matcher
+from edge.text.tool_schema import Tool, tool_schemas
+from edge.text.tool_types import tool_types
+
+Prompt = str | Sequence[int]
+
+LONGEST_ID = 256
+"""Characters of a request's id; peers take no more than 1,024."""
+
+Prompts = list[str] | list[list[int]]
+"""A list of prompts."""
+
+Messages = str | Sequence[Mapping[str, object]]
+"""A conversation: objects with role and content; or the only message of a user."""
+
+
+def several(prompt: Prompt | Prompts) -> Sequence[Prompt] | None:
+    """The prompts of a list of them, which may be empty; None for a single prompt."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return None
+    if all(isinstance(each, str | Sequence | np.ndarray) for each in prompt):
+        return cast(Sequence[Prompt], prompt)
+    return None
+
+
+def _are_messages(values: object) -> bool:
+    return isinstance(values, Sequence) and all(isinstance(each, Mapping) for each in values)
+
+
+class Asking:
+    """Asks one model. With or without an event loop."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+
+    def reply_to(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions,
+        *,
+        reading: AnswerReading | None = None,
+        client: str = "",
+        cache_salt: str = "",
+        id: str | None = None,
+    ) -> BeginReply:
+        """A reply that its reader starts. The prompt and the options are checked here."""
+        if id is not None and not (id.isprintable() and len(id) <= LONGEST_ID):
+            raise RequestError(
+                f"id must be a text of at most {LONGEST_ID} printable characters, not {shown(id)}"
+            )
+        terms = self._terms(
+            prompt, options, reading=reading, client=client, cache_salt=_digest(cache_salt)
+        )
+        model = self._model
+
+        def keep() -> Journal | None:
+            if not options.journal:
+                return None
+            head = JournalHead(begun_s=time.time(), load=model.load, terms=terms)
+            return model.replies.begin(head, model.lease)
+
+        return self._begin_reply(terms, keep, id)
+
+    def _terms(self, prompt: Prompt, options: GenerationOptions, **further: Any) -> Terms:
+        """The checked terms of an answer to this prompt. further: see GenerationOptions.terms."""
+        if options.thinking is not None and isinstance(prompt, str):
+            raise RequestError(
+                "thinking is told to a chat template, and a text goes to the model as it is; use "
+                "chat or stream_chat"
+            )
+        if options.max_new_tokens is None and isinstance(prompt, str):
+            options = replace(options, max_new_tokens=MOST_TOKENS_OF_A_TEXT)
+        tokens = self.checked_ids(self.ids(prompt))
+        room = self._model.context_tokens - len(tokens)
+        if room < 1:
+            raise self._too_long(len(tokens), ": no room for an answer")
+        terms = options.terms(
+            tokens, end_ids=self._model.end_ids, room=room, usual=self._model.sampling, **further
+        )
+        if (biased := max(terms.sampling.logit_bias, default=0)) >= self._model.vocab_size:
+            raise RequestError(
+                f"logit_bias has token id {biased}, which is not one of the model's",
+                remedy=f"ids are 0..{self._model.vocab_size - 1}",
+            )
+        return terms
+
+    def _begin_reply(
+        self, terms: Terms, keep: Callable[[], Journal | None], id: str | None = None
+    ) -> BeginReply:
+        self.require_open()
+        asked = AskedReply(terms=terms, match=self.matching(terms), keep=keep, id=id)
+        return partial(ReplyFeed, self._model.maker, asked)
+
+    def resumed(self, reply: KeptReply | str) -> BeginReply:
+        """Resume a reply; reads its journal."""
+        journal = self._model.replies.open(reply) if isinstance(reply, str) else reply.journal
+        try:
+            return self._resume(journal)
+        except BaseException:
+            journal.close()
+            raise
+
+    def _resume(self, journal: Journal) -> BeginReply:
+        if not journal.is_open:
+            raise RequestError(f"the reply {journal.id} was closed", remedy="open it again")
+        head, terms = journal.content.head, journal.content.head.terms
+        if head.load.fingerprint != self._model.load.fingerprint:
+            raise RequestError(
+                f"the reply {journal.id} is of {head.load.path} as it was then, and this is "
+                "another model, or its files were changed since",
+                remedy="ask again",
+            )
+        if (unlike := head.load.unlike(self._model.load)) is not None:
+            raise RequestError(
+                f"the reply {journal.id} cannot go on with this model, which has {unlike}",
+                remedy=f"load it as it was: edge run --resume {journal.id}",
+            )
+        self.checked_ids(terms.prompt)
+        ids = [*(token.token_id for token in journal.content.tokens), *terms.end_ids]
+        ids += terms.sampling.logit_bias
+        most = self._model.context_tokens - len(terms.prompt)
+        if any(id >= self._model.vocab_size for id in ids) or terms.max_new_tokens > most:
+            raise RequestError(
+                f"the reply {journal.id} is not of this model: it was damaged", remedy="ask again"
+            )
+        if journal.content.lease.run != self._model.lease.run:
+            journal.held_by(self._model.lease)
+        return self._begin_reply(terms, lambda: journal)
+
+    def matching(self, terms: Terms) -> Callable[[], Matcher] | None:
+        """Makes the matcher of an answer with a grammar, which takes its time; None: no grammar."""
+        if terms.grammar is None:
+            return None
+        grammars, tokenizer = self._model.grammars, self._model.tokenizer
+        if grammars is None or tokenizer is None:
+            raise RequestError(
+                f"{self._model.name} has no tokenizer.json, so its answers can be kept to no "
+                "schema or grammar",
+                remedy="leave both out, or put the model's tokenizer.json beside it",
+            )
+        is_thinking = tokenizer.begins_thinking(terms.prompt)
+        return partial(grammars.begin, terms.grammar, is_thinking=is_thinking)
+
+    def ids(self, prompt: Prompt) -> Sequence[int]:
+        return self._model.required_tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def chat_prompt(
+        self,
+        messages: Messages,
+        options: GenerationOptions,
+        *,
+        tools: Sequence[Tool] | None,
+        tool_choice: str,
+        variables: Mapping[str, object] | None,
+    ) -> tuple[list[int], GenerationOptions, AnswerReading]:
+        """Token ids of a conversation, how to answer it, and how the answer is read."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        schemas, must = chosen(tool_schemas(tools) or (), tool_choice)
+        ids = self._model.required_tokenizer.encode_chat(
+            messages, tools=schemas or None, thinking=options.thinking, variables=variables
+        )
+        if schemas and not self._model.required_tokenizer.has_told_tools(
+            ids, messages, thinking=options.thinking, variables=variables
+        ):
+            raise RequestError(
+                f"the chat template of {self._model.name} takes no tools, and writes the same "
+                "without",
+                remedy="leave tools out, or use a model that was made to call some",
+            )
+        options = with_calls(
+            options,
+            self._model.required_tokenizer.answer_form,
+            tools=schemas,
+            must=must,
+            several=tool_choice in ("auto", "required"),
+        )
+        thinking = self._model.required_tokenizer.begins_thinking(ids)
+        form = self._model.required_tokenizer.answer_form
+        return ids, options, AnswerReading(thinking=thinking, form=form, tools=tool_types(schemas))
+
+    def _too_long(self, tokens: int, what: str = "") -> PromptLengthError:
+        """The error for a prompt of `tokens` tokens; it says what helps."""
+        remedy = "shorten it, or load the model with more context_tokens"
+        if self._model.context_tokens == self._model.longest_context_tokens:
+            remedy = "shorten it: the model was made for no more"
+        return PromptLengthError(
+            f"the prompt has {tokens} tokens and the context {self._model.context_tokens}{what}",
+            remedy=remedy,
+            prompt_tokens=tokens,
+            context_tokens=self._model.context_tokens,
+        )
+
+    def require_open(self) -> None:
+        """Raises what ended the model, if anything did."""
+        if (failure := self._model.running.failure) is not None:
+            raise failure
+
+    def checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        try:
+            if isinstance(token_ids, bytes | bytearray | memoryview | Set | Mapping):
+                raise TypeError  # their numbers are no ids, or in no order
+            tokens = tuple(operator.index(token) for token in token_ids)
+        except TypeError:
+            hint = "; messages are for chat and stream_chat" if _are_messages(token_ids) else ""
+            raise RequestError(
+                f"a prompt must be a text or a sequence of token ids, which are whole numbers{hint}"
+            ) from None
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token")
+        if len(tokens) > self._model.context_tokens:
+            raise self._too_long(len(tokens))
+        wrong = [token for token in tokens if not 0 <= token < self._model.vocab_size]
+        if wrong:
+            raise RequestError(
+                f"token id {shown(wrong[0])} is not one of the model's",
+                remedy=f"ids are 0..{self._model.vocab_size - 1}",
+            )
+        return tokens
+
+
+def _digest(salt: str) -> str:
+    """Which peers are told; they do not learn the salt."""
+    return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest() if salt else ""

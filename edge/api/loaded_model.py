@@ -1,0 +1,64 @@
+"""A loaded model: its facts, and the parts that its answers are made with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edge.answers.journal_folder import JournalFolder
+from edge.answers.journal_records import JournaledLoad
+from edge.api.reply import ReplyMaker
+from edge.errors import RequestError
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.planning.forecast import Forecast
+from edge.protocol.lease import Lease
+from edge.protocol.peer_info import PeerInfo
+from edge.runs.model import RunningModel
+from edge.runs.recovery.joining import Joining
+from edge.runs.recovery.standing_by import StandingBy
+from edge.text import Tokenizer
+from edge.text.grammar import Grammars
+from edge.weights.pooling import MakersPooling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """What `Model` and `AsyncModel` have of a loaded model."""
+
+    running: RunningModel
+    forecast: Forecast
+    name: str
+    vocab_size: int
+    hidden_size: int
+    context_tokens: int
+    longest_context_tokens: int
+    """The longest context that it was made for."""
+    end_ids: frozenset[int]
+    sampling: SamplingParameters
+    unused_settings: tuple[str, ...]
+    pooling: MakersPooling
+    tokenizer: Tokenizer | None
+    grammars: Grammars | None
+    """None where there is no tokenizer."""
+    peers: Mapping[str, PeerInfo]
+    load: JournaledLoad
+    """How it was loaded."""
+    lease: Lease
+    """The lease of its sessions."""
+    replies: JournalFolder
+    """The journals of unfinished replies."""
+    attendants: tuple[Joining | StandingBy, ...]
+    """Tasks that run in the background of its replies."""
+
+    @property
+    def maker(self) -> ReplyMaker:
+        return ReplyMaker(running=self.running, tokenizer=self.tokenizer, forecast=self.forecast)
+
+    @property
+    def required_tokenizer(self) -> Tokenizer:
+        """Raises RequestError for a checkpoint without one."""
+        if self.tokenizer is None:
+            raise RequestError(
+                f"{self.name} has no tokenizer.json", remedy="give token ids instead of text"
+            )
+        return self.tokenizer

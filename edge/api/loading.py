@@ -1,0 +1,174 @@
+"""Loading a model onto a cluster's peers: from options and a checkpoint to a model that answers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from edge.answers.journal_records import JournaledLoad
+from edge.api.kept_reply import KeptReply, kept_replies
+from edge.api.loaded_model import LoadedModel
+from edge.concurrency.blocking import run_blocking
+from edge.errors import CapacityError, NetworkError, PlanError
+from edge.planning.forecast import Forecast
+from edge.planning.load_options import LoadOptions
+from edge.planning.measured_proposal import measured_proposal
+from edge.planning.proposal import Proposal
+from edge.progress import OnProgress
+from edge.protocol.lease import Lease
+from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
+from edge.runs.load import load_model
+from edge.runs.model import RunningModel
+from edge.runs.recovery.candidates import Candidates
+from edge.runs.recovery.joining import Joining
+from edge.runs.recovery.reloading import Reloading
+from edge.runs.recovery.standing_by import StandingBy
+from edge.text.grammar import Grammars
+from edge.text.tokenizer import Tokenizer
+from edge.weights.checkpoint import Checkpoint
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    path: Path, lora: str | Path | None, candidates: Candidates
+) -> AsyncIterator[tuple[Checkpoint, Sequence[PeerInfo]]]:
+    """The checkpoint, and the candidates that answer now.
+
+    Raises NetworkError if none answers. In the body, an error for a lack of memory or devices names
+    the peers that have gone.
+    """
+    opening = run_blocking(lambda: Checkpoint.open(path, lora=lora), discard=Checkpoint.close)
+    with await opening as checkpoint:
+        known = candidates.peers
+        infos, failures = await describe_all({peer.address: peer.credentials for peer in known})
+        gone = [peer.name for peer in known if peer.address in failures]
+        if not infos:
+            raise NetworkError(
+                f"none of the cluster's peers answers any more ({', '.join(gone)})",
+                remedy="start them and open the cluster again",
+            )
+        note = f" ({', '.join(gone)} no longer answers and was left out)" if gone else ""
+        try:
+            yield checkpoint, with_unique_names(infos, known)
+        except CapacityError as error:
+            raise CapacityError(f"{error}{note}") from error
+        except PlanError as error:
+            raise PlanError(f"{error}{note}", error.problems) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """One model to load, and the peers that may run it."""
+
+    checkpoint: Checkpoint
+    options: LoadOptions
+    """As they were asked for."""
+    candidates: Candidates
+    peers: Sequence[PeerInfo]
+    """The candidates that answer now."""
+    resumes: KeptReply | None
+    """The reply that the model is loaded for."""
+    on_progress: OnProgress
+
+    async def run(self) -> LoadedModel:
+        """Plan, deliver, load and start. After a failure nothing stays on the peers."""
+        checkpoint, tokenizer = self.checkpoint, None
+        if checkpoint.has_tokenizer:
+            tokenizer = await run_blocking(lambda: checkpoint.tokenizer)
+        propose = partial(
+            measured_proposal,
+            checkpoint,
+            self.peers,
+            measure="needed",
+            on_progress=self.on_progress,
+        )
+        options, proposal = await plan_as_before(propose, self.options, self.peers, self.resumes)
+        # A plan after a loss keeps these, because answers under way may be as long.
+        options = replace(
+            options,
+            context_tokens=proposal.context_tokens,
+            saved_states=proposal.saved_states,
+        )
+        if options.stream == "auto" and proposal.streaming is not None:
+            _log.warning('%s; stream="off" refuses instead', proposal.streaming)
+        reload = Reloading(
+            candidates=lambda: self.candidates.peers,
+            look_for_more=self.candidates.look,
+            on_lost=self.candidates.lost,
+            path=checkpoint.path,
+            options=options,
+            fingerprint=checkpoint.store.fingerprint,
+            forecast=Forecast(proposal),
+            peers={peer.id: peer for peer in self.peers},
+            lease=Lease() if self.resumes is None else self.resumes.lease,
+        )
+        delivery = reload.delivery(checkpoint, proposal, self.peers, self.on_progress)
+        observes = delivery.load.limits.observes
+        # A lost peer takes its sums of observed inputs with it, so such a model does not fail over.
+        running = RunningModel(None if observes else reload)
+        run = await load_model(delivery, self.peers, on_end=running.ended)
+        reload.manifests = run.manifests
+        running.begin(run)
+        attendants: list[Joining | StandingBy] = []
+        if options.replan == "auto" and not observes:
+            attendants.append(Joining(self.candidates, reload, running))
+        if options.standby == "kv" and not observes:
+            attendants.append(StandingBy(reload, running))
+        return LoadedModel(
+            running=running,
+            forecast=reload.forecast,
+            name=checkpoint.name,
+            vocab_size=checkpoint.spec.vocab_size,
+            hidden_size=checkpoint.spec.hidden_size,
+            context_tokens=delivery.load.limits.context_tokens,
+            longest_context_tokens=checkpoint.spec.context_tokens,
+            end_ids=checkpoint.end_ids,
+            sampling=checkpoint.sampling,
+            unused_settings=checkpoint.unused_settings,
+            pooling=checkpoint.pooling,
+            tokenizer=tokenizer,
+            grammars=None if tokenizer is None else _grammars(checkpoint, tokenizer),
+            peers=reload.peers,
+            load=JournaledLoad.of(
+                checkpoint.path,
+                checkpoint.store.fingerprint,
+                self.options,
+                context_tokens=delivery.load.limits.context_tokens,
+                plan=proposal.plan,
+                names={peer.id: peer.name for peer in self.peers},
+            ),
+            lease=reload.lease,
+            replies=kept_replies(),
+            attendants=tuple(attendants),
+        )
+
+
+def _grammars(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Grammars:
+    return Grammars(
+        tokenizer.vocabulary,
+        vocab_size=checkpoint.spec.vocab_size,
+        end_ids=checkpoint.end_ids,
+        marks=tokenizer.answer_form.thinking_marks,
+    )
+
+
+async def plan_as_before(
+    propose: Callable[[LoadOptions], Awaitable[Proposal]],
+    options: LoadOptions,
+    peers: Sequence[PeerInfo],
+    resumes: KeptReply | None,
+) -> tuple[LoadOptions, Proposal]:
+    """Options and a proposal with the plan that the resumed reply had, if that is possible."""
+    names = [peer.name for peer in peers]
+    plan = None if resumes is None else resumes.plan_on(names, options)
+    if plan is not None:
+        before = replace(options, plan=plan)
+        with contextlib.suppress(CapacityError, PlanError):
+            return before, await propose(before)
+    return options, await propose(options)
