@@ -1,7 +1,6 @@
 """The state of scheduling for one run of a plan. Pure: no peers, text or time.
 
-Only `decide.py` changes it. It is mutable, because copying what hundreds of requests know for each
-step would cost more than deciding does.
+Only `decide` changes it. It is mutable, as every token changes its request.
 """
 
 from __future__ import annotations
