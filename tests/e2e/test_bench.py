@@ -11,14 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.demos.bench import daemon_start, results, sealed_messages
+from edge.demos.bench import results
 from edge.demos.bench.results import Metric, Row
-from edge.demos.bench.sealed_messages import WAYS
 from edge.demos.bench.shapes import SHAPES, checkpoint
-from edge.host.state_paths import STATE_VARIABLE
-from edge.peer.news import FIRST_LOOK_S
 from edge.weights.checkpoint import Checkpoint
-from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
@@ -103,32 +99,3 @@ def test_a_run_reports_speed_loading_and_memory(tmp_path: Path) -> None:
         planned += held
     assert 0.5 * planned < medians["bytes sent"] < 2 * planned
     assert not list(tmp_path.glob("shards-*"))
-
-
-@shown_in_parts("multiprocess/test_kept_beginnings.py")
-def test_turns_of_a_conversation_are_timed_and_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With random weights another row would be another answer."""
-    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
-    turns = ("--shape", "tiny", "--turns", 3, "--rounds", 1, "--answer-tokens", 32)
-    medians = medians_of("conversation", tmp_path, *turns, "--compare")
-    assert medians["tokens as computed anew in the same steps"] == 100
-    assert medians["first token of a later turn"] > 0
-    assert not list((tmp_path / "state").rglob("*.reply")), "each was gone on with"
-
-
-def test_what_sealing_costs_is_measured_of_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_messages, "ROUNDS", 2)
-    monkeypatch.setattr(sealed_messages, "WEIGHTS_BYTES", 1 << 20)
-    found = sealed_messages.measure((1 << 10, 300 << 10), 3).metrics()
-    names = {metric.name for metric in found}
-    assert {f"{size} KiB, {way}" for size in (1, 300) for way in WAYS} < names
-    assert "1 KiB, seal and open, cold" in names
-    assert all(value > 0 for metric in found for value in metric.values)
-
-
-def test_a_daemon_has_looked_around_before_it_answers_another_member() -> None:
-    medians = {metric.name: metric.percentiles[1] for metric in daemon_start.measure(1).metrics()}
-    assert medians["with keys, to another member"] >= FIRST_LOOK_S
-    assert {"insecure", "with keys, to its own device"} < medians.keys()
