@@ -21,7 +21,7 @@ import edge
 from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures
-from edge.demos.bench.shapes import checkpoint, described
+from edge.demos.shapes import checkpoint, described
 from edge.partition import Parallel
 from edge.weights.formats import Dtype
 

@@ -20,8 +20,8 @@ import edge
 from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures, Metric
-from edge.demos.bench.shapes import checkpoint, described
 from edge.demos.processes import peak_bytes
+from edge.demos.shapes import checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
 
 MIB = 1 << 20

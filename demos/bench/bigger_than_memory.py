@@ -29,8 +29,8 @@ from edge.demos.bench.limited.runs import (
 )
 from edge.demos.bench.limited.sides import SideError, gguf_of
 from edge.demos.bench.options import append_option, folder_option
-from edge.demos.bench.shapes import checkpoint, described
 from edge.demos.control_groups import ControlGroup, remove_groups_of_the_dead
+from edge.demos.shapes import checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
 
 RUNS = {

@@ -37,10 +37,10 @@ from edge.demos.bench.fault_kinds import KINDS, WEIGHTS, Injection, Kind, applie
 from edge.demos.bench.left_behind import Watch
 from edge.demos.bench.options import append_option, folder_option
 from edge.demos.bench.results import Metric
-from edge.demos.bench.shapes import checkpoint
 from edge.demos.bundled import MODEL, STORY
 from edge.demos.fleet import Fleet
 from edge.demos.relay import Relay
+from edge.demos.shapes import checkpoint
 from edge.partition import Plan
 from edge.planning.load_options import Standby
 from edge.weights.formats import Dtype

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge.demos.bench.shapes import CONTEXT_TOKENS
+from edge.demos.shapes import CONTEXT_TOKENS
 
 Tensor = tuple[str, tuple[int, ...], float | None]
 """Name, shape, and what all its values are; None: a matrix of random ones."""

@@ -25,7 +25,7 @@ from edge.demos.bench.limited.sides import gguf_of
 from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.quality import EDGE_FORMATS, FEW_BIT_FORMATS, calibrated_name
 from edge.demos.bench.results import Figures
-from edge.demos.bench.shapes import checkpoint, described
+from edge.demos.shapes import checkpoint, described
 from edge.planning.load_options import LoadOptions
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import DTYPES, Dtype

@@ -21,7 +21,7 @@ import edge
 from edge.demos.bench import results
 from edge.demos.bench.clusters.runs import ROUNDS, Report, measured_rows
 from edge.demos.bench.options import folder_option
-from edge.demos.bench.shapes import SHAPES, checkpoint, described
+from edge.demos.shapes import SHAPES, checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.partition import Parallel
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edge.demos.bench.shapes import SHAPES
+from edge.demos.shapes import SHAPES
 from edge.host.cache_paths import cache_root
 
 F = TypeVar("F", bound=Callable[..., Any])

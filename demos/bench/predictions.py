@@ -23,7 +23,7 @@ from edge.demos.bench.clusters.bed import open_bed, why_not
 from edge.demos.bench.clusters.runs import Report, Row, measured_rows
 from edge.demos.bench.clusters.table import CASES, Case
 from edge.demos.bench.options import folder_option
-from edge.demos.bench.shapes import checkpoint, described
+from edge.demos.shapes import checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
 
 PREDICTIONS = Path(__file__).with_name("predictions.csv")

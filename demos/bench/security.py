@@ -25,8 +25,8 @@ import edge
 from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures
-from edge.demos.bench.shapes import SHAPES, checkpoint, described, even_plan
 from edge.demos.fleet import Fleet
+from edge.demos.shapes import SHAPES, checkpoint, described, even_plan
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.partition import Plan
 

@@ -38,8 +38,8 @@ from edge.demos.bench import results
 from edge.demos.bench.left_behind import Held
 from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Metric
-from edge.demos.bench.shapes import checkpoint, described
 from edge.demos.processes import child
+from edge.demos.shapes import checkpoint, described
 from edge.weights.formats import Dtype
 
 _WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "dogs", "run", "far", "home")

@@ -18,7 +18,7 @@ import click
 from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures
-from edge.demos.bench.shapes import checkpoint, described
+from edge.demos.shapes import checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
 
 

@@ -20,7 +20,7 @@ import edge
 from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures
-from edge.demos.bench.shapes import checkpoint, described
+from edge.demos.shapes import checkpoint, described
 
 ARRANGEMENTS = {
     "1 x 1 thread": (1, 1, "auto"),

@@ -21,7 +21,7 @@ from edge.demos.bench.file_shapes import FILE_SHAPES
 from edge.demos.bench.limited.sides import gguf_of
 from edge.demos.bench.options import append_option, folder_option
 from edge.demos.bench.results import Figures
-from edge.demos.bench.shapes import SHAPES, checkpoint, described
+from edge.demos.shapes import SHAPES, checkpoint, described
 from edge.offload import GgufFile
 from edge.weights.formats import Dtype
 

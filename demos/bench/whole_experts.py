@@ -23,8 +23,8 @@ import edge
 from edge.demos.bench import results
 from edge.demos.bench.options import append_option, folder_option, shape_option
 from edge.demos.bench.results import Figures
-from edge.demos.bench.shapes import checkpoint, described
 from edge.demos.limited_peer import limited_peer
+from edge.demos.shapes import checkpoint, described
 from edge.planning.load_options import ExpertCut, LoadOptions
 
 CUTS: tuple[ExpertCut, ...] = ("columns", "whole")

@@ -13,7 +13,7 @@ import pytest
 
 from edge.demos.bench import results
 from edge.demos.bench.results import Metric, Row
-from edge.demos.bench.shapes import SHAPES, checkpoint
+from edge.demos.shapes import SHAPES, checkpoint
 from edge.weights.checkpoint import Checkpoint
 from tests.support.processes import PATIENCE_S
 

@@ -13,8 +13,8 @@ import pytest
 from edge.demos.bench.disk import direct_read_rate
 from edge.demos.bench.limited.cases import CASES, QUICK
 from edge.demos.bench.limited.runs import PREFIX
-from edge.demos.bench.shapes import SHAPES
 from edge.demos.control_groups import PARENTS, ControlGroup
+from edge.demos.shapes import SHAPES
 from tests.support.pairs import shown_in_parts
 
 BENCH = [sys.executable, "-m", "edge.demos.bench.bigger_than_memory"]

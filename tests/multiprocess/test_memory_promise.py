@@ -13,7 +13,7 @@ import pytest
 
 import edge
 from edge.coordinator.loaded_model import LoadedModel
-from edge.demos.bench.shapes import checkpoint
+from edge.demos.shapes import checkpoint
 from edge.protocol.client import PeerClient
 from edge.protocol.measurements import Profile
 from edge.protocol.messages import SetMemory

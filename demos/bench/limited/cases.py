@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from edge.demos.bench.shapes import SHAPES
+from edge.demos.shapes import SHAPES
 from edge.weights.formats import Dtype
 
 CONTEXT_TOKENS = 64

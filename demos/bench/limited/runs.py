@@ -28,9 +28,9 @@ from edge.demos.bench.limited.sides import (
     llama,
 )
 from edge.demos.bench.results import Figures, Metric
-from edge.demos.bench.shapes import checkpoint
 from edge.demos.control_groups import ControlGroup
 from edge.demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
+from edge.demos.shapes import checkpoint
 from edge.partition import Plan
 
 PREFIX = "edgelimit"
@@ -149,16 +149,9 @@ def roomy(case: Case, setting: Setting) -> Roomy:
             tokens_per_s=found.tokens_per_s,
             weight_bytes=row.memory.weight_bytes,
             kv_bytes=row.memory.kv_bytes,
-            overhead_bytes=stated_bytes(peer.address),
+            overhead_bytes=peer.stated_bytes(),
             plan=model.plan,
         )
-
-
-def stated_bytes(address: str) -> int:
-    """What the peer says that it takes without weights and KV caches."""
-    with edge.Cluster.connect([address]) as cluster:
-        (peer,) = cluster.peers
-    return peer.floor_bytes + sum(model.buffer_bytes for model in peer.models)
 
 
 @contextlib.contextmanager

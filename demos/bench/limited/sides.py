@@ -15,9 +15,9 @@ from typing import Any
 from edge.api import llama_cpp_process
 from edge.demos.bench import accelerate_side, gguf_file, llama_logits
 from edge.demos.bench.file_shapes import FILE_SHAPES
-from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.demos.control_groups import ControlGroup
 from edge.demos.processes import child
+from edge.demos.shapes import SHAPES, checkpoint
 
 PROMPT_TOKENS = 8
 

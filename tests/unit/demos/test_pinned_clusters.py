@@ -16,8 +16,8 @@ from edge.demos.bench.clusters.table import CASES, CORES, GIB, MBIT, Device
 from edge.demos.bench.clusters.wire import Port, arrival_s
 from edge.demos.bench.local_cluster import LOCAL_CLUSTER
 from edge.demos.bench.predictions import PREDICTIONS
-from edge.demos.bench.shapes import SHAPES
 from edge.demos.control_groups import ControlGroup
+from edge.demos.shapes import SHAPES
 
 ROW = Row(
     date="2026-01-01",
