@@ -1,7 +1,7 @@
-"""A GGUF file of a random checkpoint, in Q4_0 (llama.cpp's 4-bit grid in blocks of 32) or F16.
+"""GGUF files of other weights: runs by itself, where numpy and gguf are installed.
 
-python gguf_file.py CHECKPOINT GGUF [F16]      (runs by itself, where numpy and gguf are installed)
-python gguf_file.py FACTS.json GGUF [F16]      (of random weights; see file_shapes)
+python gguf_file.py CHECKPOINT GGUF [Q4_0 | F16 | F32]    of a random checkpoint
+python gguf_file.py widen GGUF TARGET                     the same weights in float32
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 SPARSE = "block_sparse_moe"
 EXPERTS = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
 
-DEVIATION = 0.02
-"""Standard deviation of random weights."""
+FORMS = ("Q4_0", "F16", "F32")
+"""Forms that the package has formulas for and shapes are written in. Q4_0 is llama.cpp's 4-bit
+grid in blocks of 32."""
 
 
 def read_bfloat16(folder: Path) -> dict[str, tuple[Path, int, list[int]]]:
@@ -67,7 +68,8 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{form}"))
+    whole = "ALL" if form == "F32" else "MOSTLY"
+    writer.add_file_type(gguf.LlamaFileType[f"{whole}_{form}"])
     add_tokens(writer, config["vocab_size"])
 
     def read(source: str) -> np.ndarray:
@@ -104,10 +106,7 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
         for ours, theirs in NORMS.items():
             source = f"model.layers.{layer}.{theirs}.weight"
             add(f"blk.{layer}.{ours}.weight", source, quantise=False)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _write(writer)
 
 
 def add_tokens(writer: Any, vocab_size: int) -> None:
@@ -120,33 +119,26 @@ def add_tokens(writer: Any, vocab_size: int) -> None:
     writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * rest)
 
 
-def make_random(facts: dict[str, Any], target: Path, form: str = "Q4_0") -> None:
-    """Write random weights of these tensors to `target`, matrices in this form.
-
-    facts: `architecture`, `metadata` by keys behind its name, and `tensors` as [name, shape, what
-    all values are or None for a random matrix].
-    """
+def widen(source: Path, target: Path) -> None:
+    """The same file with all weights in float32, for llama.cpp to quantise."""
     import gguf
 
-    writer = gguf.GGUFWriter(target, facts["architecture"])
-    whole = "ALL" if form == "F32" else "MOSTLY"
-    writer.add_file_type(gguf.LlamaFileType[f"{whole}_{form}"])
-    for key, value in facts["metadata"].items():
-        name = f"{facts['architecture']}.{key}"
-        if isinstance(value, list):
-            writer.add_array(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        else:
-            writer.add_uint32(name, value)
-    add_tokens(writer, facts["metadata"]["vocab_size"])
-    generator, kind = np.random.default_rng(0), gguf.GGMLQuantizationType[form]
-    for name, shape, value in facts["tensors"]:
-        if value is not None:
-            writer.add_tensor(name, np.full(shape, value, np.float32))
-            continue
-        values = generator.standard_normal(shape, dtype=np.float32) * np.float32(DEVIATION)
-        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama")
+    left_out = {"general.architecture", "general.file_type", "general.quantization_version"}
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in left_out:
+            kind = field.types[0]
+            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), kind, inner)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        writer.add_tensor(tensor.name, np.ascontiguousarray(values, np.float32))
+    _write(writer)
+
+
+def _write(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -154,8 +146,7 @@ def make_random(facts: dict[str, Any], target: Path, form: str = "Q4_0") -> None
 
 
 if __name__ == "__main__":
-    source = Path(sys.argv[1])
-    if source.suffix == ".json":
-        make_random(json.loads(source.read_text()), Path(sys.argv[2]), *sys.argv[3:])
+    if sys.argv[1] == "widen":
+        widen(Path(sys.argv[2]), Path(sys.argv[3]))
     else:
-        make_gguf(source, Path(sys.argv[2]), *sys.argv[3:])
+        make_gguf(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

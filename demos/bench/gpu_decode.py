@@ -1,21 +1,10 @@
-"""How fast does the back end for GPUs decode, from token to logits, against what memory allows?
-
-python -m edge.demos.bench.gpu_decode
-
-A model of 8 B parameters in int4, step by step in turn with `transformers`: the same shape in
-bfloat16, a static cache, and a decoding step that torch.compile has compiled. Weights
-are made up. (Larger models than a GPU's memory: gpu_stream.py.)
-
---dry-run runs all of it on the CPU with tiny shapes and interpreted kernels: to see that the script
-works. Its figures say nothing and are not kept.
-"""
+"""Decoding on a GPU, against what memory allows and transformers. Larger models: gpu_stream.py."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge.backends.registry import open_backend
-from edge.demos.bench import results
+from edge.demos.bench import case
+from edge.demos.bench.case import Found, Given
 from edge.demos.bench.gpu import (
     GROUP_SIZE,
     NO_GPU,
@@ -41,7 +31,6 @@ from edge.demos.bench.gpu import (
     whole_layout,
 )
 from edge.demos.bench.gpu_kernels import copy
-from edge.demos.bench.options import append_option
 from edge.demos.bench.results import Metric
 from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
@@ -202,29 +191,30 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
         torch.compiler.reset()
 
 
-@click.command()
-@append_option
-@click.option("--dry-run", "is_dry", is_flag=True, help="Tiny, on the CPU; figures of no meaning.")
-def main(append: bool, is_dry: bool) -> None:
-    """Decoding on this machine's GPU, from token to logits."""
-    if is_dry:
+@case.case(
+    "decoding on a GPU, beside its memory and transformers",
+    click.option(
+        "--dry-run", "is_dry", is_flag=True, help="Tiny, on the CPU; its figures are not kept."
+    ),
+)
+def gpu_decode(given: Given) -> Iterator[Found]:
+    """How fast does the back end for GPUs decode, from token to logits?
+
+    A model of 8 B parameters in int4, step by step in turn with `transformers`: the same shape in
+    bfloat16, a static cache, and a decoding step that torch.compile has compiled. Weights are made
+    up. --dry-run runs all of it with tiny shapes and interpreted kernels.
+    """
+    if given.is_dry:
         os.environ["TRITON_INTERPRET"] = "1"
     elif not is_there_a_gpu():
-        print(NO_GPU)
+        click.echo(NO_GPU)
         return
-    one = Metric(name="of a dry run", unit="GB/s", values=[1.0])
-    copied = one if is_dry else copy()
-    size = DRY if is_dry else FULL
-    metrics = [copied, *decoding(size, is_dry=is_dry, copy_rate=median(copied.values))]
-    results.publish(
-        metrics,
-        question="decoding on a GPU, beside its memory and transformers",
+    copied = Metric(name="of a dry run", unit="GB/s", values=[1.0]) if given.is_dry else copy()
+    size = DRY if given.is_dry else FULL
+    yield Found(
+        figures=[copied, *decoding(size, is_dry=given.is_dry, copy_rate=median(copied.values))],
         variant=f"{software()}, int4 in blocks of {GROUP_SIZE}, after {size.prompt_tokens} tokens",
         link="none",
         model="made up",
-        keep=append and not is_dry,
+        keep=not given.is_dry,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,8 +16,10 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from edge.demos.bench import quality
-from edge.demos.bench.format_speeds import QUESTION, YARDSTICK
 from edge.demos.bench.results import RESULTS
+
+FORMAT_QUESTION, YARDSTICK = "how fast a weight format decodes", "Q4_K_M"
+"""Speeds are old rows: METHODOLOGY.md says which commit has their script."""
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "quality.svg"
 _SAME_KINDS = {"Edge int4, calibrated": "Edge int4, fast"}
@@ -61,7 +63,7 @@ def points() -> list[Point]:
     with RESULTS.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     losses = _newest(rows, quality.QUESTION, "mean KL")
-    ratios = _newest(rows, QUESTION, f"decode / llama.cpp {YARDSTICK}")
+    ratios = _newest(rows, FORMAT_QUESTION, f"decode / llama.cpp {YARDSTICK}")
     return [
         Point(name=name, mean_kl=loss, ratio=ratios[twin])
         for name, loss in losses.items()

@@ -1,14 +1,4 @@
-"""Replies without a pause while peers join and leave, or while every core has other work.
-
-python -m edge.demos.bench.soak --minutes 60
-python -m edge.demos.bench.soak --minutes 60 --every 0 --busy 1
-
-Some peers on this machine run one model for as long as asked. Readers ask for the same replies
-again and again. Every few seconds a peer leaves, is killed, or starts again; with --every 0 nothing
-happens to any peer, so a loss is a false alarm. Once a minute it is looked what the processes take.
-It fails where a reader saw an error or other tokens, a false alarm was raised, or threads or
-descriptors became more.
-"""
+"""Replies without a pause while peers join and leave, or while every core has other work."""
 
 from __future__ import annotations
 
@@ -28,13 +18,12 @@ import psutil
 
 import edge
 from edge.coordinator.lasting_model import Recovery
-from edge.demos.bench import results
+from edge.demos.bench import case
+from edge.demos.bench.case import Found, Given
 from edge.demos.bench.left_behind import SLACK, Held
-from edge.demos.bench.options import append_option
-from edge.demos.bench.results import Metric
+from edge.demos.bench.results import Figures
 from edge.demos.bundled import MODEL, STORY
 from edge.demos.fleet import Fleet
-from edge.weights.formats import Dtype
 
 _NAMES = ("a", "b", "c", "d")
 _LEAST_PEERS = 2
@@ -45,7 +34,7 @@ _PROMPTS = (STORY, "The cat sat", "What is 7 plus 5?", "In the barn " * 9)
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """By readers, and by who looked at the processes."""
+    """By readers, and of the processes meanwhile."""
 
     replies: int = 0
     tokens: int = 0
@@ -149,7 +138,7 @@ def _burn() -> None:
 
 
 @contextlib.contextmanager
-def busy(processes: int) -> Iterator[None]:
+def _burning(processes: int) -> Iterator[None]:
     """Runs `processes` processes that do nothing, as fast as they can."""
     context = multiprocessing.get_context("spawn")
     burning = [context.Process(target=_burn, daemon=True) for _number in range(processes)]
@@ -163,31 +152,21 @@ def busy(processes: int) -> Iterator[None]:
             each.join()
 
 
-async def soaked(
-    fleet: Fleet,
-    *,
-    minutes: float,
-    every_s: float,
-    readers: int,
-    dtype: Dtype,
-    new_tokens: int,
-    seed: int,
-) -> tuple[Seen, Sequence[Recovery]]:
+async def _soaked(fleet: Fleet, given: Given) -> tuple[Seen, Sequence[Recovery]]:
     """What was seen in that time, and how the model went on after each loss."""
+    readers, new_tokens, every_s = given.readers, given.new_tokens, given.every_s
+    options = edge.GenerationOptions(max_new_tokens=new_tokens, ignore_eos=True, temperature=0.8)
     async with (
         await edge.AsyncCluster.connect(list(fleet.addresses.values())) as cluster,
         await cluster.load(
             MODEL,
-            dtype=dtype,
+            dtype=given.dtype,
             plan="pipeline",
             context_tokens=min(1024, 256 + 2 * new_tokens),
             concurrency=readers,
             batch_invariant=readers > 1,
         ) as model,
     ):
-        options = edge.GenerationOptions(
-            max_new_tokens=new_tokens, ignore_eos=True, temperature=0.8
-        )
         expected = [
             [token.token_id async for token in model.stream(prompt, options, seed=which)]
             for which, prompt in enumerate(_PROMPTS)
@@ -196,8 +175,8 @@ async def soaked(
             fleet=fleet,
             model=model,
             options=options,
-            dice=random.Random(seed),
-            until_s=time.monotonic() + 60 * minutes,
+            dice=random.Random(given.seed),
+            until_s=time.monotonic() + 60 * given.minutes,
         )
         tasks = [soak.reader(number, expected) for number in range(readers)]
         if every_s:
@@ -221,91 +200,65 @@ def grown(held: Sequence[Held]) -> tuple[int, int, int]:
     )
 
 
-@click.command()
-@click.option("--minutes", type=click.FloatRange(0), default=60.0, show_default=True)
-@click.option(
-    "--every",
-    "every_s",
-    type=click.FloatRange(0),
-    default=5.0,
-    show_default=True,
-    help="Seconds from one event to the next; 0: nothing happens to any peer.",
-)
-@click.option("--busy", "burning", type=click.IntRange(0), default=0, help="Processes beside.")
-@click.option("--readers", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--dtype", default="int4", show_default=True)
-@click.option("--new-tokens", type=click.IntRange(8), default=60, show_default=True)
-@click.option("--seed", default=0, show_default=True)
-@append_option
-def main(
-    minutes: float,
-    every_s: float,
-    burning: int,
-    readers: int,
-    dtype: Dtype,
-    new_tokens: int,
-    seed: int,
-    append: bool,
-) -> None:
-    """Errors that readers saw, false alarms, and what became more."""
+@case.case(
+    "replies while peers come and go",
+    click.option("--minutes", type=click.FloatRange(0), default=60.0, show_default=True),
+    click.option("--every", "every_s", type=click.FloatRange(0), default=5.0, show_default=True,
+                 help="Seconds between events; 0: nothing happens to any peer."),
+    case.number("--busy", 0, "Processes beside, which take a core each.", least=0),
+    case.number("--readers", 3),
+    case.dtype(),
+    case.number("--new-tokens", 60, least=8),
+    click.option("--seed", default=0, show_default=True),
+)  # fmt: skip
+def soak(given: Given) -> Iterator[Found]:
+    """Errors that readers saw, false alarms, and what became more.
+
+    Some peers on this machine run one model for as long as asked. Readers ask for the same replies
+    again and again. Every few seconds a peer leaves, is killed, or starts again; with --every 0
+    nothing happens to any peer, so a loss is a false alarm. Once a minute it is looked what the
+    processes take. It fails where a reader saw an error or other tokens, a false alarm was raised,
+    or threads or descriptors became more.
+    """
     with (
         tempfile.TemporaryDirectory() as folder,
         Fleet(_NAMES, Path(folder)) as fleet,
-        busy(burning),
+        _burning(given.busy),
     ):
-        seen, recoveries = asyncio.run(
-            soaked(
-                fleet,
-                minutes=minutes,
-                every_s=every_s,
-                readers=readers,
-                dtype=dtype,
-                new_tokens=new_tokens,
-                seed=seed,
-            )
-        )
-    more = [grown(seen.held), *(grown(each) for each in seen.peers.values())]
+        seen, recoveries = asyncio.run(_soaked(fleet, given))
+    of_coordinator, *of_peers = more = [grown(seen.held), *map(grown, seen.peers.values())]
+    threads, descriptors = (max(each[which] for each in more) for which in (0, 1))
+    found = Figures()
+    found.add("replies", "replies", seen.replies)
+    found.add("tokens", "tokens", seen.tokens)
+    found.add("replies lost", "replies", len(seen.errors))
+    found.add("replies with other tokens", "replies", seen.different)
+    found.add("peers that left", "events", seen.left)
+    found.add("peers that joined", "events", seen.joined)
+    found.add("plans that ended", "plans", len(recoveries))
+    found.add("longest pause of a reply", "s", *seen.pauses_s)
     p99_s = float(np.percentile(seen.pauses_s, 99))
-    metrics = [
-        Metric(name="replies", unit="replies", values=[seen.replies]),
-        Metric(name="tokens", unit="tokens", values=[seen.tokens]),
-        Metric(name="replies lost", unit="replies", values=[len(seen.errors)]),
-        Metric(name="replies with other tokens", unit="replies", values=[seen.different]),
-        Metric(name="peers that left", unit="events", values=[seen.left]),
-        Metric(name="peers that joined", unit="events", values=[seen.joined]),
-        Metric(name="plans that ended", unit="plans", values=[len(recoveries)]),
-        Metric(name="longest pause of a reply", unit="s", values=seen.pauses_s),
-        Metric(name="longest pause of a reply, 99th percentile", unit="s", values=[p99_s]),
-        Metric(name="longest pause of all", unit="s", values=[max(seen.pauses_s)]),
-        Metric(name="more threads", unit="threads", values=[max(each[0] for each in more)]),
-        Metric(name="more descriptors", unit="files", values=[max(each[1] for each in more)]),
-        Metric(name="more memory, coordinator", unit="bytes", values=[more[0][2]]),
-        Metric(name="more memory, peers", unit="bytes", values=[max(m[2] for m in more[1:])]),
-    ]
-    results.publish(
-        metrics,
-        question="replies while peers come and go" if every_s else "false alarms at full load",
-        variant=(
-            f"{minutes:g} minutes, an event every {every_s:g} s, {readers} readers, {dtype}, "
-            f"{len(_NAMES)} peers of 1 thread, {burning} busy processes"
+    found.add("longest pause of a reply, 99th percentile", "s", p99_s)
+    found.add("longest pause of all", "s", max(seen.pauses_s))
+    found.add("more threads", "threads", threads)
+    found.add("more descriptors", "files", descriptors)
+    found.add("more memory, coordinator", "bytes", of_coordinator[2])
+    found.add("more memory, peers", "bytes", max(each[2] for each in of_peers))
+    bad = {
+        "errors": bool(seen.errors),
+        "other tokens": bool(seen.different),
+        f"false alarms ({'; '.join(each.reason for each in recoveries)})": (
+            bool(recoveries) and not given.every_s
         ),
-        link="TCP over loopback",
+        "threads": threads > SLACK,
+        "descriptors": descriptors > SLACK,
+    }
+    yield Found(
+        figures=found,
+        question="" if given.every_s else "false alarms at full load",
+        variant=f"{given.minutes:g} minutes, an event every {given.every_s:g} s, "
+        f"{given.readers} readers, {given.dtype}, {len(_NAMES)} peers of 1 thread, {given.busy} "
+        "busy processes",
         model="the bundled model",
-        keep=append,
+        bad=[what for what, is_so in bad.items() if is_so],
     )
-    for each in recoveries:
-        if not every_s:
-            click.echo(f"false alarm: {each.reason}", err=True)
-    bad = [
-        *(["errors"] if seen.errors else []),
-        *(["other tokens"] if seen.different else []),
-        *(["false alarms"] if recoveries and not every_s else []),
-        *(["threads"] if max(each[0] for each in more) > SLACK else []),
-        *(["descriptors"] if max(each[1] for each in more) > SLACK else []),
-    ]
-    if bad:
-        raise SystemExit(f"not as promised: {', '.join(bad)}")
-
-
-if __name__ == "__main__":
-    main()
