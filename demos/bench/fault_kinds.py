@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -126,9 +127,9 @@ class Injection:
             fleet.leave(self.victim)
         elif kind in _STOPPED_S:
             fleet.stop(self.victim)
-            self._later = asyncio.create_task(self._go_on(_STOPPED_S[kind]))
+            self._do_later(_STOPPED_S[kind], partial(fleet.go_on, self.victim))
         elif kind == "joined":
-            self._later = asyncio.create_task(self._renew())
+            self._do_later(0.0, fleet.renew)
         elif kind == "killed, caches full":
             self._fillers = [filled(fleet.folder / name) for name in self._full]
             fleet.kill(self.victim)
@@ -137,10 +138,10 @@ class Injection:
                 damage(path, self._dice, is_cut=kind == "weights cut")
         elif kind == "delay x 100":
             relay.slow(delay_s=_SLOW_DELAY_S)
-            self._later = asyncio.create_task(self._at_full_speed(relay))
+            self._do_later(_SLOW_S, relay.slow)
         elif kind == "rate / 100":
             relay.slow(bytes_per_s=_SLOW_BYTES_PER_S)
-            self._later = asyncio.create_task(self._at_full_speed(relay))
+            self._do_later(_SLOW_S, relay.slow)
         elif (passage := self._passage()) is not None:
             relay = next(each for each in self._relays.values() if passage in each.passages)
             if kind.endswith("reset"):
@@ -178,16 +179,12 @@ class Injection:
                 return self._dice.choice(found)
         return None
 
-    async def _go_on(self, after_s: float) -> None:
-        await asyncio.sleep(after_s)
-        self._fleet.go_on(self.victim)
+    def _do_later(self, wait_s: float, call: Callable[[], object]) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(wait_s)
+            await asyncio.to_thread(call)
 
-    async def _renew(self) -> None:
-        await asyncio.to_thread(self._fleet.renew)
-
-    async def _at_full_speed(self, relay: Relay) -> None:
-        await asyncio.sleep(_SLOW_S)
-        relay.slow()
+        self._later = asyncio.create_task(wait())
 
 
 async def emptied(address: str) -> None:

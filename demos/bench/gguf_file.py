@@ -14,27 +14,20 @@ from typing import Any
 import numpy as np
 
 MATRICES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
+    **{f"attn_{own}": f"self_attn.{own}_proj" for own in "qkv"},
     "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
-NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-
-
-SPARSE = "block_sparse_moe"
+DENSE = {f"ffn_{own}": f"mlp.{own}_proj" for own in ("gate", "up", "down")}
 EXPERTS = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
+NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 FORMS = ("Q4_0", "F16", "F32")
 """Forms that the package has formulas for and shapes are written in. Q4_0 is llama.cpp's 4-bit
 grid in blocks of 32."""
 
 
-def read_bfloat16(folder: Path) -> dict[str, tuple[Path, int, list[int]]]:
-    """{tensor: (file, offset, shape)} of every bfloat16 tensor in the checkpoint."""
+def read_bfloat16(folder: Path) -> dict[str, np.memmap[Any, Any]]:
+    """Words of every bfloat16 tensor in the checkpoint."""
     found = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
@@ -43,7 +36,9 @@ def read_bfloat16(folder: Path) -> dict[str, tuple[Path, int, list[int]]]:
         for name, entry in header.items():
             if name != "__metadata__":
                 assert entry["dtype"] == "BF16"
-                found[name] = (file, 8 + size + entry["data_offsets"][0], entry["shape"])
+                offset = 8 + size + entry["data_offsets"][0]
+                shape = tuple(entry["shape"])
+                found[name] = np.memmap(file, np.uint16, "r", offset=offset, shape=shape)
     return found
 
 
@@ -53,12 +48,12 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
 
     config = json.loads((folder / "config.json").read_text())
     tensors = read_bfloat16(folder)
+    num_experts = config.get("num_local_experts", 0)
     writer = gguf.GGUFWriter(target, "llama")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    num_experts = config.get("num_local_experts", 0)
     if num_experts:
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -73,39 +68,30 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
     add_tokens(writer, config["vocab_size"])
 
     def read(source: str) -> np.ndarray:
-        file, offset, shape = tensors[source]
-        words = np.fromfile(file, np.uint16, int(np.prod(shape)), offset=offset)
-        return (words.astype(np.uint32) << 16).view(np.float32).reshape(shape)
+        return (tensors[f"{source}.weight"].astype(np.uint32) << 16).view(np.float32)
 
-    def add(name: str, *sources: str, quantise: bool) -> None:
+    def add(name: str, *sources: str, quantise: bool = True) -> None:
         """Several sources are matrices of experts, which lie in one tensor."""
         values = np.stack([read(each) for each in sources]) if sources[1:] else read(sources[0])
-        if quantise:
-            kind = gguf.GGMLQuantizationType[form]
-            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, values)
+        kind = gguf.GGMLQuantizationType[form if quantise else "F32"]
+        values = gguf.quants.quantize(values, kind)
+        writer.add_tensor(f"{name}.weight", values, raw_dtype=kind)
 
-    add("token_embd.weight", "model.embed_tokens.weight", quantise=True)
-    add("output_norm.weight", "model.norm.weight", quantise=False)
+    add("token_embd", "model.embed_tokens")
+    add("output_norm", "model.norm", quantise=False)
     if "lm_head.weight" in tensors:  # else the embedding is the head, too
-        add("output.weight", "lm_head.weight", quantise=True)
+        add("output", "lm_head")
     for layer in range(config["num_hidden_layers"]):
-        for ours, theirs in MATRICES.items():
-            if num_experts and theirs.startswith("mlp."):
-                continue
-            source = f"model.layers.{layer}.{theirs}.weight"
-            add(f"blk.{layer}.{ours}.weight", source, quantise=True)
+        block, source = f"blk.{layer}.", f"model.layers.{layer}."
+        for ours, theirs in {**MATRICES, **({} if num_experts else DENSE)}.items():
+            add(f"{block}{ours}", f"{source}{theirs}")
         if num_experts:
-            prefix = f"model.layers.{layer}.{SPARSE}."
-            add(f"blk.{layer}.ffn_gate_inp.weight", f"{prefix}gate.weight", quantise=False)
+            moe = f"{source}block_sparse_moe."
+            add(f"{block}ffn_gate_inp", f"{moe}gate", quantise=False)
             for ours, theirs in EXPERTS.items():
-                numbers = range(num_experts)
-                sources = [f"{prefix}experts.{number}.{theirs}.weight" for number in numbers]
-                add(f"blk.{layer}.{ours}.weight", *sources, quantise=True)
+                add(f"{block}{ours}", *(f"{moe}experts.{n}.{theirs}" for n in range(num_experts)))
         for ours, theirs in NORMS.items():
-            source = f"model.layers.{layer}.{theirs}.weight"
-            add(f"blk.{layer}.{ours}.weight", source, quantise=False)
+            add(f"{block}{ours}", f"{source}{theirs}", quantise=False)
     _write(writer)
 
 

@@ -23,12 +23,12 @@ from edge.demos.bench.case import Found, Given
 from edge.demos.bench.gpu import (
     GROUP_SIZE,
     NO_GPU,
+    config,
     decode,
+    described,
     int4_bytes,
     is_there_a_gpu,
-    llama,
     software,
-    whole_layout,
 )
 from edge.demos.bench.gpu_kernels import copy
 from edge.demos.bench.results import Metric
@@ -36,30 +36,16 @@ from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
+from edge.weights.layout import whole_layout
 
 if TYPE_CHECKING:
     import torch
 
-SPEC = llama(
-    num_layers=32,
-    hidden_size=4096,
-    ffn_columns=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_size=128,
-    vocab_size=128256,
-)
+CONFIG = config(layers=32, hidden=4096, columns=14336, heads=32, kv_heads=8, head=128, vocab=128256)
 """8 B parameters."""
 
-TINY = llama(
-    num_layers=2,
-    hidden_size=128,
-    ffn_columns=256,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=32,
-    vocab_size=64,
-)
+SPEC = described(CONFIG)
+TINY = config(layers=2, hidden=128, columns=256, heads=4, kv_heads=2, head=32, vocab=64)
 
 Decode = Callable[[int, int], None]
 """Computes `count` tokens from `position` on, and returns when their logits are on the host."""
@@ -69,18 +55,22 @@ Decode = Callable[[int, int], None]
 class Size:
     """What is decoded, and how often."""
 
-    spec: ModelSpec
+    config: dict[str, Any]
     prompt_tokens: int
     warm_ups: int
     steps: int
+
+    @property
+    def spec(self) -> ModelSpec:
+        return described(self.config)
 
     @property
     def context_tokens(self) -> int:
         return 2 * (self.prompt_tokens + self.warm_ups + self.steps)
 
 
-FULL = Size(spec=SPEC, prompt_tokens=512, warm_ups=8, steps=64)
-DRY = Size(spec=TINY, prompt_tokens=4, warm_ups=1, steps=2)
+FULL = Size(config=CONFIG, prompt_tokens=512, warm_ups=8, steps=64)
+DRY = Size(config=TINY, prompt_tokens=4, warm_ups=1, steps=2)
 
 
 def decoding(size: Size, *, is_dry: bool, copy_rate: float) -> Iterator[Metric]:
@@ -146,25 +136,15 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
-    spec = size.spec
-    config = LlamaConfig(
-        num_hidden_layers=spec.num_layers,
-        hidden_size=spec.hidden_size,
-        num_attention_heads=spec.attention.num_heads,
-        num_key_value_heads=spec.attention.num_kv_heads,
-        head_dim=spec.attention.head_size,
-        intermediate_size=spec.kinds[0].feed_forward.columns,
-        vocab_size=spec.vocab_size,
-        max_position_embeddings=spec.context_tokens,
-    )
+    sizes = LlamaConfig(**size.config)
     device = torch.device("cpu" if is_dry else "cuda")
     with device:
         kept, _ = torch.get_default_dtype(), torch.set_default_dtype(torch.bfloat16)
         try:
-            model = LlamaForCausalLM(config).eval()
+            model = LlamaForCausalLM(sizes).eval()
         finally:
             torch.set_default_dtype(kept)
-    cache = StaticCache(config=config, max_cache_len=size.context_tokens)
+    cache = StaticCache(config=sizes, max_cache_len=size.context_tokens)
     is_renamed = "cache" in inspect.signature(model.forward).parameters  # since 5.24
     held = {"cache" if is_renamed else "past_key_values": cache}
     options: dict[str, Any] = {"backend": "eager"} if is_dry else {"mode": "reduce-overhead"}

@@ -18,12 +18,12 @@ from edge.demos.bench.case import Found, Given
 from edge.demos.bench.gpu import (
     GROUP_SIZE,
     NO_GPU,
+    config,
     decode,
+    described,
     int4_bytes,
     is_there_a_gpu,
-    llama,
     software,
-    whole_layout,
 )
 from edge.demos.bench.results import Metric
 from edge.models.spec import ModelSpec
@@ -33,17 +33,11 @@ from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
-from edge.weights.layout import ShardLayout
+from edge.weights.layout import ShardLayout, whole_layout
 
 LAYERS = 48
-SPEC = llama(
-    num_layers=LAYERS,
-    hidden_size=8192,
-    ffn_columns=28672,
-    num_heads=64,
-    num_kv_heads=8,
-    head_size=128,
-    vocab_size=32000,
+SPEC = described(
+    config(layers=LAYERS, hidden=8192, columns=28672, heads=64, kv_heads=8, head=128, vocab=32000)
 )
 """The layers of Llama 3 70B, 48 of them."""
 
@@ -72,7 +66,7 @@ def decoding(halves: Halves, backend: Backend, folder: Path, copy_rate: float) -
     copy_rate: of the link, in bytes per second.
     """
     chosen = weight_format(halves.spec, "int4-pure", GROUP_SIZE)
-    layout = whole_layout(halves.spec, streamed_layers=halves.streamed)
+    layout = replace(whole_layout(halves.spec), streamed_layers=halves.streamed)
     layer_bytes = _layer_bytes(layout, halves.spec.num_layers)
     tiers = weight_tiers(
         halves.spec.num_layers,

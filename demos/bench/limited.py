@@ -126,37 +126,20 @@ class Setting:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    token_ids: tuple[int, ...]
-    tokens_per_s: float
-    bytes_per_token: float
-    """Read from disk."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roomy:
-    """The model without a limit: what it says, and what it takes."""
-
-    reply: Reply
-    weight_bytes: int
-    overhead_bytes: int
-    """What the peer says that it takes as well: the process, and buffers for this model."""
-    budget_bytes: int
-    """Room for the limit's share of the weights as stored, the KV cache and the process."""
-
-
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A model on peers in their limits."""
 
     model: edge.Model
     peers: Sequence[LimitedPeer]
-    groups: Sequence[ControlGroup]
+    groups: Sequence[ControlGroup] = ()
 
-    def reply(self, new_tokens: int) -> Reply:
-        """Speed between the first and the last token; reading over all steps, the prompt's
-        included. A few layers that are read ahead may fall into the reply before, or after."""
+    def reply(self, new_tokens: int) -> tuple[list[int], float, float]:
+        """Tokens, tokens per second after the first, and bytes read from disk for each.
+
+        Reading is over all steps, the prompt's included. A few layers that are read ahead may fall
+        into the reply before, or after.
+        """
         before = sum(group.bytes_read for group in self.groups)
         ids, seen = [], []
         prompt = random_prompt(self.model, PROMPT_TOKENS, 1)
@@ -164,11 +147,7 @@ class Loaded:
             ids.append(token.token_id)
             seen.append(time.perf_counter())
         read = sum(group.bytes_read for group in self.groups) - before
-        return Reply(
-            token_ids=tuple(ids),
-            tokens_per_s=(len(seen) - 1) / (seen[-1] - seen[0]),
-            bytes_per_token=read / len(seen),
-        )
+        return ids, (len(seen) - 1) / (seen[-1] - seen[0]), read / len(seen)
 
     def rate(self) -> float | None:
         """Rate of the disk, measured on the file that the peer streams; None if it streams none."""
@@ -178,23 +157,26 @@ class Loaded:
             return None
 
 
-def roomy(limit: Limit, setting: Setting) -> Roomy:
-    """Runs the limit's model on a peer without one."""
+def without_limit(limit: Limit, setting: Setting, figures: Figures) -> tuple[list[int], int]:
+    """Tokens of the model without a limit; and the budget: room for the limit's share of the
+    weights as stored, the KV cache, and what the peer says that it takes as well."""
     with (
         limited_peer(cache=setting.cache, threads=setting.threads) as peer,
         edge.Cluster.connect([peer.address]) as cluster,
         setting.load(cluster, limit) as model,
     ):
-        free = Loaded(model, [peer], [])
+        free = Loaded(model, [peer])
         free.reply(limit.new_tokens)
+        ids, speed, _read = free.reply(limit.new_tokens)
         (row,) = model.proposal.rows
         overhead = peer.stated_bytes()
-        return Roomy(
-            reply=free.reply(limit.new_tokens),
-            weight_bytes=row.memory.weight_bytes,
-            overhead_bytes=overhead,
-            budget_bytes=int(limit.share * limit.stored_bytes) + row.memory.kv_bytes + overhead,
-        )
+    budget = int(limit.share * limit.stored_bytes) + row.memory.kv_bytes + overhead
+    figures.add("decode, Edge without a limit", "tok/s", speed)
+    figures.add("weights as stored", "MiB", limit.stored_bytes / MIB)
+    figures.add("weights in memory without a limit", "MiB", row.memory.weight_bytes / MIB)
+    figures.add("what a peer takes beside them", "MiB", overhead / MIB)
+    figures.add("budget", "MiB", budget / MIB)
+    return ids, budget
 
 
 @contextlib.contextmanager
@@ -277,42 +259,35 @@ def mapped_llama(
 
 def run_alone(limit: Limit, setting: Setting, figures: Figures) -> str:
     """In turn with llama.cpp, in a group of the same limit; what it was measured with."""
-    free, said = roomy(limit, setting), "no other program"
-    figures.add("decode, Edge without a limit", "tok/s", free.reply.tokens_per_s)
-    figures.add("weights as stored", "MiB", limit.stored_bytes / MIB)
-    figures.add("weights in memory without a limit", "MiB", free.weight_bytes / MIB)
-    figures.add("what a peer takes beside them", "MiB", free.overhead_bytes / MIB)
-    figures.add("budget", "MiB", free.budget_bytes / MIB)
+    ids, budget = without_limit(limit, setting, figures)
+    python, said = setting.given.llama_python, "no other program"
     drop_page_cache()
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(loaded(limit, setting, free.budget_bytes, "one"))
-        sides: dict[str, Any] = {"Edge": lambda _number: _measured(ours, limit, free)}
-        if setting.given.llama_python is not None:
-            theirs = stack.enter_context(
-                mapped_llama(setting.given.llama_python, limit, setting, free.budget_bytes)
-            )
+        ours = stack.enter_context(loaded(limit, setting, budget, "one"))
+        sides: dict[str, Any] = {"Edge": lambda _number: measured(ours, limit, ids)}
+        if python is not None:
+            theirs = stack.enter_context(mapped_llama(python, limit, setting, budget))
             tokens = max(4, limit.new_tokens // 4)  # it may take seconds for each
             sides["llama.cpp"] = lambda _number: theirs.decode(tokens)
             said = f"llama-cpp-python {theirs.version} Q4_0 mapped"
         for turn in in_turn(sides, setting.given.rounds):
-            speed = turn["Edge"]["decode, Edge", "tok/s"]
             for (name, unit), value in turn["Edge"].items():
                 figures.add(name, unit, value)
             if "llama.cpp" in turn:
-                other, read = turn["llama.cpp"]
-                figures.add("decode, llama.cpp", "tok/s", other)
+                speed, read = turn["llama.cpp"]
+                figures.add("decode, llama.cpp", "tok/s", speed)
                 figures.add("llama.cpp reads for a token", "MB", read / 1e6)
-                figures.add("Edge / llama.cpp", "ratio", speed / other)
+                figures.add("Edge / llama.cpp", "ratio", turn["Edge"][SPEED] / speed)
         peak_bytes = ours.peers[0].peak_bytes
     figures.add("peak resident", "MiB", peak_bytes / MIB)
-    figures.add("peak resident / budget", "ratio", peak_bytes / free.budget_bytes)
+    figures.add("peak resident / budget", "ratio", peak_bytes / budget)
     return said
 
 
 def run_pair(limit: Limit, setting: Setting, figures: Figures) -> str:
     """Two peers against one; each has one thread, the budget, and a disk of a given rate."""
-    free = roomy(limit, setting)
-    budget, setting = free.budget_bytes, Setting(setting.given, threads=1)
+    ids, budget = without_limit(limit, setting, Figures())
+    setting = Setting(setting.given, threads=1)
     with loaded(limit, setting, budget, "one") as one:
         real = one.rate()
     rate = int(DISK_SHARE * real) if real else None
@@ -322,43 +297,43 @@ def run_pair(limit: Limit, setting: Setting, figures: Figures) -> str:
     ):
         # The first round tells, too, which experts are wanted again.
         sides = {
-            "one peer": lambda _number: _measured(one, limit, free),
-            "two peers": lambda _number: _measured(pair, limit, free),
+            "one peer": lambda _number: measured(one, limit, ids),
+            "two peers": lambda _number: measured(pair, limit, ids),
         }
         for turn in in_turn(sides, setting.given.rounds):
-            for side, found in turn.items():
-                figures.add(f"decode, {side}", "tok/s", found["decode, Edge", "tok/s"])
-                reads = "reads" if side == "one peer" else "read"
-                name = f"{side} {reads} for a token"
-                figures.add(name, "MB", found["read for a token", "MB"])
-            one_peer, two_peers = (each["decode, Edge", "tok/s"] for each in turn.values())
-            figures.add("two peers / one", "ratio", two_peers / one_peer)
+            alone, both = turn["one peer"], turn["two peers"]
+            figures.add("decode, one peer", "tok/s", alone[SPEED])
+            figures.add("decode, two peers", "tok/s", both[SPEED])
+            figures.add("two peers / one", "ratio", both[SPEED] / alone[SPEED])
+            figures.add("one peer reads for a token", "MB", alone[READ])
+            figures.add("two peers read for a token", "MB", both[READ])
             for key in (PREDICTED, EXPERTS):
-                if key in turn["two peers"]:
-                    figures.add(*key, turn["two peers"][key])
-            figures.add(*SAME, turn["one peer"][SAME])
+                if key in both:
+                    figures.add(*key, both[key])
+            figures.add(*SAME, alone[SAME])
         for each in (*pair.peers, *one.peers):
             figures.add("peak resident / budget", "ratio", each.peak_bytes / budget)
     return f"tensor, 1 thread each, {f'each disk {rate / 1e6:.0f} MB/s' if rate else 'one disk'}"
 
 
+SPEED = "decode, Edge", "tok/s"
+READ = "read for a token", "MB"
 PREDICTED = "decode / predicted", "ratio"
 EXPERTS = "experts found in memory", "share"
 SAME = "tokens as without a limit", "share"
 
 
-def _measured(ours: Loaded, limit: Limit, free: Roomy) -> dict[tuple[str, str], float]:
-    """One reply, by name and unit. Predicted is it as the replies before it were found to be."""
-    model, reply = ours.model, ours.reply(limit.new_tokens)
-    read, speed = reply.bytes_per_token, reply.tokens_per_s
-    found = {("decode, Edge", "tok/s"): speed, ("read for a token", "MB"): read / 1e6}
+def measured(ours: Loaded, limit: Limit, expected: list[int]) -> dict[tuple[str, str], float]:
+    """Figures of one reply. It is predicted as the replies before it were found to be."""
+    model = ours.model
+    ids, speed, read = ours.reply(limit.new_tokens)
+    found = {SPEED: speed, READ: read / 1e6, SAME: float(ids == expected)}
     predicted = model.predict(prompt_tokens=PROMPT_TOKENS, output_tokens=limit.new_tokens)
     if predicted is not None:
         found[PREDICTED] = speed / predicted.tokens_per_s
     counted = [each.decode for each in model.measure()]
     if experts := sum(each.experts for each in counted):
         found[EXPERTS] = 1 - sum(each.experts_read for each in counted) / experts
-    found[SAME] = float(reply.token_ids == free.reply.token_ids)
     streamed = model.proposal.rows[0].memory.streamed_bytes
     if len(ours.peers) == 1 and streamed and (rate := ours.rate()) is not None:
         found["streamed", "MB"] = streamed / 1e6

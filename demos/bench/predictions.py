@@ -105,7 +105,8 @@ def _measured_rows(
         last = found[-1].proposal
         speeds = [speed for each in found for speed in each.tokens_per_s]
         low, middle, high = Metric(name="decode", unit="tok/s", values=speeds).percentiles
-        ratios = [each.times_solo for each in found]
+        ratios = [each.times_solo for each in found if each.times_solo is not None]
+        too_much = [each.said.tokens_per_s / median(each.tokens_per_s) for each in found]
         rows.append(
             Row(
                 **asdict(conditions),
@@ -117,14 +118,10 @@ def _measured_rows(
                 tokens_per_s_p20=low,
                 tokens_per_s=middle,
                 tokens_per_s_p80=high,
-                said_over_was=round(
-                    median(each.said.tokens_per_s / median(each.tokens_per_s) for each in found), 3
-                ),
+                said_over_was=round(median(too_much), 3),
                 said_first_token_s=_short(median(each.said.first_token_s for each in found)),
                 first_token_s=_short(median(each.first_token_s for each in found)),
-                times_solo=None
-                if ratios[0] is None
-                else round(median(each for each in ratios if each is not None), 3),
+                times_solo=round(median(ratios), 3) if ratios else None,
             )
         )
     return rows

