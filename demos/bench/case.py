@@ -65,12 +65,29 @@ class Found:
     """What was not as promised: the command fails, once everything is told."""
 
 
-def case(question: str, *options: Option) -> Callable[[Callable[[Given], Iterator[Found]]], Any]:
-    """Makes a command of a function, which is given these options as attributes; its docstring is
-    the help."""
+def command(
+    *options: Option, help: str | None = None
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Makes a command of a function with these options and --append; without `help`, its docstring
+    is that."""
 
-    def declare(run: Callable[[Given], Iterator[Found]]) -> Any:
-        def command(append: bool, **given: Given) -> None:
+    def declare(run: Callable[..., None]) -> click.Command:
+        made = run
+        for option in reversed((*options, APPEND)):
+            made = option(made)
+        return click.command(help=help)(made)
+
+    return declare
+
+
+def case(
+    question: str, *options: Option
+) -> Callable[[Callable[[Given], Iterator[Found]]], click.Command]:
+    """Makes a command of a function, which is given these options as attributes."""
+
+    def declare(run: Callable[[Given], Iterator[Found]]) -> click.Command:
+        @command(*options, help=inspect.getdoc(run))
+        def measure(append: bool, **given: Any) -> None:
             bad: list[str] = []
             for found in run(Given(**given)):
                 click.echo(f"\n{found.model}: {found.variant}")
@@ -88,10 +105,7 @@ def case(question: str, *options: Option) -> Callable[[Callable[[Given], Iterato
             if bad:
                 raise SystemExit(f"not as promised: {'; '.join(bad)}")
 
-        made: Callable[..., Any] = command
-        for option in reversed((*options, APPEND)):
-            made = option(made)
-        return click.command(help=inspect.getdoc(run))(made)
+        return measure
 
     return declare
 

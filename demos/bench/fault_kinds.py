@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
 
 import psutil
 
@@ -20,47 +19,21 @@ from edge.demos.relay import Passage, Relay
 from edge.membership.own import OwnMembership
 from edge.protocol.peer_info import describe_peer, kept_by
 
-Kind = Literal[
-    "killed",
-    "told to leave",
-    "stopped 1 s",
-    "stopped 5 s",
-    "stopped 30 s",
-    "link reset",
-    "control reset",
-    "link garbled",
-    "control garbled",
-    "link half-open",
-    "control half-open",
-    "link swallowed",
-    "delay x 100",
-    "rate / 100",
-    "joined",
-    "killed, caches full",
-    "weights cut",
-    "weights garbled",
-]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = str
 
 WEIGHTS: Mapping[Kind, float] = {
-    "killed": 0.6,
-    "told to leave": 0.6,
-    "stopped 1 s": 0.5,
-    "stopped 5 s": 0.2,
-    "stopped 30 s": 0.03,
-    "link half-open": 0.3,
-    "control half-open": 0.2,
-    "link swallowed": 0.3,
-    "delay x 100": 0.3,
-    "rate / 100": 0.3,
-    "joined": 0.3,
-    "killed, caches full": 0.3,
-    "weights cut": 0.3,
-    "weights garbled": 0.3,
+    **{"killed": 0.6, "told to leave": 0.6},
+    **{"stopped 1 s": 0.5, "stopped 5 s": 0.2, "stopped 30 s": 0.03},
+    **{"link reset": 1.0, "control reset": 1.0, "link garbled": 1.0, "control garbled": 1.0},
+    **{"link half-open": 0.3, "control half-open": 0.2, "link swallowed": 0.3},
+    **{"delay x 100": 0.3, "rate / 100": 0.3, "joined": 0.3, "killed, caches full": 0.3},
+    **{"weights cut": 0.3, "weights garbled": 0.3},
 }
-"""How often, where each of the others has 1: what lasts long is rarer."""
+"""How often each happens, against the others: what lasts long is rarer."""
 
-ENDED: frozenset[Kind] = frozenset({"killed", "told to leave", "killed, caches full"})
+KINDS = tuple(WEIGHTS)
+
+ENDED = ("killed", "told to leave", "killed, caches full")
 """After which a process is gone, or going."""
 
 _STOPPED_S: Mapping[Kind, float] = {"stopped 1 s": 1.0, "stopped 5 s": 5.0, "stopped 30 s": 30.0}
@@ -155,7 +128,7 @@ class Injection:
                 relay.vanish(passage)
 
     async def mend(self) -> None:
-        """Afterwards everybody is there again, and unhurt."""
+        """Afterwards every peer is there again, and unhurt."""
         if self._later is not None:
             await self._later
         for filler in self._fillers:

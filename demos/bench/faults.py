@@ -79,11 +79,7 @@ class Asked:
     options: edge.GenerationOptions
 
     async def replies(
-        self,
-        model: edge.AsyncModel,
-        *,
-        at_token: int = 0,
-        fault: Callable[[], None] = lambda: None,
+        self, model: edge.AsyncModel, *, at_token: int = 0, fault: Callable[[], None] = lambda: None
     ) -> list[Made]:
         """All at once. `fault` is called once the first has `at_token` tokens."""
         happened_s: list[float] = []
@@ -201,7 +197,7 @@ class Injector:
                 has_small_disks=self.has_small_disks,
             )
         ] or ["killed"]  # it changes the plan
-        (kind,) = self.dice.choices(may, [WEIGHTS.get(kind, 1.0) for kind in may])
+        (kind,) = self.dice.choices(may, [WEIGHTS[kind] for kind in may])
         return Injection(
             kind,
             self.dice.choice(used),

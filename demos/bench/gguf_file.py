@@ -1,7 +1,6 @@
-"""GGUF files of other weights: runs by itself, where numpy and gguf are installed.
+"""A GGUF file of a random checkpoint: runs by itself, where numpy and gguf are installed.
 
-python gguf_file.py CHECKPOINT GGUF [Q4_0 | F16 | F32]    of a random checkpoint
-python gguf_file.py widen GGUF TARGET                     the same weights in float32
+python gguf_file.py CHECKPOINT GGUF [Q4_0 | F16 | F32]
 """
 
 from __future__ import annotations
@@ -92,7 +91,10 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
                 add(f"{block}{ours}", *(f"{moe}experts.{n}.{theirs}" for n in range(num_experts)))
         for ours, theirs in NORMS.items():
             add(f"{block}{ours}", f"{source}{theirs}", quantise=False)
-    _write(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def add_tokens(writer: Any, vocab_size: int) -> None:
@@ -105,34 +107,5 @@ def add_tokens(writer: Any, vocab_size: int) -> None:
     writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * rest)
 
 
-def widen(source: Path, target: Path) -> None:
-    """The same file with all weights in float32, for llama.cpp to quantise."""
-    import gguf
-
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "llama")
-    left_out = {"general.architecture", "general.file_type", "general.quantization_version"}
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name not in left_out:
-            kind = field.types[0]
-            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, inner)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    for tensor in reader.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        writer.add_tensor(tensor.name, np.ascontiguousarray(values, np.float32))
-    _write(writer)
-
-
-def _write(writer: Any) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "widen":
-        widen(Path(sys.argv[2]), Path(sys.argv[3]))
-    else:
-        make_gguf(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
+    make_gguf(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

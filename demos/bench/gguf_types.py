@@ -87,11 +87,7 @@ def compared(found: Mapping[str, Logits]) -> Figures:
 
 
 def _add(
-    figures: Figures,
-    name: str,
-    exact: Logits,
-    found: Mapping[str, Logits],
-    of: str = "llama.cpp",
+    figures: Figures, name: str, exact: Logits, found: Mapping[str, Logits], of: str = "llama.cpp"
 ) -> None:
     distance = float(np.linalg.norm(found[of] - exact) / np.linalg.norm(exact))
     figures.add(f"{name}, same top", "%", _same_top(exact, found[of]))

@@ -160,12 +160,7 @@ def bfloat16(*shape: int) -> torch.Tensor:
 
 
 def make_cache(
-    batch: int,
-    tokens: int,
-    bits: int,
-    *,
-    num_kv_heads: int = KV_HEADS,
-    head_size: int = HEAD_SIZE,
+    batch: int, tokens: int, bits: int, *, num_kv_heads: int = KV_HEADS, head_size: int = HEAD_SIZE
 ) -> tuple[KvCache, int]:
     """A cache, and the bytes in it."""
     import torch

@@ -196,11 +196,10 @@ def _solo(proposal: edge.Proposal) -> Plan | None:
 
 def table(rows: Iterable[Row]) -> Table:
     """For people."""
-    found = Table(title="said / was", title_justify="left")
-    for name in ("cluster", "asked", "plan"):
-        found.add_column(name, overflow="fold")
-    for name in ("tok/s", "said over was", "first token s", "x best peer alone"):
-        found.add_column(name, justify="right")
+    found = Table(
+        "cluster", "asked", "plan", "tok/s", "said over was", "first token s", "x best peer alone",
+        title="said / was",
+    )  # fmt: skip
     for row in rows:
         found.add_row(
             f"{row.cluster} ({row.shape})",
@@ -254,27 +253,17 @@ def _try(grounds: Iterable[Ground], rounds: int, folder: Path, path: Path | None
         raise SystemExit("\n".join(f"failed: {each}" for each in failures))
 
 
-def _command(*options: case.Option) -> Callable[[Callable[..., None]], click.Command]:
-    """A case whose rows are Rows, in a file of their own."""
-
-    def declare(run: Callable[..., None]) -> click.Command:
-        made = run
-        for option in reversed((*options, case.rounds(ROUNDS), case.FOLDER, case.APPEND)):
-            made = option(made)
-        return click.command()(made)
-
-    return declare
-
-
 def _local(count: int, _cache: Path) -> edge.Cluster:
     return edge.Cluster.local(count, threads=1)
 
 
-@_command(
+@case.command(
     click.option("--shape", "shapes", multiple=True, type=click.Choice(list(SHAPES)),
                  default=("small", "M", "H"), show_default=True),
     click.option("--peers", "counts", multiple=True, type=click.IntRange(1, 16),
                  default=(1, 2, 3, 4), show_default=True),
+    case.rounds(ROUNDS),
+    case.FOLDER,
 )  # fmt: skip
 def local_cluster(
     shapes: Sequence[str], counts: Sequence[int], rounds: int, folder: Path, append: bool
@@ -309,11 +298,13 @@ def _pinned(devices: Sequence[Device], cache: Path) -> Iterator[edge.Cluster]:
         yield cluster
 
 
-@_command(
+@case.command(
     click.option("--only", "names", multiple=True, metavar="NAME",
                  type=click.Choice([each.name for each in CASES]),
                  help="Try this cluster; may be repeated.  [default: all]"),
     click.option("--list", "is_list", is_flag=True, help="Show the clusters and end."),
+    case.rounds(ROUNDS),
+    case.FOLDER,
 )  # fmt: skip
 def predictions(
     names: Sequence[str], is_list: bool, rounds: int, folder: Path, append: bool

@@ -28,7 +28,7 @@ from edge.api.quality import QualityOptions, format_name
 from edge.api.quality_statistics import Figures as Losses
 from edge.api.quality_statistics import compare, figures, joined
 from edge.api.quality_text import bundled_text, windows_of
-from edge.demos.bench import case, gguf_file, llama_logits
+from edge.demos.bench import case, llama_logits
 from edge.demos.bench.case import Found, Given
 from edge.demos.bench.results import Figures
 from edge.demos.bench.turns import answering, in_turn, local_model
@@ -217,7 +217,7 @@ class Study:
                 )
 
     def of_llama(self, python: str, source: Path, names: Sequence[str]) -> Iterator[Found]:
-        """Files that llama.cpp itself makes of the float32 one, which is "F32".
+        """Files that llama.cpp itself makes of the model in float32.
 
         Edge computes with the codes of each quantised file, too. How far that is from llama.cpp's
         own logits is what the two programs make otherwise of one file; how far each is from what
@@ -227,17 +227,19 @@ class Study:
         with tempfile.TemporaryDirectory(dir=source.parent) as temporary:
             folder = Path(temporary)
             np.save(folder / "tokens.npy", self.windows)
+            floats = folder / "F32.gguf"
+            _said([*script, "quantise", str(source), str(floats), "F32"])
             for name in names:
-                model = source if name == "F32" else folder / f"{name}.gguf"
-                if model != source:
-                    _said([*script, "quantise", str(source), str(model), name])
+                model = folder / f"{name}.gguf"
+                if model != floats:
+                    _said([*script, "quantise", str(floats), str(model), name])
                 files = [str(model), str(folder / "tokens.npy"), str(folder / "logits.npy")]
                 told = json.loads(_said([*script, "read", *files]).splitlines()[-1])
                 logits: Logits = np.load(folder / "logits.npy", mmap_mode="r")
                 size = told["nbytes"] / told["num_weights"], told["num_weights"]
                 own = f"llama.cpp {name} (llama-cpp-python {told['version']})"
                 yield self._found(own, logits, *size)
-                if model != source:
+                if model != floats:
                     exact = reference_logits(model, self.windows, "float64")
                     yield self._found(f"llama.cpp {name}{_FROM_FILE}", logits, *size, exact)
                     others = {"": self.reference, _FROM_LLAMA: logits, _FROM_FILE: exact}
@@ -284,16 +286,6 @@ def _said(command: list[str]) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def _floats_for_llama(python: str, folder: Path) -> Path:
-    """The model as a GGUF file in float32, made where `gguf` is installed."""
-    target = folder / "smollm2-135m-float32.gguf"
-    if not target.exists():
-        partial = target.with_suffix(".partial")
-        _said([python, gguf_file.__file__, "widen", str(small_model_file(folder)), str(partial)])
-        partial.rename(target)
-    return target
-
-
 @case.case(
     QUESTION,
     click.option("--llama-python", help="A Python with gguf and llama-cpp-python, for its rows."),
@@ -319,9 +311,8 @@ def quality(given: Given) -> Iterator[Found]:
     yield from study.of_edge(formats if some else EDGE_FORMATS + FEW_BIT_FORMATS)
     yield from study.calibrated(given.bits if some else CALIBRATED_BITS)
     if given.llama_python is not None:
-        floats = _floats_for_llama(given.llama_python, given.folder)
-        files = given.names if some else ("F32", *llama_logits.FORMATS)
-        yield from study.of_llama(given.llama_python, floats, files)
+        files = given.names if some else list(llama_logits.FORMATS)
+        yield from study.of_llama(given.llama_python, small_model_file(given.folder), files)
 
 
 @case.case(

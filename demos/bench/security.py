@@ -21,12 +21,8 @@ from edge.host.cache_paths import CACHE_VARIABLE
 from edge.partition import Plan, Shard, Stage, split_by_shares
 
 PLAIN = "insecure"
-KINDS = {
-    PLAIN: ("--insecure",),
-    "one host": (),
-    "two hosts": ("--listen", "127.0.0.2:0"),
-}
-"""What `edge peer` is given. Who calls 127.0.0.2 does so from 127.0.0.1, and takes it for another
+KINDS = {PLAIN: ("--insecure",), "one host": (), "two hosts": ("--listen", "127.0.0.2:0")}
+"""Options of `edge peer`. A caller of 127.0.0.2 comes from 127.0.0.1, and takes it for another
 host."""
 DEVICES = ("local-1", "local-2")
 ROUNDS_OF_A_LOAD = 4
@@ -136,11 +132,7 @@ def security(given: Given) -> Iterator[Found]:
     Where a process lies in memory makes it faster or slower for as long as it runs. So all are
     loaded again and again, each as often first as last.
     """
-    path, plan, found = (
-        given.path,
-        _halves(given.shape, given.block_size),
-        Figures(),
-    )
+    path, plan, found = given.path, _halves(given.shape, given.block_size), Figures()
     for load in range(given.loads):
         with contextlib.ExitStack() as stack:
             sides, expected = {}, dict[int, tuple[int, ...]]()

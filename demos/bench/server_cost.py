@@ -80,30 +80,27 @@ async def _from_python(model: edge.AsyncModel, new_tokens: int) -> list[float]:
     return [time.perf_counter() async for _ in model.stream(_PROMPT, options)]
 
 
-async def _compared(model: edge.AsyncModel, new_tokens: int, rounds: int) -> Figures:
+async def _compared(model: edge.AsyncModel, given: Given) -> Figures:
     async def load(name: str, whole: bool) -> edge.AsyncModel:
         raise AssertionError("it is loaded")
 
-    pool = ModelPool({model.name: ""}, load, loaded={model.name: model})
-    server = Server(pool, rules=Rules())
+    server = Server(ModelPool({model.name: ""}, load, loaded={model.name: model}), rules=Rules())
     listening = socket.create_server(("127.0.0.1", 0))
     running = uvicorn.Server(web_config(server.app, most_connections=64))
     serving = asyncio.create_task(running.serve(sockets=[listening]))
-    port, figures = listening.getsockname()[1], Figures()
+    port, new_tokens, figures = listening.getsockname()[1], given.new_tokens, Figures()
     try:
         await _over_http(port, model, new_tokens)
-        for number in range(rounds):
-            came_s, times = {}, {}
-            for way in ("http", "python") if number % 2 else ("python", "http"):
-                if way == "http":
-                    came_s[way] = await _over_http(port, model, new_tokens)
-                else:
-                    came_s[way] = await _from_python(model, new_tokens)
-                times[way] = _token_ms(came_s[way])
-            assert abs(len(came_s["http"]) - len(came_s["python"])) <= 1, "not the same answer"
-            figures.add("between tokens, from Python", "ms", times["python"])
-            figures.add("between tokens, over HTTP", "ms", times["http"])
-            figures.add("over HTTP / from Python", "ratio", times["http"] / times["python"])
+        for number in range(given.rounds):
+            if number % 2:
+                http = await _over_http(port, model, new_tokens)
+            python = await _from_python(model, new_tokens)
+            if not number % 2:
+                http = await _over_http(port, model, new_tokens)
+            assert abs(len(http) - len(python)) <= 1, "not the same answer"
+            figures.add("between tokens, from Python", "ms", _token_ms(python))
+            figures.add("between tokens, over HTTP", "ms", _token_ms(http))
+            figures.add("over HTTP / from Python", "ratio", _token_ms(http) / _token_ms(python))
     finally:
         running.should_exit = True
         await serving
@@ -134,7 +131,7 @@ def server_cost(given: Given) -> Iterator[Found]:
                 given.file, plan=given.plan, context_tokens=context, progress=False
             ) as model,
         ):
-            return await _compared(model, given.new_tokens, given.rounds)
+            return await _compared(model, given)
 
     yield Found(
         figures=asyncio.run(measure()),

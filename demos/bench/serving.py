@@ -158,24 +158,18 @@ class Clients:
             if len(line) == 2 and line[0].startswith("edge_") and "{" not in line[0]
         }
 
-    def rounds(self, clients: int, seconds: float, *, greedy: int, look: bool) -> Rounds:
+    def rounds(
+        self, clients: int, seconds: float, *, greedy: int, look: bool
+    ) -> tuple[list[float], Seen]:
+        """Tokens per second of a client alone, before and after; and what all of them see."""
+
         def alone(seconds: float = _ALONE_S) -> float:
             return asyncio.run(self._run(1, seconds, greedy=1, look=False)).tokens / seconds
 
         alone(_ALONE_S / 4)
         before = alone()
         seen = asyncio.run(self._run(clients, seconds, greedy=greedy, look=look))
-        return Rounds(alone=[before, alone()], seen=seen, together=seen.tokens / seconds)
-
-
-@dataclass(slots=True, kw_only=True)
-class Rounds:
-    """What one program did: for a client alone before and after, and for all of them."""
-
-    alone: list[float]
-    """Tokens per second."""
-    seen: Seen
-    together: float
+        return [before, alone()], seen
 
 
 @contextlib.contextmanager
@@ -280,7 +274,7 @@ def serving(given: Given) -> Iterator[Found]:
     arguments += ["--context", str(context), "--concurrency", str(concurrency)]
     keys = [f"key-of-the-client-number-{number:04}" for number in range(given.clients)]
 
-    def measure(url: str, *, look: bool) -> Rounds:
+    def measure(url: str, *, look: bool) -> tuple[list[float], Seen]:
         those = Clients(url=url, keys=keys, asking=Asking(given))
         return those.rounds(given.clients, seconds, greedy=given.greedy, look=look)
 
@@ -298,22 +292,32 @@ def serving(given: Given) -> Iterator[Found]:
             room += ["-t", every, "-tb", every]
             with _served_by_llama(given.llama_server, path, key_file, room) as url:
                 theirs = measure(url, look=False)
+    alone, seen = ours
     several = f", one with {given.greedy} at once" if given.greedy > 1 else ""
-    errors = ours.seen.errors
+    found = _figures(alone, seen, given.clients, seconds)
+    together = seen.tokens / seconds
+    found.add("without a server", "tok/s", without)
+    found.add("together / without a server", "x", together / without)
+    if theirs is not None:
+        other_alone, other = theirs
+        reached = other.tokens / seconds
+        found.add("llama-server, errors", "answers", len(other.errors))
+        found.add("llama-server, all clients", "tok/s", reached)
+        found.add("llama-server, one client alone", "tok/s", *other_alone)
+        found.add("Edge / llama-server, all clients", "ratio", together / max(1e-9, reached))
     yield Found(
-        figures=_figures(ours, theirs, given.clients, without),
+        figures=found,
         variant=f"{given.clients} clients{several}, {given.minutes:g} minutes, "
         f"{given.prompt_words} words + {given.new_tokens} tokens, "
         f"{'as stored' if given.file else given.dtype}, room for {concurrency} x {context} tokens, "
         f"{given.arrangement}",
         model=given.model,
-        bad=[f"{len(errors)} errors; the first: {errors[0]}"] if errors else (),
+        bad=[f"{len(seen.errors)} errors; the first: {each}" for each in seen.errors[:1]],
     )
 
 
-def _figures(ours: Rounds, theirs: Rounds | None, clients: int, without: float) -> Figures:
-    """without: tokens per second without a server."""
-    found, seen, together = Figures(), ours.seen, ours.together
+def _figures(alone: list[float], seen: Seen, clients: int, seconds: float) -> Figures:
+    found, together = Figures(), seen.tokens / seconds
     answers = [seen.answers[number] for number in range(clients)]
     looks = seen.held[len(seen.held) // 3 :]
     grown = [
@@ -325,17 +329,9 @@ def _figures(ours: Rounds, theirs: Rounds | None, clients: int, without: float) 
     found.add("answers of a client", "answers", *answers)
     found.add("most served / least served", "x", max(answers) / max(1, min(answers)))
     found.add("all clients together", "tok/s", together)
-    found.add("one client alone, before and after", "tok/s", *ours.alone)
-    found.add("together / alone", "x", *(together / each for each in ours.alone))
-    found.add("without a server", "tok/s", without)
-    found.add("together / without a server", "x", together / without)
+    found.add("one client alone, before and after", "tok/s", *alone)
+    found.add("together / alone", "x", *(together / each for each in alone))
     found.add("first token, mean", "s", seen.mean("first_token"))
     found.add("between tokens, mean", "ms", 1e3 * seen.mean("token"))
     found.add("more memory, by process", "MiB", *grown)
-    if theirs is not None:
-        found.add("llama-server, errors", "answers", len(theirs.seen.errors))
-        found.add("llama-server, all clients", "tok/s", theirs.together)
-        found.add("llama-server, one client alone", "tok/s", *theirs.alone)
-        ratio = together / max(1e-9, theirs.together)
-        found.add("Edge / llama-server, all clients", "ratio", ratio)
     return found

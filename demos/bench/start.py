@@ -34,15 +34,7 @@ def start(given: Given) -> Iterator[Found]:
     One local peer is started by the command itself, so two Python processes are in it. The first
     round fills the caches, and does not count.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "edge",
-        "run",
-        str(given.path),
-        "-p",
-        "hello",
-    ]
+    command = [sys.executable, "-m", "edge", "run", str(given.path), "-p", "hello"]
     command += ["-n", "8", "--local", "1", "--threads", str(given.threads), "--dtype", "int4-pure"]
     command += ["--block-size", str(given.block_size)]
     environment = {**os.environ, CACHE_VARIABLE: str(given.folder / "cache")}
@@ -50,11 +42,7 @@ def start(given: Given) -> Iterator[Found]:
     for number in range(given.rounds + 1):
         begin_s = time.perf_counter()
         with subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            bufsize=0,
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, bufsize=0
         ) as process:
             assert process.stdout is not None
             process.stdout.read(1)

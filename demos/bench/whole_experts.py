@@ -63,11 +63,7 @@ def whole_experts(given: Given) -> Iterator[Found]:
     columns it does as large a part of the work; of whole experts it has those that most tokens go
     through, as the model's own text told. Each plan is predicted.
     """
-    path, cache, found = (
-        given.path,
-        given.folder / "whole_experts",
-        Figures(),
-    )
+    path, cache, found = given.path, given.folder / "whole_experts", Figures()
     options = LoadOptions(
         plan="tensor",
         dtype="int4-pure",
@@ -87,11 +83,7 @@ def whole_experts(given: Given) -> Iterator[Found]:
                 prompt = random_prompt(model, PROMPT_TOKENS, number)
                 model.generate(prompt, max_new_tokens=8, ignore_eos=True)
                 reply = model.generate(
-                    prompt,
-                    max_new_tokens=new_tokens,
-                    temperature=1.0,
-                    seed=number,
-                    ignore_eos=True,
+                    prompt, max_new_tokens=new_tokens, temperature=1.0, seed=number, ignore_eos=True
                 )
                 said = model.predict(prompt_tokens=PROMPT_TOKENS, output_tokens=new_tokens)
                 (small,) = (row for row in model.proposal.rows if row.name == "small")
