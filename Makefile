@@ -5,7 +5,7 @@
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all bench clean
 
-BENCH ?= --shape tiny --peers 2 --threads 1 --dtype int4 --plan tensor
+BENCH ?= decode --shape tiny --peers 2 --threads 1 --dtype int4 --plan tensor
 
 help: ## Show these lines
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -20,8 +20,8 @@ test: .venv-test/installed ## Every check: format, lint, types, imports, then th
 test-all: test ## The same, then cases that show once more what others show
 	@scripts/test slow
 
-bench: .venv/installed ## Measure decoding: make bench BENCH="--shape W --peers 2 --plan tensor"
-	@.venv/bin/python -m edge.demos.bench.bench_decode $(BENCH)
+bench: .venv/installed ## Run a bench: make bench BENCH="decode --shape W --peers 2"
+	@.venv/bin/python -m edge.demos.bench $(BENCH)
 
 clean: ## Remove the environments, builds and tool caches
 	rm -rf .venv .venv-test build dist *.egg-info

@@ -17,11 +17,10 @@ from rich.table import Table
 
 import edge
 from edge.answers.text import decode_rate
-from edge.demos.bench.limited.runs import stated_bytes
-from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.demos.bundled import require
 from edge.demos.control_groups import ControlGroup, remove_groups_of_the_dead
 from edge.demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
+from edge.demos.shapes import SHAPES, checkpoint
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.free_memory import format_size
 from edge.weights.formats import Dtype
@@ -81,7 +80,7 @@ def _run_whole(path: Path, cache: Path) -> Whole:
             weight_bytes=row.memory.weight_bytes,
             limit_bytes=int(SHARE * row.memory.weight_bytes)
             + row.memory.kv_bytes
-            + stated_bytes(peer.address),
+            + peer.stated_bytes(),
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+import edge
 from edge.demos.control_groups import ControlGroup
 from edge.demos.processes import child, daemon_address, peak_bytes
 
@@ -51,6 +52,12 @@ class LimitedPeer:
             return int(self.process.io_counters().read_bytes)
         except psutil.Error:
             return 0
+
+    def stated_bytes(self) -> int:
+        """What it says that it takes without weights and KV caches."""
+        with edge.Cluster.connect([self.address]) as cluster:
+            (peer,) = cluster.peers
+        return peer.floor_bytes + sum(model.buffer_bytes for model in peer.models)
 
     def streamed_file(self) -> Path:
         """The file of packed weights that it reads. Raises LookupError if it streams none."""

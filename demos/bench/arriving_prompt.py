@@ -1,10 +1,4 @@
-"""How evenly answers go on while a long prompt is read, and how long it waits for them.
-
-python -m edge.demos.bench.arriving_prompt --shape W --peers 2
-
-Some answers are under way. After a while somebody asks with a long prompt. For comparison, in the
-same minute: the answers without it, and the prompt alone.
-"""
+"""Answers under way while a long prompt is read."""
 
 from __future__ import annotations
 
@@ -12,18 +6,16 @@ import asyncio
 import contextlib
 import itertools
 import time
-from pathlib import Path
+from collections.abc import Iterator
 
 import click
 import numpy as np
 
 import edge
-from edge.demos.bench import results
-from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench import case
+from edge.demos.bench.case import Found, Given
 from edge.demos.bench.results import Figures
-from edge.demos.bench.shapes import checkpoint, described
-from edge.partition import Parallel
-from edge.weights.formats import Dtype
+from edge.demos.bench.turns import random_prompt
 
 _STREAM_PROMPT_TOKENS = 32
 _FIRST_TOKENS = 8
@@ -33,14 +25,15 @@ _FIRST_TOKENS = 8
 class Streams:
     """Answers under way, and when each of their tokens came."""
 
-    def __init__(self, model: edge.AsyncModel, random: np.random.Generator) -> None:
+    def __init__(self, model: edge.AsyncModel) -> None:
         self._model = model
-        self._random = random
+        self._seeds = itertools.count()
         self._came_s: list[list[float]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def prompt(self, tokens: int) -> list[int]:
-        return [int(each) for each in self._random.integers(3, self._model.vocab_size, size=tokens)]
+        """Like no other."""
+        return random_prompt(self._model, tokens, next(self._seeds))
 
     async def first_token_s(self, prompt_tokens: int) -> float:
         """From asking to the first token of an answer to a prompt like no other."""
@@ -85,114 +78,71 @@ class Streams:
         ]
 
 
-async def measured(
-    path: Path,
-    *,
-    peers: int,
-    threads: int,
-    plan: Parallel,
-    dtype: Dtype,
-    streams: int,
-    prompt_tokens: int,
-    alone_s: float,
-    rounds: int,
-) -> Figures:
-    """What the answers and the prompt took, round after round."""
-    figures = Figures()
-    async with (
-        await edge.AsyncCluster.local(peers, threads=threads) as cluster,
-        await cluster.load(
-            path,
-            dtype=dtype,
-            plan=plan,
-            context_tokens=prompt_tokens + 64,
-            concurrency=streams + 1,
-        ) as model,
-    ):
-        answers = Streams(model, np.random.default_rng(0))
-        await answers.first_token_s(prompt_tokens)
-        for _round in range(rounds):
-            prompt_alone_s = await answers.first_token_s(prompt_tokens)
-            await answers.begin(streams, new_tokens=prompt_tokens)
-            begin_s = time.perf_counter()
-            await asyncio.sleep(alone_s)
-            asked_s = time.perf_counter()
-            first_s = await answers.first_token_s(prompt_tokens)
-            end_s = time.perf_counter()
-            await asyncio.sleep(alone_s)
-            after_s = time.perf_counter()
-            await answers.end()
-            alone = answers.intervals_s(begin_s, asked_s) + answers.intervals_s(end_s, after_s)
-            beside = answers.intervals_s(asked_s, end_s)
-            for name, intervals_s in (("alone", alone), ("beside the prompt", beside)):
-                for share in (50, 95, 100):
-                    which = f"p{share}" if share < 100 else "longest"
-                    value = float(np.percentile(intervals_s, share))
-                    figures.add(f"between tokens, {name}, {which}", "ms", 1e3 * value)
-            p95 = [float(np.percentile(each, 95)) for each in (beside, alone)]
-            figures.add("p95 between tokens, beside the prompt / alone", "x", p95[0] / p95[1])
-            figures.add("first token of the prompt, alone", "s", prompt_alone_s)
-            figures.add("first token of the prompt, beside answers", "s", first_s)
-            figures.add("its ratio", "x", first_s / prompt_alone_s)
-    return figures
-
-
-@click.command()
-@shape_option()
-@click.option("--checkpoint", "own", type=click.Path(exists=True, path_type=Path))
-@click.option("--peers", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
-@click.option("--plan", default="tensor", show_default=True)
-@click.option("--dtype", default="int4", show_default=True)
-@click.option("--streams", type=click.IntRange(1), default=4, show_default=True)
-@click.option("--prompt-tokens", type=click.IntRange(2), default=2000, show_default=True)
-@click.option(
-    "--alone", "alone_s", default=3.0, show_default=True, help="Seconds before it and after."
+@case.case(
+    "answers while a long prompt arrives",
+    case.shape(),
+    case.FILE,
+    *case.peers(2, 1),
+    case.dtype(),
+    case.number("--streams", 4),
+    case.number("--prompt-tokens", 2000, least=2),
+    click.option("--alone", "alone_s", default=3.0, show_default=True, help="Seconds around it."),
+    case.rounds(3),
+    case.FOLDER,
 )
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@folder_option
-@append_option
-def main(
-    shape: str,
-    own: Path | None,
-    peers: int,
-    threads: int,
-    plan: Parallel,
-    dtype: Dtype,
-    streams: int,
-    prompt_tokens: int,
-    alone_s: float,
-    rounds: int,
-    folder: Path,
-    append: bool,
-) -> None:
-    """Time between tokens of answers under way, and to the first token of a long prompt."""
-    path = checkpoint(shape, folder) if own is None else own
-    figures = asyncio.run(
-        measured(
-            path,
-            peers=peers,
-            threads=threads,
-            plan=plan,
-            dtype=dtype,
-            streams=streams,
-            prompt_tokens=prompt_tokens,
-            alone_s=alone_s,
-            rounds=rounds,
-        )
-    )
-    results.publish(
-        figures.metrics(),
-        question="answers while a long prompt arrives",
-        variant=(
-            f"{streams} answers, a prompt of {prompt_tokens} tokens, {dtype}, "
-            f"{peers} x {threads} threads, {plan}"
-        ),
-        link="TCP over loopback",
-        model=described(shape) if own is None else own.name,
-        keep=append,
+def arriving_prompt(given: Given) -> Iterator[Found]:
+    """How evenly answers go on while a long prompt is read, and how long it waits for them.
+
+    Some answers are under way. After a while somebody asks with a long prompt. For comparison, in
+    the same minute: the answers without it, and the prompt alone.
+    """
+
+    async def measured() -> Figures:
+        async with (
+            await edge.AsyncCluster.local(given.peers, threads=given.threads) as cluster,
+            await cluster.load(
+                given.path,
+                dtype=given.dtype,
+                plan=given.plan,
+                context_tokens=given.prompt_tokens + 64,
+                concurrency=given.streams + 1,
+            ) as model,
+        ):
+            figures, answers = Figures(), Streams(model)
+            await answers.first_token_s(given.prompt_tokens)
+            for _round in range(given.rounds):
+                await _one_round(figures, answers, given)
+            return figures
+
+    yield Found(
+        figures=asyncio.run(measured()),
+        variant=f"{given.streams} answers, a prompt of {given.prompt_tokens} tokens, "
+        f"{given.dtype}, {given.arrangement}",
+        model=given.model,
     )
 
 
-if __name__ == "__main__":
-    main()
+async def _one_round(figures: Figures, answers: Streams, given: Given) -> None:
+    prompt_tokens, alone_s = given.prompt_tokens, given.alone_s
+    prompt_alone_s = await answers.first_token_s(prompt_tokens)
+    await answers.begin(given.streams, new_tokens=prompt_tokens)
+    begin_s = time.perf_counter()
+    await asyncio.sleep(alone_s)
+    asked_s = time.perf_counter()
+    first_s = await answers.first_token_s(prompt_tokens)
+    end_s = time.perf_counter()
+    await asyncio.sleep(alone_s)
+    after_s = time.perf_counter()
+    await answers.end()
+    alone = answers.intervals_s(begin_s, asked_s) + answers.intervals_s(end_s, after_s)
+    beside = answers.intervals_s(asked_s, end_s)
+    for name, intervals_s in (("alone", alone), ("beside the prompt", beside)):
+        for share in (50, 95, 100):
+            which = f"p{share}" if share < 100 else "longest"
+            value = float(np.percentile(intervals_s, share))
+            figures.add(f"between tokens, {name}, {which}", "ms", 1e3 * value)
+    p95 = [float(np.percentile(each, 95)) for each in (beside, alone)]
+    figures.add("p95 between tokens, beside the prompt / alone", "x", p95[0] / p95[1])
+    figures.add("first token of the prompt, alone", "s", prompt_alone_s)
+    figures.add("first token of the prompt, beside answers", "s", first_s)
+    figures.add("its ratio", "x", first_s / prompt_alone_s)

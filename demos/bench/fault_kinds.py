@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
 
 import psutil
 
@@ -19,47 +19,21 @@ from edge.demos.relay import Passage, Relay
 from edge.membership.own import OwnMembership
 from edge.protocol.peer_info import describe_peer, kept_by
 
-Kind = Literal[
-    "killed",
-    "told to leave",
-    "stopped 1 s",
-    "stopped 5 s",
-    "stopped 30 s",
-    "link reset",
-    "control reset",
-    "link garbled",
-    "control garbled",
-    "link half-open",
-    "control half-open",
-    "link swallowed",
-    "delay x 100",
-    "rate / 100",
-    "joined",
-    "killed, caches full",
-    "weights cut",
-    "weights garbled",
-]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = str
 
 WEIGHTS: Mapping[Kind, float] = {
-    "killed": 0.6,
-    "told to leave": 0.6,
-    "stopped 1 s": 0.5,
-    "stopped 5 s": 0.2,
-    "stopped 30 s": 0.03,
-    "link half-open": 0.3,
-    "control half-open": 0.2,
-    "link swallowed": 0.3,
-    "delay x 100": 0.3,
-    "rate / 100": 0.3,
-    "joined": 0.3,
-    "killed, caches full": 0.3,
-    "weights cut": 0.3,
-    "weights garbled": 0.3,
+    **{"killed": 0.6, "told to leave": 0.6},
+    **{"stopped 1 s": 0.5, "stopped 5 s": 0.2, "stopped 30 s": 0.03},
+    **{"link reset": 1.0, "control reset": 1.0, "link garbled": 1.0, "control garbled": 1.0},
+    **{"link half-open": 0.3, "control half-open": 0.2, "link swallowed": 0.3},
+    **{"delay x 100": 0.3, "rate / 100": 0.3, "joined": 0.3, "killed, caches full": 0.3},
+    **{"weights cut": 0.3, "weights garbled": 0.3},
 }
-"""How often, where each of the others has 1: what lasts long is rarer."""
+"""How often each happens, against the others: what lasts long is rarer."""
 
-ENDED: frozenset[Kind] = frozenset({"killed", "told to leave", "killed, caches full"})
+KINDS = tuple(WEIGHTS)
+
+ENDED = ("killed", "told to leave", "killed, caches full")
 """After which a process is gone, or going."""
 
 _STOPPED_S: Mapping[Kind, float] = {"stopped 1 s": 1.0, "stopped 5 s": 5.0, "stopped 30 s": 30.0}
@@ -126,9 +100,9 @@ class Injection:
             fleet.leave(self.victim)
         elif kind in _STOPPED_S:
             fleet.stop(self.victim)
-            self._later = asyncio.create_task(self._go_on(_STOPPED_S[kind]))
+            self._do_later(_STOPPED_S[kind], partial(fleet.go_on, self.victim))
         elif kind == "joined":
-            self._later = asyncio.create_task(self._renew())
+            self._do_later(0.0, fleet.renew)
         elif kind == "killed, caches full":
             self._fillers = [filled(fleet.folder / name) for name in self._full]
             fleet.kill(self.victim)
@@ -137,10 +111,10 @@ class Injection:
                 damage(path, self._dice, is_cut=kind == "weights cut")
         elif kind == "delay x 100":
             relay.slow(delay_s=_SLOW_DELAY_S)
-            self._later = asyncio.create_task(self._at_full_speed(relay))
+            self._do_later(_SLOW_S, relay.slow)
         elif kind == "rate / 100":
             relay.slow(bytes_per_s=_SLOW_BYTES_PER_S)
-            self._later = asyncio.create_task(self._at_full_speed(relay))
+            self._do_later(_SLOW_S, relay.slow)
         elif (passage := self._passage()) is not None:
             relay = next(each for each in self._relays.values() if passage in each.passages)
             if kind.endswith("reset"):
@@ -154,7 +128,7 @@ class Injection:
                 relay.vanish(passage)
 
     async def mend(self) -> None:
-        """Afterwards everybody is there again, and unhurt."""
+        """Afterwards every peer is there again, and unhurt."""
         if self._later is not None:
             await self._later
         for filler in self._fillers:
@@ -178,16 +152,12 @@ class Injection:
                 return self._dice.choice(found)
         return None
 
-    async def _go_on(self, after_s: float) -> None:
-        await asyncio.sleep(after_s)
-        self._fleet.go_on(self.victim)
+    def _do_later(self, wait_s: float, call: Callable[[], object]) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(wait_s)
+            await asyncio.to_thread(call)
 
-    async def _renew(self) -> None:
-        await asyncio.to_thread(self._fleet.renew)
-
-    async def _at_full_speed(self, relay: Relay) -> None:
-        await asyncio.sleep(_SLOW_S)
-        relay.slow()
+        self._later = asyncio.create_task(wait())
 
 
 async def emptied(address: str) -> None:

@@ -1,7 +1,6 @@
-"""A GGUF file of a random checkpoint, in Q4_0 (llama.cpp's 4-bit grid in blocks of 32) or F16.
+"""A GGUF file of a random checkpoint: runs by itself, where numpy and gguf are installed.
 
-python gguf_file.py CHECKPOINT GGUF [F16]      (runs by itself, where numpy and gguf are installed)
-python gguf_file.py FACTS.json GGUF [F16]      (of random weights; see file_shapes)
+python gguf_file.py CHECKPOINT GGUF [Q4_0 | F16 | F32]
 """
 
 from __future__ import annotations
@@ -14,26 +13,20 @@ from typing import Any
 import numpy as np
 
 MATRICES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
+    **{f"attn_{own}": f"self_attn.{own}_proj" for own in "qkv"},
     "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
+DENSE = {f"ffn_{own}": f"mlp.{own}_proj" for own in ("gate", "up", "down")}
+EXPERTS = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
-
-SPARSE = "block_sparse_moe"
-EXPERTS = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
-
-DEVIATION = 0.02
-"""Standard deviation of random weights."""
+FORMS = ("Q4_0", "F16", "F32")
+"""Forms that the package has formulas for and shapes are written in. Q4_0 is llama.cpp's 4-bit
+grid in blocks of 32."""
 
 
-def read_bfloat16(folder: Path) -> dict[str, tuple[Path, int, list[int]]]:
-    """{tensor: (file, offset, shape)} of every bfloat16 tensor in the checkpoint."""
+def read_bfloat16(folder: Path) -> dict[str, np.memmap[Any, Any]]:
+    """Words of every bfloat16 tensor in the checkpoint."""
     found = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
@@ -42,7 +35,9 @@ def read_bfloat16(folder: Path) -> dict[str, tuple[Path, int, list[int]]]:
         for name, entry in header.items():
             if name != "__metadata__":
                 assert entry["dtype"] == "BF16"
-                found[name] = (file, 8 + size + entry["data_offsets"][0], entry["shape"])
+                offset = 8 + size + entry["data_offsets"][0]
+                shape = tuple(entry["shape"])
+                found[name] = np.memmap(file, np.uint16, "r", offset=offset, shape=shape)
     return found
 
 
@@ -52,12 +47,12 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
 
     config = json.loads((folder / "config.json").read_text())
     tensors = read_bfloat16(folder)
+    num_experts = config.get("num_local_experts", 0)
     writer = gguf.GGUFWriter(target, "llama")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    num_experts = config.get("num_local_experts", 0)
     if num_experts:
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -67,43 +62,35 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{form}"))
+    whole = "ALL" if form == "F32" else "MOSTLY"
+    writer.add_file_type(gguf.LlamaFileType[f"{whole}_{form}"])
     add_tokens(writer, config["vocab_size"])
 
     def read(source: str) -> np.ndarray:
-        file, offset, shape = tensors[source]
-        words = np.fromfile(file, np.uint16, int(np.prod(shape)), offset=offset)
-        return (words.astype(np.uint32) << 16).view(np.float32).reshape(shape)
+        return (tensors[f"{source}.weight"].astype(np.uint32) << 16).view(np.float32)
 
-    def add(name: str, *sources: str, quantise: bool) -> None:
+    def add(name: str, *sources: str, quantise: bool = True) -> None:
         """Several sources are matrices of experts, which lie in one tensor."""
         values = np.stack([read(each) for each in sources]) if sources[1:] else read(sources[0])
-        if quantise:
-            kind = gguf.GGMLQuantizationType[form]
-            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, values)
+        kind = gguf.GGMLQuantizationType[form if quantise else "F32"]
+        values = gguf.quants.quantize(values, kind)
+        writer.add_tensor(f"{name}.weight", values, raw_dtype=kind)
 
-    add("token_embd.weight", "model.embed_tokens.weight", quantise=True)
-    add("output_norm.weight", "model.norm.weight", quantise=False)
+    add("token_embd", "model.embed_tokens")
+    add("output_norm", "model.norm", quantise=False)
     if "lm_head.weight" in tensors:  # else the embedding is the head, too
-        add("output.weight", "lm_head.weight", quantise=True)
+        add("output", "lm_head")
     for layer in range(config["num_hidden_layers"]):
-        for ours, theirs in MATRICES.items():
-            if num_experts and theirs.startswith("mlp."):
-                continue
-            source = f"model.layers.{layer}.{theirs}.weight"
-            add(f"blk.{layer}.{ours}.weight", source, quantise=True)
+        block, source = f"blk.{layer}.", f"model.layers.{layer}."
+        for ours, theirs in {**MATRICES, **({} if num_experts else DENSE)}.items():
+            add(f"{block}{ours}", f"{source}{theirs}")
         if num_experts:
-            prefix = f"model.layers.{layer}.{SPARSE}."
-            add(f"blk.{layer}.ffn_gate_inp.weight", f"{prefix}gate.weight", quantise=False)
+            moe = f"{source}block_sparse_moe."
+            add(f"{block}ffn_gate_inp", f"{moe}gate", quantise=False)
             for ours, theirs in EXPERTS.items():
-                numbers = range(num_experts)
-                sources = [f"{prefix}experts.{number}.{theirs}.weight" for number in numbers]
-                add(f"blk.{layer}.{ours}.weight", *sources, quantise=True)
+                add(f"{block}{ours}", *(f"{moe}experts.{n}.{theirs}" for n in range(num_experts)))
         for ours, theirs in NORMS.items():
-            source = f"model.layers.{layer}.{theirs}.weight"
-            add(f"blk.{layer}.{ours}.weight", source, quantise=False)
+            add(f"{block}{ours}", f"{source}{theirs}", quantise=False)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -120,42 +107,5 @@ def add_tokens(writer: Any, vocab_size: int) -> None:
     writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * rest)
 
 
-def make_random(facts: dict[str, Any], target: Path, form: str = "Q4_0") -> None:
-    """Write random weights of these tensors to `target`, matrices in this form.
-
-    facts: `architecture`, `metadata` by keys behind its name, and `tensors` as [name, shape, what
-    all values are or None for a random matrix].
-    """
-    import gguf
-
-    writer = gguf.GGUFWriter(target, facts["architecture"])
-    whole = "ALL" if form == "F32" else "MOSTLY"
-    writer.add_file_type(gguf.LlamaFileType[f"{whole}_{form}"])
-    for key, value in facts["metadata"].items():
-        name = f"{facts['architecture']}.{key}"
-        if isinstance(value, list):
-            writer.add_array(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        else:
-            writer.add_uint32(name, value)
-    add_tokens(writer, facts["metadata"]["vocab_size"])
-    generator, kind = np.random.default_rng(0), gguf.GGMLQuantizationType[form]
-    for name, shape, value in facts["tensors"]:
-        if value is not None:
-            writer.add_tensor(name, np.full(shape, value, np.float32))
-            continue
-        values = generator.standard_normal(shape, dtype=np.float32) * np.float32(DEVIATION)
-        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 if __name__ == "__main__":
-    source = Path(sys.argv[1])
-    if source.suffix == ".json":
-        make_random(json.loads(source.read_text()), Path(sys.argv[2]), *sys.argv[3:])
-    else:
-        make_gguf(source, Path(sys.argv[2]), *sys.argv[3:])
+    make_gguf(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

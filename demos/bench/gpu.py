@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 from edge.backends.interface import StageProgram
 from edge.host.cuda_driver import num_cuda_devices
-from edge.models.attention import Attention
-from edge.models.gated_mlp import GatedMlp
-from edge.models.rotary import Rotary
-from edge.models.spec import LayerSpec, ModelSpec
-from edge.partition import Plan, Shard, Stage
+from edge.models.families import read_family
+from edge.models.spec import ModelSpec
 from edge.protocol.step import Step, StepEntry
 from edge.transport import SoloCollective
-from edge.weights.layout import ShardLayout, shard_layout
 
 NO_GPU = "not run: there is no CUDA device"
 GROUP_SIZE = 128
@@ -40,55 +37,28 @@ def software() -> str:
     return f"{where}, torch {torch.__version__}, Triton {triton.__version__}"
 
 
-def llama(
-    *,
-    num_layers: int,
-    hidden_size: int,
-    ffn_columns: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_size: int,
-    vocab_size: int,
-) -> ModelSpec:
-    """A Llama of these sizes."""
-    attention = Attention(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        window=None,
-        qkv_bias=False,
-        output_bias=False,
-        query_key_norm=False,
-        rotary=Rotary(
-            inverse_frequencies=tuple(
-                500000.0 ** (-2 * i / head_size) for i in range(head_size // 2)
-            )
-        ),
-    )
-    feed_forward = GatedMlp(columns=ffn_columns, activation="silu", bias=False)
-    return ModelSpec(
-        family="llama",
-        hidden_size=hidden_size,
-        vocab_size=vocab_size,
-        context_tokens=4096,
-        norm_epsilon=1e-5,
-        tied_embeddings=False,
-        layers=(0,) * num_layers,
-        kinds=(LayerSpec(mixer=attention, feed_forward=feed_forward),),
-    )
+def config(
+    layers: int, hidden: int, columns: int, heads: int, kv_heads: int, head: int, vocab: int
+) -> dict[str, Any]:
+    """The config.json of a Llama of these sizes."""
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": columns,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head,
+        "vocab_size": vocab,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+    }
 
 
-def whole_layout(spec: ModelSpec, *, streamed_layers: int = 0) -> ShardLayout:
-    """All of the model on one device."""
-    whole = Shard(
-        device="gpu",
-        heads=range(spec.attention.num_heads),
-        ffn_columns=range(spec.kinds[0].feed_forward.columns),
-        vocab=range(spec.vocab_size),
-        streamed_layers=streamed_layers,
-    )
-    stage = Stage(layers=range(spec.num_layers), shards=(whole,))
-    return shard_layout(spec, Plan(model="bench", version=0, stages=(stage,)), stage=0, rank=0)
+def described(config: dict[str, Any]) -> ModelSpec:
+    return read_family(config, source="a bench")[1]
 
 
 def int4_bytes(num_weights: int) -> float:

@@ -1,21 +1,10 @@
-"""How fast does the back end for GPUs decode, from token to logits, against what memory allows?
-
-python -m edge.demos.bench.gpu_decode
-
-A model of 8 B parameters in int4, step by step in turn with `transformers`: the same shape in
-bfloat16, a static cache, and a decoding step that torch.compile has compiled. Weights
-are made up. (Larger models than a GPU's memory: gpu_stream.py.)
-
---dry-run runs all of it on the CPU with tiny shapes and interpreted kernels: to see that the script
-works. Its figures say nothing and are not kept.
-"""
+"""Decoding on a GPU, against what memory allows and transformers. Larger models: gpu_stream.py."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,48 +18,34 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge.backends.registry import open_backend
-from edge.demos.bench import results
+from edge.demos.bench import case
+from edge.demos.bench.case import Found, Given
 from edge.demos.bench.gpu import (
     GROUP_SIZE,
     NO_GPU,
+    config,
     decode,
+    described,
     int4_bytes,
     is_there_a_gpu,
-    llama,
     software,
-    whole_layout,
 )
 from edge.demos.bench.gpu_kernels import copy
-from edge.demos.bench.options import append_option
 from edge.demos.bench.results import Metric
 from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
+from edge.weights.layout import whole_layout
 
 if TYPE_CHECKING:
     import torch
 
-SPEC = llama(
-    num_layers=32,
-    hidden_size=4096,
-    ffn_columns=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_size=128,
-    vocab_size=128256,
-)
+CONFIG = config(layers=32, hidden=4096, columns=14336, heads=32, kv_heads=8, head=128, vocab=128256)
 """8 B parameters."""
 
-TINY = llama(
-    num_layers=2,
-    hidden_size=128,
-    ffn_columns=256,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=32,
-    vocab_size=64,
-)
+SPEC = described(CONFIG)
+TINY = config(layers=2, hidden=128, columns=256, heads=4, kv_heads=2, head=32, vocab=64)
 
 Decode = Callable[[int, int], None]
 """Computes `count` tokens from `position` on, and returns when their logits are on the host."""
@@ -80,18 +55,22 @@ Decode = Callable[[int, int], None]
 class Size:
     """What is decoded, and how often."""
 
-    spec: ModelSpec
+    config: dict[str, Any]
     prompt_tokens: int
     warm_ups: int
     steps: int
+
+    @property
+    def spec(self) -> ModelSpec:
+        return described(self.config)
 
     @property
     def context_tokens(self) -> int:
         return 2 * (self.prompt_tokens + self.warm_ups + self.steps)
 
 
-FULL = Size(spec=SPEC, prompt_tokens=512, warm_ups=8, steps=64)
-DRY = Size(spec=TINY, prompt_tokens=4, warm_ups=1, steps=2)
+FULL = Size(config=CONFIG, prompt_tokens=512, warm_ups=8, steps=64)
+DRY = Size(config=TINY, prompt_tokens=4, warm_ups=1, steps=2)
 
 
 def decoding(size: Size, *, is_dry: bool, copy_rate: float) -> Iterator[Metric]:
@@ -157,25 +136,15 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
-    spec = size.spec
-    config = LlamaConfig(
-        num_hidden_layers=spec.num_layers,
-        hidden_size=spec.hidden_size,
-        num_attention_heads=spec.attention.num_heads,
-        num_key_value_heads=spec.attention.num_kv_heads,
-        head_dim=spec.attention.head_size,
-        intermediate_size=spec.kinds[0].feed_forward.columns,
-        vocab_size=spec.vocab_size,
-        max_position_embeddings=spec.context_tokens,
-    )
+    sizes = LlamaConfig(**size.config)
     device = torch.device("cpu" if is_dry else "cuda")
     with device:
         kept, _ = torch.get_default_dtype(), torch.set_default_dtype(torch.bfloat16)
         try:
-            model = LlamaForCausalLM(config).eval()
+            model = LlamaForCausalLM(sizes).eval()
         finally:
             torch.set_default_dtype(kept)
-    cache = StaticCache(config=config, max_cache_len=size.context_tokens)
+    cache = StaticCache(config=sizes, max_cache_len=size.context_tokens)
     is_renamed = "cache" in inspect.signature(model.forward).parameters  # since 5.24
     held = {"cache" if is_renamed else "past_key_values": cache}
     options: dict[str, Any] = {"backend": "eager"} if is_dry else {"mode": "reduce-overhead"}
@@ -202,29 +171,30 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
         torch.compiler.reset()
 
 
-@click.command()
-@append_option
-@click.option("--dry-run", "is_dry", is_flag=True, help="Tiny, on the CPU; figures of no meaning.")
-def main(append: bool, is_dry: bool) -> None:
-    """Decoding on this machine's GPU, from token to logits."""
-    if is_dry:
+@case.case(
+    "decoding on a GPU, beside its memory and transformers",
+    click.option(
+        "--dry-run", "is_dry", is_flag=True, help="Tiny, on the CPU; its figures are not kept."
+    ),
+)
+def gpu_decode(given: Given) -> Iterator[Found]:
+    """How fast does the back end for GPUs decode, from token to logits?
+
+    A model of 8 B parameters in int4, step by step in turn with `transformers`: the same shape in
+    bfloat16, a static cache, and a decoding step that torch.compile has compiled. Weights are made
+    up. --dry-run runs all of it with tiny shapes and interpreted kernels.
+    """
+    if given.is_dry:
         os.environ["TRITON_INTERPRET"] = "1"
     elif not is_there_a_gpu():
-        print(NO_GPU)
+        click.echo(NO_GPU)
         return
-    one = Metric(name="of a dry run", unit="GB/s", values=[1.0])
-    copied = one if is_dry else copy()
-    size = DRY if is_dry else FULL
-    metrics = [copied, *decoding(size, is_dry=is_dry, copy_rate=median(copied.values))]
-    results.publish(
-        metrics,
-        question="decoding on a GPU, beside its memory and transformers",
+    copied = Metric(name="of a dry run", unit="GB/s", values=[1.0]) if given.is_dry else copy()
+    size = DRY if given.is_dry else FULL
+    yield Found(
+        figures=[copied, *decoding(size, is_dry=given.is_dry, copy_rate=median(copied.values))],
         variant=f"{software()}, int4 in blocks of {GROUP_SIZE}, after {size.prompt_tokens} tokens",
         link="none",
         model="made up",
-        keep=append and not is_dry,
+        keep=not given.is_dry,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

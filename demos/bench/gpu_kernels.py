@@ -1,15 +1,7 @@
-"""How near to the limits of a GPU do the Triton kernels come?
-
-python -m edge.demos.bench.gpu_kernels
-
-Decoding is bound by memory, so it is compared with a copy on the same GPU in the same call; prompts
-are compared with torch's own attention. Between repeats the GPU's cache is overwritten. Whole
-models are the business of gpu_decode.py.
-"""
+"""Triton kernels beside the limits of a GPU. Whole models are in gpu_decode.py."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
@@ -17,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edge.demos.bench import results
+from edge.demos.bench import case
+from edge.demos.bench.case import Found, Given
 from edge.demos.bench.gpu import GROUP_SIZE, NO_GPU, is_there_a_gpu, software
-from edge.demos.bench.options import append_option
 from edge.demos.bench.results import Metric
 
 if TYPE_CHECKING:
@@ -168,12 +160,7 @@ def bfloat16(*shape: int) -> torch.Tensor:
 
 
 def make_cache(
-    batch: int,
-    tokens: int,
-    bits: int,
-    *,
-    num_kv_heads: int = KV_HEADS,
-    head_size: int = HEAD_SIZE,
+    batch: int, tokens: int, bits: int, *, num_kv_heads: int = KV_HEADS, head_size: int = HEAD_SIZE
 ) -> tuple[KvCache, int]:
     """A cache, and the bytes in it."""
     import torch
@@ -195,24 +182,21 @@ def make_cache(
     return cache, keys.nbytes + values.nbytes + 2 * scales.nbytes
 
 
-@click.command()
-@append_option
-def main(append: bool) -> None:
-    """Rates of the Triton kernels on this machine's GPU."""
+@case.case("Triton kernels beside the GPU's limits")
+def gpu_kernels(_given: Given) -> Iterator[Found]:
+    """How near to the limits of this machine's GPU do the Triton kernels come?
+
+    Decoding is bound by memory, so it is compared with a copy on the same GPU in the same call;
+    prompts are compared with torch's own attention. Between repeats the GPU's cache is overwritten.
+    """
     if not is_there_a_gpu():
-        print(NO_GPU)
+        click.echo(NO_GPU)
         return
     copied = copy()
     rate = median(copied.values)
-    results.publish(
-        [copied, *norm(rate), *packed_products(rate), *decoding(rate), *prompts()],
-        question="Triton kernels beside the GPU's limits",
+    yield Found(
+        figures=[copied, *norm(rate), *packed_products(rate), *decoding(rate), *prompts()],
         variant=f"{software()}, bfloat16, int4 in blocks of {GROUP_SIZE}",
         link="none",
         model="none",
-        keep=append,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,8 @@
-"""Which tiles are fastest for a model's products and attention on this GPU?
-
-python -m edge.demos.bench.gpu_tuning MODEL --dtype int4
-
-Measures a few dozen candidates for each shape, and keeps the fastest where `edge peer` looks for
-them. Without a table, peers use defaults.
-"""
+"""The fastest tiles of kernels on a GPU, measured and kept."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
@@ -18,8 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from edge.demos.bench import case
 from edge.demos.bench.gpu import NO_GPU, is_there_a_gpu
 from edge.demos.bench.gpu_kernels import DEVICE, bfloat16, make_cache, times_ms
+from edge.weights.formats import KV_DTYPES
 
 if TYPE_CHECKING:
     from edge.backends.triton.tuning import AttentionShape, ProductShape, Tiles
@@ -169,19 +164,18 @@ def attention_shapes(spec: ModelSpec, kv_bits: int | None) -> list[AttentionShap
 
 @click.command()
 @click.argument("model", type=click.Path(exists=True, path_type=Path))
-@click.option("--dtype", type=click.Choice(["int4", "int8"]), default="int4", show_default=True)
-@click.option("--block-size", type=int, default=32, show_default=True)
-@click.option(
-    "--kv-dtype",
-    type=click.Choice(["float32", "int8", "int4"]),
-    default="float32",
-    show_default=True,
-    help="Of cached keys and values; what is not rounded, a GPU keeps as bfloat16.",
-)
-def main(model: Path, dtype: str, block_size: int, kv_dtype: str) -> None:
-    """Measure tiles for a checkpoint on this machine's GPU, and keep the fastest."""
+@case.choice("--dtype", ("int4", "int8"), "int4")
+@case.block_size(32)
+@case.choice("--kv-dtype", KV_DTYPES, "float32")
+def gpu_tuning(model: Path, dtype: str, block_size: int, kv_dtype: str) -> None:
+    """Which tiles are fastest for the products and attention of a checkpoint on this GPU?
+
+    Measures a few dozen candidates for each shape, and keeps the fastest where `edge peer` looks
+    for them. Without a table, peers use defaults. Cached keys and values that are not rounded, a
+    GPU keeps as bfloat16.
+    """
     if not is_there_a_gpu():
-        print(NO_GPU)
+        click.echo(NO_GPU)
         return
     from edge.backends.triton.device import Device
     from edge.backends.triton.tuning import TuningTable, keep_tuning
@@ -208,7 +202,3 @@ def main(model: Path, dtype: str, block_size: int, kv_dtype: str) -> None:
 
 def _show(shape: ProductShape | AttentionShape, gain: float) -> None:
     print(f"{dataclasses.asdict(shape)}: {gain:.2f} times as fast as the defaults", flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

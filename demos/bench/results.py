@@ -7,7 +7,7 @@ import datetime
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -65,11 +65,11 @@ class Figures:
 
     values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
-    def add(self, name: str, unit: str, value: float) -> None:
-        self.values.setdefault((name, unit), []).append(value)
+    def add(self, name: str, unit: str, *values: float) -> None:
+        self.values.setdefault((name, unit), []).extend(values)
 
-    def metrics(self) -> list[Metric]:
-        return [Metric(name=n, unit=u, values=values) for (n, u), values in self.values.items()]
+    def __iter__(self) -> Iterator[Metric]:
+        return (Metric(name=n, unit=u, values=values) for (n, u), values in self.values.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +106,9 @@ def rows(
 
 def show(measured: Iterable[Row]) -> None:
     """The figures for people."""
-    print(f"{'metric':<44}{'unit':<8}{'p20':>10}{'p50':>10}{'p80':>10}")
+    print(f"{'metric':<48}{'unit':<8}{'p20':>10}{'p50':>10}{'p80':>10}")
     for row in measured:
-        print(f"{row.metric:<44}{row.unit:<8}{row.p20:>10g}{row.p50:>10g}{row.p80:>10g}")
-
-
-def publish(
-    metrics: Iterable[Metric], *, question: str, variant: str, link: str, model: str, keep: bool
-) -> None:
-    """Show the figures, and add them to results.csv if they are to be kept."""
-    measured = rows(metrics, question=question, variant=variant, link=link, model=model)
-    show(measured)
-    if keep:
-        append(measured)
+        print(f"{row.metric:<48}{row.unit:<8}{row.p20:>10g}{row.p50:>10g}{row.p80:>10g}")
 
 
 def append(measured: Sequence[Any], path: Path = RESULTS) -> None:

@@ -1,12 +1,4 @@
-"""What a server adds to the time of a token, for one stream.
-
-python -m edge.demos.bench.server_cost
-python -m edge.demos.bench.server_cost --file model.gguf --peers 1 --threads 2 --append
-
-One loaded model is asked in turn from Python, in the process that coordinates it, and over HTTP by
-a client in a process of its own, with the same prompt. The times are those at which tokens came: a
-model is needed whose tokens are text, as a server sends nothing before a letter is whole.
-"""
+"""What a server adds to the time of a token, for one stream."""
 
 from __future__ import annotations
 
@@ -15,18 +7,17 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import numpy as np
 import uvicorn
 
 import edge
-from edge.demos.bench import results
-from edge.demos.bench.options import append_option
+from edge.demos.bench import case
+from edge.demos.bench.case import Found, Given
 from edge.demos.bench.results import Figures
 from edge.demos.bundled import MODEL
-from edge.partition import Parallel
 from edge.server.app import Server
 from edge.server.connections import web_config
 from edge.server.guard import Rules
@@ -89,79 +80,61 @@ async def _from_python(model: edge.AsyncModel, new_tokens: int) -> list[float]:
     return [time.perf_counter() async for _ in model.stream(_PROMPT, options)]
 
 
-async def _compared(model: edge.AsyncModel, new_tokens: int, rounds: int) -> Figures:
+async def _compared(model: edge.AsyncModel, given: Given) -> Figures:
     async def load(name: str, whole: bool) -> edge.AsyncModel:
         raise AssertionError("it is loaded")
 
-    pool = ModelPool({model.name: ""}, load, loaded={model.name: model})
-    server = Server(pool, rules=Rules())
+    server = Server(ModelPool({model.name: ""}, load, loaded={model.name: model}), rules=Rules())
     listening = socket.create_server(("127.0.0.1", 0))
     running = uvicorn.Server(web_config(server.app, most_connections=64))
     serving = asyncio.create_task(running.serve(sockets=[listening]))
-    port, figures = listening.getsockname()[1], Figures()
+    port, new_tokens, figures = listening.getsockname()[1], given.new_tokens, Figures()
     try:
         await _over_http(port, model, new_tokens)
-        for number in range(rounds):
-            came_s, times = {}, {}
-            for way in ("http", "python") if number % 2 else ("python", "http"):
-                if way == "http":
-                    came_s[way] = await _over_http(port, model, new_tokens)
-                else:
-                    came_s[way] = await _from_python(model, new_tokens)
-                times[way] = _token_ms(came_s[way])
-            assert abs(len(came_s["http"]) - len(came_s["python"])) <= 1, "not the same answer"
-            figures.add("between tokens, from Python", "ms", times["python"])
-            figures.add("between tokens, over HTTP", "ms", times["http"])
-            figures.add("over HTTP / from Python", "ratio", times["http"] / times["python"])
+        for number in range(given.rounds):
+            if number % 2:
+                http = await _over_http(port, model, new_tokens)
+            python = await _from_python(model, new_tokens)
+            if not number % 2:
+                http = await _over_http(port, model, new_tokens)
+            assert abs(len(http) - len(python)) <= 1, "not the same answer"
+            figures.add("between tokens, from Python", "ms", _token_ms(python))
+            figures.add("between tokens, over HTTP", "ms", _token_ms(http))
+            figures.add("over HTTP / from Python", "ratio", _token_ms(http) / _token_ms(python))
     finally:
         running.should_exit = True
         await serving
     return figures
 
 
-@click.command()
-@click.option("--file", type=click.Path(exists=True, path_type=Path), default=MODEL)
-@click.option("--peers", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
-@click.option("--plan", default="auto", show_default=True)
-@click.option("--new-tokens", type=click.IntRange(16), default=200, show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
-@append_option
-def main(
-    file: Path,
-    peers: int,
-    threads: int,
-    plan: Parallel,
-    new_tokens: int,
-    rounds: int,
-    append: bool,
-) -> None:
-    """Ratios of a token's time over HTTP to that from Python."""
+@case.case(
+    "what a server adds to a token's time",
+    click.option("--file", type=click.Path(exists=True, path_type=Path), default=MODEL),
+    *case.peers(2, 1, "auto"),
+    case.number("--new-tokens", 200, least=16),
+    case.rounds(15),
+)
+def server_cost(given: Given) -> Iterator[Found]:
+    """Time of a token over HTTP, and from Python.
+
+    One loaded model is asked in turn from Python, in the process that coordinates it, and over HTTP
+    by a client in a process of its own, with the same prompt. The times are those at which tokens
+    came: a model is needed whose tokens are text, as a server sends nothing before a letter is
+    whole.
+    """
 
     async def measure() -> Figures:
+        context = _MOST_PROMPT_TOKENS + given.new_tokens
         async with (
-            await edge.AsyncCluster.local(peers, threads=threads) as cluster,
+            await edge.AsyncCluster.local(given.peers, threads=given.threads) as cluster,
             await cluster.load(
-                file,
-                plan=plan,
-                context_tokens=_MOST_PROMPT_TOKENS + new_tokens,
-                progress=False,
+                given.file, plan=given.plan, context_tokens=context, progress=False
             ) as model,
         ):
-            return await _compared(model, new_tokens, rounds)
+            return await _compared(model, given)
 
-    figures = asyncio.run(measure())
-    ratios = figures.values["over HTTP / from Python", "ratio"]
-    click.echo(f"mean ratio {np.mean(ratios):.4f} of {len(ratios)} rounds")
-    results.publish(
-        figures.metrics(),
-        question="what a server adds to a token's time",
-        variant=f"one stream of {new_tokens} tokens, {peers} x {threads} threads, {plan}",
-        link="TCP over loopback",
-        model=file.name,
-        keep=append,
+    yield Found(
+        figures=asyncio.run(measure()),
+        variant=f"one stream of {given.new_tokens} tokens, {given.arrangement}",
+        model=given.file.name,
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,76 +1,85 @@
-"""How long `edge run` takes from the command to the first token, and to its end, weights cached.
-
-python -m edge.demos.bench.start --shape W --block-size 128
-
-One local peer is started by the command itself, so two Python processes are in it.
-"""
+"""What a user waits for at the start: of a cached model, and after the install."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import click
-
-from edge.demos.bench import results
-from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench import case
+from edge.demos.bench.case import Found, Given
 from edge.demos.bench.results import Figures
-from edge.demos.bench.shapes import checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
 
-
-def start(command: list[str], cache: Path) -> tuple[float, float]:
-    """Seconds to the first byte on standard output, and to the end of the command."""
-    begin_s = time.perf_counter()
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, CACHE_VARIABLE: str(cache)},
-        bufsize=0,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.read(1)
-        first_s = time.perf_counter() - begin_s
-        process.stdout.read()
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return first_s, time.perf_counter() - begin_s
+_SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "first-reply"
+_TOLD = re.compile(r"first reply over two peers after (\d+) s: (\d+) s to install")
 
 
-@click.command()
-@shape_option()
-@click.option("--block-size", type=int, default=32, show_default=True)
-@click.option("--threads", type=int, default=2, show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
-@folder_option
-@append_option
-def main(
-    shape: str, block_size: int, threads: int, rounds: int, folder: Path, append: bool
-) -> None:
-    """The first round fills the caches and is not counted."""
-    path = checkpoint(shape, folder)
-    command = [sys.executable, "-m", "edge", "run", str(path), "-p", "hello", "-n", "8"]
-    command += ["--local", "1", "--threads", str(threads), "--block-size", str(block_size)]
-    command += ["--dtype", "int4-pure"]
+@case.case(
+    "start of a cached model",
+    case.shape(),
+    case.block_size(32),
+    case.number("--threads", 2),
+    case.rounds(5),
+    case.FOLDER,
+)
+def start(given: Given) -> Iterator[Found]:
+    """How long `edge run` takes from the command to the first token, and to its end.
+
+    One local peer is started by the command itself, so two Python processes are in it. The first
+    round fills the caches, and does not count.
+    """
+    command = [sys.executable, "-m", "edge", "run", str(given.path), "-p", "hello"]
+    command += ["-n", "8", "--local", "1", "--threads", str(given.threads), "--dtype", "int4-pure"]
+    command += ["--block-size", str(given.block_size)]
+    environment = {**os.environ, CACHE_VARIABLE: str(given.folder / "cache")}
     figures = Figures()
-    for number in range(rounds + 1):
-        first_s, end_s = start(command, folder / "cache")
+    for number in range(given.rounds + 1):
+        begin_s = time.perf_counter()
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, bufsize=0
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.read(1)
+            first_s = time.perf_counter() - begin_s
+            process.stdout.read()
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
         if number:
             figures.add("to the first token", "s", first_s)
-            figures.add("to the end, 8 tokens", "s", end_s)
-    results.publish(
-        figures.metrics(),
-        question="start of a cached model",
-        variant=f"edge run --local 1, int4-pure/{block_size}, {threads} threads",
-        link="TCP over loopback",
-        model=described(shape),
-        keep=append,
+            figures.add("to the end, 8 tokens", "s", time.perf_counter() - begin_s)
+    yield Found(
+        figures=figures,
+        variant=f"edge run --local 1, int4-pure/{given.block_size}, {given.threads} threads",
+        model=given.model,
     )
 
 
-if __name__ == "__main__":
-    main()
+@case.case("a newcomer's first reply", case.rounds(3))
+def first_reply(given: Given) -> Iterator[Found]:
+    """How long a newcomer waits: from the install to the first reply over two peers.
+
+    Each round runs scripts/first-reply in an environment of its own, with no caches from before.
+    What pip downloads does not count.
+    """
+    figures = Figures()
+    for _ in range(given.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [_SCRIPT, Path(folder) / "venv"]
+            done = subprocess.run(
+                command, cwd=_SCRIPT.parents[1], capture_output=True, text=True, check=False
+            )
+        if (told := _TOLD.search(done.stdout)) is None:
+            raise SystemExit(f"{_SCRIPT} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        figures.add("to the first reply", "s", int(told[1]))
+        figures.add("of it, to install", "s", int(told[2]))
+    yield Found(
+        figures=figures,
+        variant="pip install ., then edge run --local 2 --parallel pipeline",
+        model="bundled (1.3 M)",
+    )

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.demos.bench import quality_plot
 from tests.architecture.test_names import PARTS, REPOSITORY
-from tests.support import recorded_session, reference_page
+from tests.support import quality_picture, recorded_session, reference_page
 
 RESULTS = REPOSITORY / "demos" / "bench" / "results.csv"
 
@@ -260,7 +259,7 @@ def test_the_recorded_session_is_of_these_commands() -> None:
 
 
 def test_the_picture_of_quality_is_of_the_newest_rows() -> None:
-    drawn = quality_plot.drawing(quality_plot.points())
-    assert quality_plot.PICTURE.read_text(encoding="utf-8") == drawn, (
-        "draw it again: python -m edge.demos.bench.quality_plot"
+    drawn = quality_picture.drawing(quality_picture.points())
+    assert quality_picture.PICTURE.read_text(encoding="utf-8") == drawn, (
+        "draw it again: python -m tests.support.quality_picture"
     )

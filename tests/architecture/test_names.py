@@ -21,6 +21,9 @@ REPOSITORY = Path(__file__).parents[2]
 PARTS = ("demos", "kernels", "offload", "partition", "transport")
 """Folders at the top of the repository that are packages of edge."""
 
+BENCHES = "edge.demos.bench"
+"""They run from a checkout, and are not installed."""
+
 
 def run_python(
     *arguments: str, cwd: Path = REPOSITORY, **environment: str
@@ -39,8 +42,7 @@ def run_python(
 
 def installed_packages() -> set[str]:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["packages"]["find"]["include"]
-    return set(find_packages(str(REPOSITORY), include=patterns))
+    return set(find_packages(str(REPOSITORY), **project["tool"]["setuptools"]["packages"]["find"]))
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -51,13 +53,13 @@ def test_a_top_folder_is_a_package_of_edge(part: str) -> None:
     assert Path(module.__file__).resolve() == REPOSITORY / part / "__init__.py"
 
 
-def test_what_is_installed_is_every_folder_with_code() -> None:
+def test_what_is_installed_is_every_folder_with_code_but_benches() -> None:
     found = {
         ".".join(("edge",) * (top in PARTS) + file.parent.relative_to(REPOSITORY).parts)
         for top in ("edge", *PARTS)
         for file in (REPOSITORY / top).rglob("*.py")
     }
-    assert installed_packages() == found
+    assert installed_packages() == {name for name in found if not name.startswith(BENCHES)}
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,19 @@ def test_the_wheel_takes_no_name_but_edge(site: Path) -> None:
     result = run_python("-c", code, cwd=site)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == f"another kernels {site / 'edge' / 'kernels' / '__init__.py'}"
+
+
+def test_the_wheel_has_the_demos_and_no_bench(site: Path) -> None:
+    demos = site / "edge" / "demos"
+    assert (demos / "model" / "config.json").is_file()
+    assert not (demos / "bench").exists()
+    code = (
+        "from importlib import import_module\n"
+        "from edge.demos.catalogue import DEMOS\n"
+        "for demo in DEMOS: import_module(f'edge.demos.{demo.name}')"
+    )
+    result = run_python("-c", code, cwd=site, PYTHONPATH=str(site))
+    assert result.returncode == 0, result.stderr
 
 
 def test_the_wheel_runs_there(site: Path, tmp_path: Path) -> None:

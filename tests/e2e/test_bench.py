@@ -6,19 +6,20 @@ import csv
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from edge.demos.bench import daemon_start, results, sealed_messages
+from edge.demos.bench import results
+from edge.demos.bench.__main__ import CASES, main
+from edge.demos.bench.gguf_file import make_gguf
+from edge.demos.bench.llama_files import read_of_token
 from edge.demos.bench.results import Metric, Row
-from edge.demos.bench.sealed_messages import WAYS
-from edge.demos.bench.shapes import SHAPES, checkpoint
-from edge.host.state_paths import STATE_VARIABLE
-from edge.peer.news import FIRST_LOOK_S
+from edge.demos.bench.turns import compared
+from edge.demos.shapes import SHAPES, checkpoint
 from edge.weights.checkpoint import Checkpoint
-from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
@@ -70,15 +71,16 @@ def test_the_checkpoint_is_made_once_and_opens(tmp_path: Path) -> None:
     assert float(weights.astype("float32").std()) == pytest.approx(0.02, rel=0.01)
 
 
-def medians_of(bench: str, tmp_path: Path, *options: object) -> dict[str, float]:
-    """What a program of `demos/bench` prints, by name."""
+def medians_of(case: str, tmp_path: Path, *options: object) -> dict[str, float]:
+    """What a case prints, by name. Its daemons are begun anew: it looks what they take."""
     # Peers that were measured first answer no faster.
     program = (
         "from tests.support.known_rates import know_rates\n"
-        f"from edge.demos.bench.{bench} import main\n"
+        "from edge.demos.bench.__main__ import main\n"
         "know_rates(); main()"
     )
-    command = [sys.executable, "-c", program, "--folder", str(tmp_path), *map(str, options)]
+    words = [case, "--folder", tmp_path, *options]
+    command = [sys.executable, "-c", program, *map(str, words)]
     run = subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -89,9 +91,41 @@ def medians_of(bench: str, tmp_path: Path, *options: object) -> dict[str, float]
     }
 
 
+def test_the_runner_lists_its_cases_each_with_its_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([])
+    listed = capsys.readouterr().out
+    for name, (_module, line) in CASES.items():
+        assert re.search(rf"^  {name} +{re.escape(line)}$", listed, re.M)
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main([name, "--help"])
+        assert "Options:" in capsys.readouterr().out
+
+
+def test_sides_take_turns_and_ratios_are_of_one_round() -> None:
+    begun: list[str] = []
+
+    def side(name: str, speed: float) -> Callable[[int], dict[str, float]]:
+        def answer(number: int) -> dict[str, float]:
+            begun.append(name)
+            return {"decode": speed * 10**number}
+
+        return answer
+
+    found = compared({"one": side("one", 2.0), "two": side("two", 3.0)}, 2, over="one")
+    assert begun == ["two", "one", "one", "two", "two", "one"]
+    assert found.values == {
+        ("decode, one", "tok/s"): [20.0, 200.0],
+        ("decode, two", "tok/s"): [30.0, 300.0],
+        ("decode, two / one", "ratio"): [1.5, 1.5],
+    }
+
+
 def test_a_run_reports_speed_loading_and_memory(tmp_path: Path) -> None:
     options = ("--prompt-tokens", 8, "--new-tokens", 8, "--repeats", 2)
-    medians = medians_of("bench_decode", tmp_path, *options)
+    medians = medians_of("decode", tmp_path, *options)
     for timed in ("decode", "first token", "prefill", "load, shards cached"):
         assert medians[timed] > 0
     assert "load, quantising and sending" in medians
@@ -105,30 +139,17 @@ def test_a_run_reports_speed_loading_and_memory(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("shards-*"))
 
 
-@shown_in_parts("multiprocess/test_kept_beginnings.py")
-def test_turns_of_a_conversation_are_timed_and_compared(
+def test_a_token_reads_the_head_and_the_experts_that_it_goes_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With random weights another row would be another answer."""
-    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
-    turns = ("--shape", "tiny", "--turns", 3, "--rounds", 1, "--answer-tokens", 32)
-    medians = medians_of("conversation", tmp_path, *turns, "--compare")
-    assert medians["tokens as computed anew in the same steps"] == 100
-    assert medians["first token of a later turn"] > 0
-    assert not list((tmp_path / "state").rglob("*.reply")), "each was gone on with"
-
-
-def test_what_sealing_costs_is_measured_of_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_messages, "ROUNDS", 2)
-    monkeypatch.setattr(sealed_messages, "WEIGHTS_BYTES", 1 << 20)
-    found = sealed_messages.measure((1 << 10, 300 << 10), 3).metrics()
-    names = {metric.name for metric in found}
-    assert {f"{size} KiB, {way}" for size in (1, 300) for way in WAYS} < names
-    assert "1 KiB, seal and open, cold" in names
-    assert all(value > 0 for metric in found for value in metric.values)
-
-
-def test_a_daemon_has_looked_around_before_it_answers_another_member() -> None:
-    medians = {metric.name: metric.percentiles[1] for metric in daemon_start.measure(1).metrics()}
-    assert medians["with keys, to another member"] >= FIRST_LOOK_S
-    assert {"insecure", "with keys, to its own device"} < medians.keys()
+    """Not the table, where it is no head."""
+    sizes = replace(SHAPES["tiny"], num_layers=2, num_experts=5, top_k=2)
+    monkeypatch.setitem(SHAPES, "sparse", sizes)
+    path = tmp_path / "sparse.gguf"
+    make_gguf(checkpoint("sparse", tmp_path), path)
+    read = 4.0 * sizes.hidden_size * (2 * sizes.num_layers + 1)  # norms
+    for name, (rows, columns) in sizes.matrices():
+        if name != "model.embed_tokens.weight":
+            bits = 32 if ".gate." in name else 4.5
+            read += bits / 8 * rows * columns * (2 / 5 if ".experts." in name else 1)
+    assert read_of_token(path) == pytest.approx(read)

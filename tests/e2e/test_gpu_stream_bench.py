@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge.backends.registry import open_backend
-from edge.demos.bench.gpu_stream import SPEC, Case, decoding
+from edge.demos.bench.gpu_stream import SPEC, Halves, decoding
 from tests.support.specs import changed, shape
 from tests.support.triton_face import device
 
@@ -19,13 +19,13 @@ SMALL = changed(
 
 
 def test_the_full_case_streams_what_the_gpu_has_no_room_for() -> None:
-    assert Case().streamed == 26, "24 places: 22 that stay, and a window of 2"
+    assert Halves().streamed == 26, "24 places: 22 that stay, and a window of 2"
 
 
 @pytest.mark.parametrize(("host_layers", "on_disk"), [(4, 0), (0, 4)])
 def test_a_small_case_runs_through(host_layers: int, on_disk: int, tmp_path: Path) -> None:
     assert device() == "cpu"
-    case = Case(spec=SMALL, device_layers=2, host_layers=host_layers, warm_ups=1, steps=2)
+    case = Halves(spec=SMALL, device_layers=2, host_layers=host_layers, warm_ups=1, steps=2)
     speed, share = decoding(case, open_backend("triton", threads=1), tmp_path, copy_rate=1e9)
     assert speed.name.endswith(f"{4 - on_disk} pinned, {on_disk} on disk, speed")
     assert len(speed.values) == len(share.values) == 2

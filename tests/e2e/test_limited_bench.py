@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from edge.demos.bench.disk import direct_read_rate
-from edge.demos.bench.limited.cases import CASES, QUICK
-from edge.demos.bench.limited.runs import PREFIX
-from edge.demos.bench.shapes import SHAPES
+from edge.demos.bench.limited import LIMITS, PREFIX, QUICK
 from edge.demos.control_groups import PARENTS, ControlGroup
+from edge.demos.shapes import SHAPES
 from tests.support.pairs import shown_in_parts
 
-BENCH = [sys.executable, "-m", "edge.demos.bench.bigger_than_memory"]
+BENCH = [sys.executable, "-m", "edge.demos.bench", "bigger-than-memory"]
 
 
 @pytest.fixture
@@ -49,11 +48,11 @@ def test_a_limited_model_says_the_same_and_reads_what_is_streamed(tmp_path: Path
     assert not [folder for parent in PARENTS for folder in parent.glob(f"{PREFIX}-*")]
 
 
-def test_cases_are_listed_without_running_any() -> None:
+def test_limits_are_listed_without_running_any() -> None:
     run = subprocess.run([*BENCH, "--list"], capture_output=True, text=True, check=True)
     listed = [line.split()[0] for line in run.stdout.splitlines()]
-    assert listed == [case.name for case in CASES if case.name not in QUICK]
-    assert {case.shape for case in CASES} <= set(SHAPES)
+    assert listed == [each.name for each in LIMITS if each.name not in QUICK]
+    assert {each.shape for each in LIMITS} <= set(SHAPES)
 
 
 def test_a_file_is_read_to_its_end_by_any_number_of_threads(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import edge
-from edge.demos.bench.shapes import checkpoint
+from edge.demos.shapes import checkpoint
 from edge.protocol.client import PeerClient
 from edge.protocol.measurements import Profile
 from edge.protocol.messages import SetMemory

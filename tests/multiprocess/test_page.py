@@ -14,9 +14,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.demos.bundled import MODEL
 from edge.demos.fleet import Fleet
+from edge.demos.shapes import SHAPES, checkpoint
 from tests.support import known_rates
 from tests.support.browser import open_browser
 from tests.support.pairs import shown_in_parts

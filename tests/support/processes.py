@@ -50,11 +50,11 @@ def run_module(name: str, *arguments: object) -> None:
 def run_bench(
     name: str, folder: Path, *options: object, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A program of `demos/bench`, with its daemons; how fast peers are is known beforehand: those
+    """A case of `demos/bench`, with its daemons; how fast peers are is known beforehand: those
     that were measured first answer no faster."""
     program = folder / f"{name}.py"
-    words = [*map(str, options)]
-    program.write_text(f"from edge.demos.bench.{name} import main\n\nmain({words!r})\n")
+    words = [name, *map(str, options)]
+    program.write_text(f"from edge.demos.bench.__main__ import main\n\nmain({words!r})\n")
     return subprocess.run(
         [sys.executable, "-m", "tests.support.known_rates", str(program)],
         cwd=ROOT,

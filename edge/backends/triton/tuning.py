@@ -1,8 +1,8 @@
 """Tiles of products and attention: measured ones where a table has them, else none.
 
 None leaves the choice to the kernels' faces, whose defaults suit any shape. A table belongs to one
-kind of GPU. It is made by `python -m edge.demos.bench.gpu_tuning` and kept among Edge's caches;
-tables that are shipped lie in `tables/` of this folder (none so far). Tiles change speed
+kind of GPU. The bench `gpu-tuning`, which runs from a checkout, makes one and keeps it among Edge's
+caches; tables that are shipped lie in `tables/` of this folder (none so far). Tiles change speed
 and the order of sums, nothing else.
 """
 

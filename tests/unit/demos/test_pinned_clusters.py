@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from edge.demos.bench.clusters.networks import Network
-from edge.demos.bench.clusters.runs import Row, summary, table
 from edge.demos.bench.clusters.table import CASES, CORES, GIB, MBIT, Device
 from edge.demos.bench.clusters.wire import Port, arrival_s
-from edge.demos.bench.local_cluster import LOCAL_CLUSTER
-from edge.demos.bench.predictions import PREDICTIONS
-from edge.demos.bench.shapes import SHAPES
+from edge.demos.bench.predictions import LOCAL_CLUSTER, PREDICTIONS, Row, summary, table
 from edge.demos.control_groups import ControlGroup
+from edge.demos.shapes import SHAPES
 
 ROW = Row(
     date="2026-01-01",

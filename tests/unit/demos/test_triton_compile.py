@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from edge.demos.bench import gpu
+from edge.demos.bench.__main__ import cases
 from edge.demos.bench.gpu import NO_GPU
 from edge.demos.bench.results import RESULTS
 from tests.support.pairs import shown_in_parts
@@ -90,7 +90,7 @@ def check_that_longer_contexts_compile_nothing(compiled: list[dict[str, Any]]) -
 
 @pytest.mark.parametrize(
     ("bench", "arguments"),
-    [("gpu_kernels", []), ("gpu_decode", []), ("gpu_tuning", ["demos/model"]), ("gpu_stream", [])],
+    [("gpu-kernels", []), ("gpu-decode", []), ("gpu-tuning", ["demos/model"]), ("gpu-stream", [])],
 )
 def test_the_benches_say_that_there_is_no_gpu(
     bench: str,
@@ -101,16 +101,15 @@ def test_the_benches_say_that_there_is_no_gpu(
     """And are no error: a machine that has none runs everything else."""
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(gpu, "num_cuda_devices", lambda: 0)
-    main = importlib.import_module(f"edge.demos.bench.{bench}").main
-    main(arguments, standalone_mode=False)
+    cases.main([bench, *arguments], standalone_mode=False)
     assert capsys.readouterr().out.strip() == NO_GPU
 
 
 @shown_in_parts("contract/test_triton_program.py", "e2e/test_bench.py")
 def test_the_bench_of_decoding_runs_dry_where_there_is_no_gpu(tmp_path: Path) -> None:
     """Both sides of it, with tiny shapes; no figure of it is kept, also if asked to."""
-    bench = "edge.demos.bench.gpu_decode"
-    shown = run(bench, "--dry-run", "--append", EDGE_CACHE=str(tmp_path))
+    options = ("gpu-decode", "--dry-run", "--append")
+    shown = run("edge.demos.bench", *options, EDGE_CACHE=str(tmp_path))
     for metric in ("speed  ", "weights / copy", "transformers bfloat16", "speed / transformers"):
         assert metric in shown
     assert "of a dry run" in shown

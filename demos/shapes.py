@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-from edge.partition import Plan, Shard, Stage, split_by_shares
 
 CONTEXT_TOKENS = 4096
 WEIGHT_DEVIATION = 0.02
@@ -72,107 +71,40 @@ class Shape:
         yield "model.norm.weight"
 
 
+_FIELDS = (
+    "num_layers", "hidden_size", "ffn_columns", "num_heads", "num_kv_heads", "head_size",
+    "vocab_size",
+)  # fmt: skip
+
+
+def _shape(*sizes: int, **more: Any) -> Shape:
+    more |= zip(_FIELDS, sizes, strict=True)
+    return Shape(**more)
+
+
 SHAPES = {
-    "tiny": Shape(
-        num_layers=4,
-        hidden_size=256,
-        ffn_columns=704,
-        num_heads=8,
-        num_kv_heads=4,
-        head_size=32,
-        vocab_size=512,
-    ),
+    "tiny": _shape(4, 256, 704, 8, 4, 32, 512),
     # Made in a second; in float32 larger than a peer's overhead.
-    "small": Shape(
-        num_layers=12,
-        hidden_size=768,
-        ffn_columns=2048,
-        num_heads=12,
-        num_kv_heads=4,
-        head_size=64,
-        vocab_size=512,
-    ),
+    "small": _shape(12, 768, 2048, 12, 4, 64, 512),
+    # Every row has whole blocks of 256, so that each type of GGUF can hold each matrix.
+    "blocks": _shape(4, 512, 1024, 8, 4, 64, 512),
     # 0.17 B: what a newcomer may try first.
-    "M": Shape(
-        num_layers=12,
-        hidden_size=1024,
-        ffn_columns=2816,
-        num_heads=16,
-        num_kv_heads=4,
-        head_size=64,
-        vocab_size=16_000,
-    ),
+    "M": _shape(12, 1024, 2816, 16, 4, 64, 16_000),
     # 0.5 B: as Qwen2.5 0.5B without its biases.
-    "H": Shape(
-        num_layers=24,
-        hidden_size=896,
-        ffn_columns=4864,
-        num_heads=14,
-        num_kv_heads=2,
-        head_size=64,
-        vocab_size=151_936,
-        tied_embeddings=True,
-    ),
+    "H": _shape(24, 896, 4864, 14, 2, 64, 151_936, tied_embeddings=True),
     # 1.1 B: as TinyLlama.
-    "W": Shape(
-        num_layers=22,
-        hidden_size=2048,
-        ffn_columns=5632,
-        num_heads=32,
-        num_kv_heads=4,
-        head_size=64,
-        vocab_size=32_000,
-    ),
+    "W": _shape(22, 2048, 5632, 32, 4, 64, 32_000),
     # 2.9 B, of which a token goes through 0.36 B.
-    "E": Shape(
-        num_layers=16,
-        hidden_size=1536,
-        ffn_columns=768,
-        num_heads=24,
-        num_kv_heads=4,
-        head_size=64,
-        vocab_size=16_000,
-        num_experts=48,
-        top_k=4,
-    ),
+    "E": _shape(16, 1536, 768, 24, 4, 64, 16_000, num_experts=48, top_k=4),
     # 3.2 B: as Llama 3.2 3B.
-    "T": Shape(
-        num_layers=28,
-        hidden_size=3072,
-        ffn_columns=8192,
-        num_heads=24,
-        num_kv_heads=8,
-        head_size=128,
-        vocab_size=128_256,
-        tied_embeddings=True,
-    ),
+    "T": _shape(28, 3072, 8192, 24, 8, 128, 128_256, tied_embeddings=True),
 }
+"""Layers, hidden size, feed-forward columns, heads, KV heads, head size, vocabulary."""
 
 
-def described(name: str, num_parameters: int | None = None) -> str:
-    """The named shape in the words of results.csv; it may be none of these."""
-    if num_parameters is None:
-        num_parameters = SHAPES[name].num_parameters
-    return f"{name} ({num_parameters / 1e9:.2g} B, random)"
-
-
-def even_plan(name: str, devices: Sequence[str], block_size: int) -> Plan:
-    """The named shape in one stage, each device with an equal part of every layer."""
-    shape, shares = SHAPES[name], [1] * len(devices)
-    cuts = zip(
-        devices,
-        split_by_shares(shape.num_heads, shares),
-        split_by_shares(shape.ffn_columns, shares, block_size),
-        split_by_shares(shape.vocab_size, shares),
-        strict=True,
-    )
-    shards = tuple(
-        Shard(device=device, heads=heads, ffn_columns=columns, vocab=vocab)
-        for device, heads, columns, vocab in cuts
-    )
-    return Plan(
-        model=name, version=1, stages=(Stage(layers=range(shape.num_layers), shards=shards),)
-    )
+def described(name: str) -> str:
+    """The named shape in the words of results.csv."""
+    return f"{name} ({SHAPES[name].num_parameters / 1e9:.2g} B, random)"
 
 
 def checkpoint(name: str, folder: Path, *, context_tokens: int = CONTEXT_TOKENS) -> Path:

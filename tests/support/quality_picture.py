@@ -1,6 +1,6 @@
 """Draws what weight formats cost in quality against how fast they decode, from results.csv.
 
-python -m edge.demos.bench.quality_plot
+python -m tests.support.quality_picture
 
 Writes docs/quality.svg, which follows the reader's light or dark scheme. Loss is of SmolLM2, speed
 of another model: on so small a one, other things than its weights take the time.
@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from edge.demos.bench import quality
-from edge.demos.bench.format_speeds import QUESTION, YARDSTICK
+from edge.demos.bench.quality import QUESTION as LOSS_QUESTION
 from edge.demos.bench.results import RESULTS
+
+SPEED_QUESTION, YARDSTICK = "how fast a weight format decodes", "Q4_K_M"
+"""Speeds are old rows: METHODOLOGY.md says which commit has their script."""
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "quality.svg"
 _SAME_KINDS = {"Edge int4, calibrated": "Edge int4, fast"}
@@ -60,8 +62,8 @@ def points() -> list[Point]:
     """Points of every format that has both figures: the newest ones."""
     with RESULTS.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    losses = _newest(rows, quality.QUESTION, "mean KL")
-    ratios = _newest(rows, QUESTION, f"decode / llama.cpp {YARDSTICK}")
+    losses = _newest(rows, LOSS_QUESTION, "mean KL")
+    ratios = _newest(rows, SPEED_QUESTION, f"decode / llama.cpp {YARDSTICK}")
     return [
         Point(name=name, mean_kl=loss, ratio=ratios[twin])
         for name, loss in losses.items()

@@ -1,1 +1,0 @@
-"""Models larger than memory: this program and others, each in a control group of one size."""

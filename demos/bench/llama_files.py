@@ -1,0 +1,50 @@
+"""GGUF files of random shapes, made by another Python, and what a token reads of one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from edge.demos.bench import gguf_file, llama_logits
+from edge.demos.shapes import checkpoint
+from edge.offload import GgufFile
+
+_TABLE, _HEAD = "token_embd.weight", "output.weight"
+
+
+def gguf_of(shape: str, folder: Path, *, python: str, form: str = "Q4_0") -> Path:
+    """The shape's weights in a form, made if the file is not there. SystemExit if it cannot be.
+
+    llama.cpp itself makes those that its Python package has no formula for.
+    """
+    target = folder / f"{shape}-{form.lower()}.gguf"
+    if not target.exists():
+        partial = target.with_suffix(".partial")
+        command = [python, gguf_file.__file__, str(checkpoint(shape, folder)), str(partial), form]
+        if form not in gguf_file.FORMS:
+            source = gguf_of(shape, folder, python=python, form="F16")
+            command = [python, llama_logits.__file__, "quantise", str(source), str(partial), form]
+        if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
+            raise SystemExit(
+                f"{python} cannot make a GGUF file; it needs numpy, gguf and llama-cpp-python"
+            )
+        partial.rename(target)
+    return target
+
+
+def read_of_token(path: Path) -> float:
+    """Bytes of a GGUF file that a token is multiplied with: not of a table of embeddings that is no
+    head, and of a layer's experts as many as it goes through."""
+    with GgufFile(path) as file:
+        model = file.metadata["general.architecture"]
+        used, count = (
+            int(str(file.metadata.get(f"{model}.expert_{each}", 1)))
+            for each in ("used_count", "count")
+        )
+        total = 0.0
+        for name, tensor in file.tensors.items():
+            if name != _TABLE or _HEAD not in file.tensors:
+                nbytes = tensor.end - tensor.begin
+                total += nbytes * (used / count if "_exps." in name else 1)
+        return total
