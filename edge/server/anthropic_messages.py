@@ -12,10 +12,11 @@ from typing import Any
 from edge.answers.terms import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.anthropic_tools import TOOL_CHANGES, offered
-from edge.server.efforts import anthropic_variables
+from edge.server.bodies import CountedTurns, Form, Turns
+from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN, Message, turns
-from edge.server.openai_fields import MOST_STOPS, schema_of, share_of
+from edge.server.openai_fields import schema_of, share_of
 from edge.server.priorities import priority_of
 from edge.server.refusals import Refusal
 from edge.server.tools import arguments_text, called, new_id
@@ -38,14 +39,12 @@ _REFUSED = {
 
 def question_of(body: Fields, *, counts_only: bool = False) -> Question:
     """counts_only: of /v1/messages/count_tokens, which says nothing of the answer."""
-    longest = body.whole("max_tokens", least=1)
-    if longest is None and not counts_only:
-        raise body.refuse("max_tokens", "is missing")
+    asked = body.shaped(CountedTurns if counts_only else Turns)
     for name, instead in _REFUSED.items():
         if body.raw(name) and not (counts_only and name == "compaction"):
             raise body.refuse(name, f"is not supported: {instead}")
     messages: list[Message] = []
-    if "system" in body:
+    if asked.system is not None:
         messages.append({"role": "system", "content": _system(body)})
     sent = body.objects("messages")
     last_of_user = max((i for i, each in enumerate(sent) if each.raw("role") == "user"), default=0)
@@ -56,31 +55,40 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("messages", "must have a message of the user")
     offer = offered(body)
+    form, where = _form(asked)
     return Question(
         messages=messages,
         options=GenerationOptions(
-            max_new_tokens=longest,
-            temperature=body.number("temperature", least=0, most=1),
-            top_p=share_of(body),
-            top_k=body.whole("top_k", least=0),
-            stop=body.texts("stop_sequences", most=MOST_STOPS),
-            json_schema=schema_of(_form(body), flat=True),
-            priority=priority_of(body),
+            max_new_tokens=asked.max_tokens,
+            temperature=asked.temperature,
+            top_p=share_of(asked.top_p),
+            top_k=asked.top_k,
+            stop=asked.stop_sequences or (),
+            json_schema=schema_of(form, where, flat=True),
+            priority=priority_of(asked.priority),
         ),
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
-        cache_salt=body.text("cache_salt") or "",
-        variables=anthropic_variables(body, sent),
+        cache_salt=asked.cache_salt or "",
+        variables=_variables(asked),
     )
 
 
-def _form(body: Fields) -> Fields | None:
-    """The form of an answer in `output_config`, or in `output_format`, where it was before. A
-    request may have an effort in the first, and the form in the second."""
-    config = body.object("output_config")
-    form = None if config is None else config.object("format")
-    return body.object("output_format") if form is None else form
+def _form(asked: CountedTurns) -> tuple[Form | None, str]:
+    """The form of an answer in `output_config`, or in `output_format`, where it was before, and its
+    place. A request may have an effort in the first, and the form in the second."""
+    if asked.output_config is not None and asked.output_config.format is not None:
+        return asked.output_config.format, "output_config.format"
+    return asked.output_format, "output_format"
+
+
+def _variables(asked: CountedTurns) -> dict[str, object]:
+    """Variables for `thinking`, and for the effort of the last message or of the whole."""
+    found: dict[str, object] = {}
+    for config in (asked.output_config, asked.messages[-1].output_config):
+        found |= effort_variables(None if config is None else config.effort)
+    return found if asked.thinking is None else found | switched(asked.thinking.type != "disabled")
 
 
 def _system(body: Fields) -> str:
@@ -95,7 +103,7 @@ def _system(body: Fields) -> str:
 
 def _messages(message: Fields) -> list[Message]:
     """One as templates have it; results of tools are messages of their own."""
-    role = message.one_of("role", ("user", "assistant", "system"))
+    role = message.need_text("role")
     if isinstance(message.raw("content"), str):
         return [{"role": role, "content": message.raw("content")}]
     found: list[Message] = []

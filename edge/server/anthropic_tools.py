@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge.server.fields import Fields
-from edge.server.tools import OfferedTools, checked, forced_offer, schema
+from edge.server.tools import OfferedTools, forced_offer, schema
 
 Json = dict[str, Any]
 
@@ -39,7 +39,7 @@ def offered(body: Fields) -> OfferedTools:
 def in_effect(body: Fields) -> list[Fields]:
     """The tools at the end of the conversation: those of the request, and as its messages, or what
     became of them, take some away, add them again, and define others."""
-    found = {_key(tool): tool for tool in checked(body)}
+    found = {_key(tool): tool for tool in body.objects("tools")}
     gone: dict[str, Fields] = {}
     for message in body.objects("messages"):
         if isinstance(message.raw("content"), str | None):

@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.scheduling.fairness import Priority
+from edge.server.bodies import MOST_INPUTS, Embeddings, OllamaEmbed, OllamaEmbeddings
 from edge.server.fields import Fields
-from edge.server.priorities import priority_of, priority_or_tier_of
+from edge.server.priorities import priority_of
 
 Json = dict[str, Any]
-
-MOST_INPUTS = 2048
-"""Most inputs of one request, as OpenAI has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,36 +33,31 @@ class EmbeddingRequest:
 
 def openai_asked(body: Fields) -> EmbeddingRequest:
     """`input`: a text, token ids, or a list of either."""
-    as_base64 = (
-        "encoding_format" in body
-        and body.one_of("encoding_format", ("float", "base64")) == "base64"
-    )
+    asked = body.shaped(Embeddings)
     return EmbeddingRequest(
         inputs=_inputs(body, "input"),
-        dimensions=body.whole("dimensions", least=1),
-        as_base64=as_base64,
-        priority=priority_or_tier_of(body),
+        dimensions=asked.dimensions,
+        as_base64=asked.encoding_format == "base64",
+        priority=priority_of(asked.priority, asked.service_tier),
     )
 
 
 def ollama_asked(body: Fields) -> EmbeddingRequest:
     """Reads the fields of /api/embed. Texts that are too long are cut, unless `truncate` is
     false."""
-    body.flag("truncate")
+    asked = body.shaped(OllamaEmbed)
     return EmbeddingRequest(
         inputs=_inputs(body, "input"),
-        dimensions=body.whole("dimensions", least=1),
-        cuts=body.raw("truncate") is not False,
-        priority=priority_of(body),
+        dimensions=asked.dimensions,
+        cuts=asked.truncate is not False,
+        priority=priority_of(asked.priority),
     )
 
 
 def ollama_prompt(body: Fields) -> EmbeddingRequest:
     """Reads the fields of /api/embeddings, the older interface, which knows one text only."""
-    prompt = body.need_text("prompt")
-    if not prompt:
-        raise body.refuse("prompt", "must not be empty")
-    return EmbeddingRequest(inputs=(prompt,), cuts=True, priority=priority_of(body))
+    asked = body.shaped(OllamaEmbeddings)
+    return EmbeddingRequest(inputs=(asked.prompt,), cuts=True, priority=priority_of(asked.priority))
 
 
 def openai_reply(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from edge.offload import parse_json
+from edge.server.bodies import MOST, Json, plain_schema
 from edge.server.refusals import Refusal
 
 _MOST_VALUES = 1 << 20
 """Most values of one body: a prompt of token ids has one for each."""
-_MOST = 1 << 53
-"""Largest whole number: all up to it are exact wherever JSON is read."""
+
+Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 def parse_body(body: bytes) -> Fields:
@@ -44,6 +48,27 @@ class Fields:
     def raw(self, name: str) -> Any:
         return self._value.get(name)
 
+    def shaped(self, shape: type[Shape]) -> Shape:
+        """All of it that this type names. Raises Refusal for what is of another kind, or out of its
+        range."""
+        try:
+            return msgspec.convert(self._value, shape, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise self._refusal(shape, str(error)) from None
+        except UnicodeEncodeError:
+            raise Refusal(400, "the body has a name that is half of a pair of UTF-16") from None
+
+    def _refusal(self, shape: type[msgspec.Struct], error: str) -> Refusal:
+        what, _at, where = error.rpartition(" - at `") if " - at `" in error else (error, "", "")
+        place = where.rpartition("$")[2].strip(".`")
+        if missing := _MISSING.fullmatch(what):
+            return self.refuse(f"{place}.{missing[1]}".lstrip("."), "is missing")
+        if where.startswith("key"):
+            return self.refuse(place, "has a name that is not the id of a token")
+        wanted = _words(_inside(plain_schema(shape), place))
+        given = what.removeprefix("Invalid enum value ")
+        return self.refuse(place, f"must be {wanted}{f', not {given:.80}' * (given != what)}")
+
     def text(self, name: str) -> str | None:
         value: str | None = self._of(name, str, "a text")
         return value
@@ -56,33 +81,6 @@ class Fields:
 
     def flag(self, name: str) -> bool:
         return bool(self._of(name, bool, "true or false"))
-
-    def whole(self, name: str, *, least: int, most: int = _MOST) -> int | None:
-        value = self._value.get(name)
-        if value is None:
-            return None
-        if type(value) is not int or not least <= value <= most:
-            upper = f" to {most}" if most != _MOST else " or more"
-            raise self.refuse(name, f"must be a whole number, {least}{upper}")
-        return value
-
-    def number(self, name: str, *, least: float, most: float) -> float | None:
-        value = self._value.get(name)
-        if value is None:
-            return None
-        if type(value) not in {int, float} or not least <= value <= most:
-            raise self.refuse(name, f"must be a number, {least:g} to {most:g}")
-        return float(value)
-
-    def texts(self, name: str, *, most: int) -> tuple[str, ...]:
-        """One text, or a list of them."""
-        value = self._value.get(name)
-        values = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(values, list) or not all(isinstance(v, str) and v for v in values):
-            raise self.refuse(name, "must be a text or a list of texts, none of them empty")
-        if len(values) > most:
-            raise self.refuse(name, f"has {len(values)} texts, and {most} are the most")
-        return tuple(values)
 
     def objects(self, name: str) -> list[Fields]:
         value = self._value.get(name)
@@ -111,3 +109,39 @@ class Fields:
         if value is not None and not isinstance(value, kind):
             raise self.refuse(name, f"must be {called}")
         return value
+
+
+_MISSING = re.compile("Object missing required field `(.*)`")
+
+
+def _inside(schema: Json, place: str) -> Json:
+    """The schema of what is at this place."""
+    for name in re.findall(r"\w+|\.\.\.", place):
+        for each in schema.get("anyOf", [schema]):
+            inner = each.get("properties", {}).get(name) or each.get("items")
+            schema = inner or each.get("additionalProperties") or schema
+    return schema
+
+
+_KINDS = {
+    "integer": ("a whole number", ""),
+    "number": ("a number", ""),
+    "boolean": ("true or false", ""),
+    "string": ("a text", " characters"),
+    "array": ("a list", " items"),
+    "object": ("an object", ""),
+}
+
+
+def _words(schema: Json) -> str:
+    """What a value must be, as in: a whole number, 1 or more."""
+    if "anyOf" in schema:
+        return " or ".join(map(_words, schema["anyOf"]))
+    if "enum" in schema:
+        return f"one of {', '.join(filter(None, schema['enum']))}"
+    limits = {name[:3]: limit for name, limit in schema.items() if name[:3] in {"min", "max"}}
+    kind, unit = _KINDS[schema["type"]]
+    if not limits:
+        return kind
+    most = limits.get("max", MOST)
+    return f"{kind}, {limits.get('min', 0)} {'or more' if most == MOST else f'to {most}'}{unit}"

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from edge.answers.terms import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
-from edge.server.efforts import ollama_variables
+from edge.server.bodies import OllamaBody, OllamaChat, OllamaGenerate, OllamaOptions
+from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
 from edge.server.history import turns
-from edge.server.openai_fields import MOST_STOPS, message_of, share_of
+from edge.server.openai_fields import message_of, share_of
 from edge.server.priorities import priority_of
 from edge.server.tools import openai_tools
 
@@ -79,47 +80,55 @@ def asks_nothing(body: Fields, *, chat: bool) -> bool:
 
 
 def chat_question(body: Fields) -> Question:
+    asked = body.shaped(OllamaChat)
     for each in body.objects("messages"):
         _refuse(each, "images")
     messages = turns([message_of(each) for each in body.objects("messages")])
     offer = openai_tools(body)
     return Question(
         messages=messages,
-        options=_options(body),
+        options=_options(asked),
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
-        cache_salt=_salt(body),
-        variables=ollama_variables(body),
+        cache_salt=asked.cache_salt or "",
+        variables=_variables(asked),
     )
 
 
 def generate_question(body: Fields) -> Question:
     """`raw`: the prompt goes on as it is; else it is what a user says."""
     _refuse(body, "images", "template", "context")
-    prompt = body.need_text("prompt")
-    if body.flag("raw"):
+    asked = body.shaped(OllamaGenerate)
+    prompt = asked.prompt
+    if prompt is None:
+        raise body.refuse("prompt", "is missing")
+    if asked.raw:
         for name in ("system", "suffix"):
-            if body.text(name):
+            if body.raw(name):
                 raise body.refuse(name, "is not for a raw prompt; put it into the prompt")
-        return Question(prompts=[prompt], options=_options(body), cache_salt=_salt(body))
-    if suffix := body.text("suffix"):
+    if asked.raw or asked.suffix:
         return Question(
-            prompts=[prompt], suffix=suffix, options=_options(body), cache_salt=_salt(body)
+            prompts=[prompt],
+            suffix=asked.suffix or "",
+            options=_options(asked),
+            cache_salt=asked.cache_salt or "",
         )
-    system = body.text("system")
-    messages = [{"role": "system", "content": system}] if system else []
+    messages = [{"role": "system", "content": asked.system}] if asked.system else []
     messages.append({"role": "user", "content": prompt})
     return Question(
         messages=messages,
-        options=_options(body),
-        cache_salt=_salt(body),
-        variables=ollama_variables(body),
+        options=_options(asked),
+        cache_salt=asked.cache_salt or "",
+        variables=_variables(asked),
     )
 
 
-def _salt(body: Fields) -> str:
-    return body.text("cache_salt") or ""
+def _variables(asked: OllamaBody) -> dict[str, object]:
+    """Variables for `think`: whether, or how much."""
+    if isinstance(asked.think, bool):
+        return switched(asked.think)
+    return effort_variables(asked.think)
 
 
 def _refuse(body: Fields, *names: str) -> None:
@@ -129,27 +138,22 @@ def _refuse(body: Fields, *names: str) -> None:
             raise body.refuse(name, f"is not supported by this server; {_INSTEAD[name]}")
 
 
-def _options(body: Fields) -> GenerationOptions:
-    form = body.raw("format") or None
-    if not (form in {None, "json"} if isinstance(form, str | None) else isinstance(form, dict)):
-        raise body.refuse("format", "must be json, or a JSON schema")
-    options = body.object("options") or Fields({}, "options")
-    longest = options.whole("num_predict", least=-2)
-    count = options.whole("top_k", least=-1)
-    seed = options.whole("seed", least=-1)
+def _options(asked: OllamaBody) -> GenerationOptions:
+    options = asked.options or OllamaOptions()
+    longest, count = options.num_predict, options.top_k
     return GenerationOptions(
         max_new_tokens=longest if longest is not None and longest > 0 else None,
-        temperature=options.number("temperature", least=0, most=2),
-        top_p=share_of(options),
+        temperature=options.temperature,
+        top_p=share_of(options.top_p),
         top_k=None if count is None else max(count, 0),
-        min_p=options.number("min_p", least=0, most=1),
-        repetition_penalty=options.number("repeat_penalty", least=0.01, most=100),
-        stop=options.texts("stop", most=MOST_STOPS),
-        frequency_penalty=options.number("frequency_penalty", least=-2, most=2),
-        presence_penalty=options.number("presence_penalty", least=-2, most=2),
-        seed=None if seed == -1 else seed,
-        json_schema="object" if form == "json" else form,
-        priority=priority_of(body),
+        min_p=options.min_p,
+        repetition_penalty=options.repeat_penalty,
+        stop=options.stop or (),
+        frequency_penalty=options.frequency_penalty,
+        presence_penalty=options.presence_penalty,
+        seed=None if options.seed == -1 else options.seed,
+        json_schema="object" if asked.format == "json" else asked.format or None,
+        priority=priority_of(asked.priority),
     )
 
 

@@ -6,31 +6,29 @@ from collections.abc import Mapping
 
 from edge.answers.terms import GenerationOptions
 from edge.server.answers import Question
+from edge.server.bodies import (
+    MOST_COMPLETIONS,
+    SEEDS,
+    Chat,
+    Completion,
+    Form,
+    OpenAIBody,
+)
 from edge.server.efforts import effort_variables
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN, turns
-from edge.server.priorities import priority_or_tier_of
+from edge.server.priorities import priority_of
+from edge.server.refusals import Refusal
 from edge.server.tools import openai_calls, openai_tools
 from edge.text.grammar import JsonSchema
 from edge.text.message_texts import TEXT_PARTS
 
-MOST_STOPS = 16
-MOST_ANSWERS = 16
-MOST_LOGPROBS = 20
-MOST_COMPLETIONS = 128
-"""To all prompts of one request."""
-
-_TOKEN_DIGITS = 9
-SEEDS = 1 << 63
-"""From minus that many on, as OpenAI has them. Who asks for several answers has the next ones, too;
-they must be below 2^64."""
 _LEAST_SHARE = 1e-6
 _NOT_SENT_BACK = {
     "function_call": "is outdated; give tool_calls",
     "audio": "names what is not here: this server stores nothing; give its transcript as content",
 }
 """Fields of an assistant's message that are refused, and why."""
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _NO_TEXT = ("image_url", "input_image", "file", "input_file", "input_audio")
 _OUTDATED = ("functions", "function_call")
 """What `tools` were before."""
@@ -45,6 +43,7 @@ _NOT_RUN = {"web_search_options": "searches nothing", "moderation": "judges noth
 
 def options_of(
     body: Fields,
+    asked: OpenAIBody,
     *,
     most_new_tokens: int | None,
     logprobs: int | None,
@@ -60,105 +59,103 @@ def options_of(
     for name, instead in _NOT_RUN.items():
         if body.raw(name) is not None:
             raise body.refuse(name, f"is not supported: this server {instead}; leave it out")
-    seed = body.whole("seed", least=-SEEDS, most=SEEDS - 1)
+    biases = asked.logit_bias
     return GenerationOptions(
         max_new_tokens=most_new_tokens,
-        temperature=body.number("temperature", least=0, most=2),
-        top_p=share_of(body),
-        top_k=body.whole("top_k", least=0),
-        min_p=body.number("min_p", least=0, most=1),
-        repetition_penalty=body.number("repetition_penalty", least=0.01, most=100),
-        frequency_penalty=body.number("frequency_penalty", least=-2, most=2),
-        presence_penalty=body.number("presence_penalty", least=-2, most=2),
-        logit_bias=_biases(body),
-        stop=body.texts("stop", most=MOST_STOPS),
-        seed=None if seed is None else seed % SEEDS,
+        temperature=asked.temperature,
+        top_p=share_of(asked.top_p),
+        top_k=asked.top_k,
+        min_p=asked.min_p,
+        repetition_penalty=asked.repetition_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        presence_penalty=asked.presence_penalty,
+        logit_bias=None if biases is None else {id: bias or 0.0 for id, bias in biases.items()},
+        stop=asked.stop or (),
+        seed=None if asked.seed is None else asked.seed % SEEDS,
         logprobs=logprobs,
         json_schema=json_schema,
-        priority=priority_or_tier_of(body),
+        priority=priority_of(asked.priority, asked.service_tier),
     )
 
 
-def share_of(body: Fields) -> float | None:
+def share_of(share: float | None) -> float | None:
     """The value of top_p, where 0 is as much as the likeliest token."""
-    share = body.number("top_p", least=0, most=1)
     return None if share is None else max(share, _LEAST_SHARE)
 
 
-def schema_of(form: Fields | None, *, flat: bool = False) -> JsonSchema | None:
+def schema_of(form: Form | None, where: str, *, flat: bool = False) -> JsonSchema | None:
     """What response_format, or with `flat` text.format, says that an answer must be, if
     anything."""
-    if form is None:
+    if form is None or form.type == "text":
         return None
-    kind = form.one_of("type", ("text", "json_object", "json_schema"))
-    if kind != "json_schema":
-        return None if kind == "text" else "object"
-    held = form if flat else form.object("json_schema")
-    schema = None if held is None else held.object("schema")
-    if schema is None:
-        raise form.refuse("schema" if flat else "json_schema.schema", "is missing")
-    return dict(schema.items())
+    if form.type == "json_object":
+        return "object"
+    held = form if flat else form.json_schema
+    if held is None or held.schema is None:
+        place = f"{where}.schema" if flat else f"{where}.json_schema.schema"
+        raise Refusal(400, f"{place} is missing", param=place)
+    return held.schema
 
 
 def chat_question(body: Fields) -> Question:
     """The question in the fields of /v1/chat/completions."""
-    longest = body.whole("max_completion_tokens", least=1)
-    if longest is None:
-        longest = body.whole("max_tokens", least=1)
+    asked = body.shaped(Chat)
     logprobs = None
-    if body.flag("logprobs"):
-        logprobs = body.whole("top_logprobs", least=0, most=MOST_LOGPROBS) or 0
-    elif "top_logprobs" in body:
+    if asked.logprobs:
+        logprobs = asked.top_logprobs or 0
+    elif asked.top_logprobs is not None:
         raise body.refuse("top_logprobs", "needs logprobs: true")
-    if set(body.texts("modalities", most=MOST_STOPS)) - {"text"}:
+    if asked.modalities not in (None, "text") and set(asked.modalities) - {"text"}:
         raise body.refuse("modalities", "has more than text; this server says nothing else")
-    schema = schema_of(body.object("response_format"))
-    messages = turns([message_of(each) for each in body.objects("messages")])
-    if not messages:
-        raise body.refuse("messages", "must have at least one message")
-    extra = body.object("chat_template_kwargs")
     offer = openai_tools(body)
     return Question(
-        messages=messages,
-        options=options_of(body, most_new_tokens=longest, logprobs=logprobs, json_schema=schema),
-        answers=body.whole("n", least=1, most=MOST_ANSWERS) or 1,
+        messages=turns([message_of(each) for each in body.objects("messages")]),
+        options=options_of(
+            body,
+            asked,
+            most_new_tokens=asked.max_completion_tokens or asked.max_tokens,
+            logprobs=logprobs,
+            json_schema=schema_of(asked.response_format, "response_format"),
+        ),
+        answers=asked.n or 1,
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
-        cache_salt=body.text("cache_salt") or "",
+        cache_salt=asked.cache_salt or "",
         variables={
-            **effort_variables(body, "reasoning_effort"),
-            **({} if extra is None else dict(extra.items())),
+            **effort_variables(asked.reasoning_effort),
+            **(asked.chat_template_kwargs or {}),
         },
     )
 
 
 def completion_question(body: Fields) -> Question:
     """The question in the fields of /v1/completions: a text or token ids, or a list of either."""
-    prompts = body.raw("prompt")
+    asked = body.shaped(Completion)
+    prompts = asked.prompt
     if not isinstance(prompts, list) or all(type(each) is int for each in prompts):
         prompts = [prompts]
     if not all(map(_is_prompt, prompts)):
         raise body.refuse("prompt", "must be a text or token ids, or a list of them, none empty")
-    answers = body.whole("n", least=1, most=MOST_ANSWERS) or 1
+    answers = asked.n or 1
     if len(prompts) * answers > MOST_COMPLETIONS:
         raise body.refuse("prompt", f"and n ask for more than {MOST_COMPLETIONS} answers")
     for name, nothing in (("echo", False), ("best_of", 1)):
         value = body.raw(name)
         if value is not None and (type(value) is not type(nothing) or value != nothing):
             raise body.refuse(name, "is not supported by this server; leave it out")
-    longest = body.whole("max_tokens", least=1)
     return Question(
         prompts=prompts,
-        suffix=body.text("suffix") or "",
+        suffix=asked.suffix or "",
         options=options_of(
             body,
-            most_new_tokens=16 if longest is None else longest,
-            logprobs=body.whole("logprobs", least=0, most=MOST_LOGPROBS),
-            json_schema=schema_of(body.object("response_format")),
+            asked,
+            most_new_tokens=asked.max_tokens or 16,
+            logprobs=asked.logprobs,
+            json_schema=schema_of(asked.response_format, "response_format"),
         ),
         answers=answers,
-        cache_salt=body.text("cache_salt") or "",
+        cache_salt=asked.cache_salt or "",
     )
 
 
@@ -171,7 +168,7 @@ def _is_prompt(value: object) -> bool:
 
 def message_of(message: Fields) -> Mapping[str, object]:
     """For the template: roles as it knows them, parts of text joined."""
-    role = message.one_of("role", _ROLES)
+    role = message.need_text("role")
     said = content_of(message, of_tool=role == "tool")
     if role == "assistant":
         said = said or message.text("refusal") or ""
@@ -226,15 +223,3 @@ def content_of(message: Fields, name: str = "content", *, of_tool: bool = False)
 def wants_usage(body: Fields) -> bool:
     options = body.object("stream_options")
     return options is not None and options.flag("include_usage")
-
-
-def _biases(body: Fields) -> Mapping[int, float] | None:
-    biases = body.object("logit_bias")
-    if biases is None:
-        return None
-    found = {}
-    for name, _value in biases.items():
-        if not name.isdecimal() or len(name) > _TOKEN_DIGITS:
-            raise biases.refuse(name, "is not the id of a token")
-        found[int(name)] = biases.number(name, least=-100, most=100) or 0.0
-    return found

@@ -11,11 +11,12 @@ from typing import Any
 
 from edge.answers.text import Token
 from edge.server.answers import Begin, End, Happening, Question
+from edge.server.bodies import Response
 from edge.server.efforts import effort_variables
 from edge.server.fields import Fields
 from edge.server.history import Message, turns
 from edge.server.openai_chat import logprobs_of
-from edge.server.openai_fields import MOST_LOGPROBS, options_of, schema_of
+from edge.server.openai_fields import options_of, schema_of
 from edge.server.openai_items import messages_of, not_stored, updated
 from edge.server.refusals import Refusal
 from edge.server.response_tools import Origin, named, origins
@@ -27,7 +28,6 @@ Json = dict[str, Any]
 
 _LOGPROBS = "message.output_text.logprobs"
 """What a client includes who wants them."""
-_MOST_INCLUDED = 32
 
 _KINDS = {
     "thought": ("rs", "reasoning", "reasoning_text"),
@@ -45,36 +45,39 @@ def question_of(body: Fields) -> Question:
         if body.raw(name):
             raise body.refuse(name, "is not supported: this server stores nothing for later")
     body = updated(body)
-    wanted = body.object("text")
-    form = None if wanted is None else wanted.object("format")
-    schema = schema_of(form, flat=True)
+    asked = body.shaped(Response)
+    form = None if asked.text is None else asked.text.format
     messages: list[Message] = []
-    if "instructions" in body:
-        messages.append({"role": "system", "content": body.need_text("instructions")})
-    if isinstance(body.raw("input"), str):
-        messages.append({"role": "user", "content": body.need_text("input")})
+    if asked.instructions is not None:
+        messages.append({"role": "system", "content": asked.instructions})
+    if isinstance(asked.input, str):
+        messages.append({"role": "user", "content": asked.input})
     else:
         messages += messages_of(body.objects("input"))
     messages = turns(messages, joins=True)
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("input", "must have a message of the user")
-    longest = body.whole("max_output_tokens", least=1)
-    likeliest = body.whole("top_logprobs", least=0, most=MOST_LOGPROBS) or 0
-    logprobs = likeliest if _LOGPROBS in body.texts("include", most=_MOST_INCLUDED) else None
+    wants_logprobs = _LOGPROBS in (asked.include or ())
     offer = openai_tools(named(body), flat=True)
     return Question(
         messages=messages,
-        options=options_of(body, most_new_tokens=longest, logprobs=logprobs, json_schema=schema),
+        options=options_of(
+            body,
+            asked,
+            most_new_tokens=asked.max_output_tokens,
+            logprobs=asked.top_logprobs or 0 if wants_logprobs else None,
+            json_schema=schema_of(form, "text.format", flat=True),
+        ),
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,
-        cache_salt=body.text("cache_salt") or "",
-        variables=effort_variables(body.object("reasoning"), "effort"),
-        told_back=_told_back(body, form, offer.several),
+        cache_salt=asked.cache_salt or "",
+        variables=effort_variables(None if asked.reasoning is None else asked.reasoning.effort),
+        told_back=_told_back(body, offer.several),
     )
 
 
-def _told_back(body: Fields, form: Fields | None, several: bool) -> Json:
+def _told_back(body: Fields, several: bool) -> Json:
     """What was asked, as OpenAI repeats it. Nothing is stored, and no prompt is cut."""
     reasoning, text = body.object("reasoning"), body.object("text")
     metadata = body.object("metadata")
@@ -93,7 +96,7 @@ def _told_back(body: Fields, form: Fields | None, several: bool) -> Json:
         "service_tier": body.text("service_tier") or "default",
         "text": {
             **({} if text is None else dict(text.items())),
-            "format": {"type": "text"} if form is None else dict(form.items()),
+            "format": (text and text.raw("format")) or {"type": "text"},
         },
         "tool_choice": "auto" if choice is None else choice,
         "tools": body.raw("tools") or [],

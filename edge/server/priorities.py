@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Literal
 
-from edge.scheduling.fairness import PRIORITIES, Priority
-from edge.server.fields import Fields
+from edge.scheduling.fairness import Priority
 
-TIERS: Mapping[str, Priority] = {
-    "auto": "normal",
-    "default": "normal",
-    "scale": "normal",
+Tier = Literal["auto", "default", "scale", "flex", "priority", "fast", "ultrafast"]
+"""OpenAI's `service_tier`."""
+
+_OTHERS: Mapping[Tier, Priority] = {
     "flex": "low",
     "priority": "high",
     "fast": "high",
     "ultrafast": "high",
 }
-"""OpenAI's `service_tier`."""
 
 
-def priority_of(body: Fields) -> Priority:
-    """The value of `priority`, which every dialect has here."""
-    if "priority" not in body:
-        return "normal"
-    return cast(Priority, body.one_of("priority", PRIORITIES))
-
-
-def priority_or_tier_of(body: Fields) -> Priority:
-    """Likewise, or of `service_tier`, where OpenAI's clients say it."""
-    tier = TIERS[body.one_of("service_tier", tuple(TIERS))] if "service_tier" in body else "normal"
-    return priority_of(body) if "priority" in body else tier
+def priority_of(priority: Priority | None, tier: Tier | None = None) -> Priority:
+    """The value of `priority`, which every dialect has here, else that of OpenAI's tier."""
+    if priority is None and tier is not None:
+        return _OTHERS.get(tier, "normal")
+    return priority or "normal"

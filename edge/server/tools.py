@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edge.server.bodies import MOST_TOOLS
 from edge.server.fields import Fields
 from edge.server.text_tools import CUSTOM_INPUT, text_taker
 from edge.text.answer_parts import ToolCall
-
-MOST_TOOLS = 256
 
 CALLED = ("function", "custom")
 """Types of OpenAI's tools that clients run and describe; the second takes a text."""
@@ -60,7 +59,10 @@ def openai_tools(body: Fields, *, flat: bool = False) -> OfferedTools:
     run, which agents offer there unasked, the model is not told."""
     found = []
     unkept: dict[str, Fields] = {}
-    for tool in checked(body):
+    tools = body.objects("tools")
+    if len(tools) > MOST_TOOLS:  # with those in namespaces
+        raise body.refuse("tools", f"are {len(tools)}, and {MOST_TOOLS} are the most")
+    for tool in tools:
         kind = tool.need_text("type")
         if flat and kind not in CALLED:
             continue
@@ -131,13 +133,6 @@ def text_takers(body: Fields) -> frozenset[str]:
     """Names of the tools of /v1/chat/completions that take a text, in a body that was read."""
     custom = (tool.object("custom") for tool in body.objects("tools"))
     return frozenset(held.need_text("name") for held in custom if held is not None)
-
-
-def checked(body: Fields) -> list[Fields]:
-    tools = body.objects("tools")
-    if len(tools) > MOST_TOOLS:
-        raise body.refuse("tools", f"are {len(tools)}, and {MOST_TOOLS} are the most")
-    return tools
 
 
 def called(name: str, arguments: object, call_id: str | None, place: Fields) -> Json:

@@ -6,13 +6,22 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from reprlib import Repr
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
-_SEED_LIMIT = 1 << 64
+from msgspec import Meta
+
 _COUNT_LIMIT = 1 << 31
-_LARGEST_BIAS = 3.4e38
-"""A float32 holds it."""
+
+Temperature = Annotated[float, Meta(ge=0)]
+TopK = Annotated[int, Meta(ge=0, lt=_COUNT_LIMIT)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-3.4e38, le=3.4e38)]
+"""What a float32 holds."""
+Seed = Annotated[int, Meta(ge=0, lt=1 << 64)]
 
 
 class _Short(Repr):
@@ -42,28 +51,24 @@ class SamplingParameters:
     seed: the same seed gives the same tokens, whatever the plan.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: Share = 1.0
+    min_p: Share = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         self.validate()
 
     def validate(self) -> None:
         """Raise ValueError naming the first field that is out of range, and its range."""
-        _require_number("temperature", self.temperature, at_least=0.0)
-        require_integer("top_k", self.top_k)
-        _require_number("top_p", self.top_p, at_least=0.0, at_most=1.0)
-        _require_number("min_p", self.min_p, at_least=0.0, at_most=1.0)
-        _require_number("repetition_penalty", self.repetition_penalty, at_least=0.01, at_most=100.0)
-        _require_number("frequency_penalty", self.frequency_penalty, at_least=-2.0, at_most=2.0)
-        _require_number("presence_penalty", self.presence_penalty, at_least=-2.0, at_most=2.0)
+        for name, annotation in _annotations().items():
+            if name != "logit_bias":
+                _require(name, getattr(self, name), annotation)
         if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MOST_BIASES:
             raise ValueError(
                 f"logit_bias must be at most {MOST_BIASES} numbers by token id, not "
@@ -71,8 +76,7 @@ class SamplingParameters:
             )
         for token, bias in self.logit_bias.items():
             require_integer("a token id of logit_bias", token)
-            _require_number("a logit_bias", bias, at_least=-_LARGEST_BIAS, at_most=_LARGEST_BIAS)
-        require_integer("seed", self.seed, below=_SEED_LIMIT)
+            _require("a logit_bias", bias, Bias)
 
     def to_json(self) -> dict[str, Any]:
         """Every field, as JSON numbers; the biases by token ids as text."""
@@ -107,18 +111,26 @@ def _id(text: object) -> int:
     return int(text)
 
 
-def _require_number(
-    name: str, value: object, *, at_least: float, at_most: float = sys.float_info.max
-) -> None:
+@cache
+def _annotations() -> Mapping[str, Any]:
+    return get_type_hints(SamplingParameters, include_extras=True)
+
+
+def _require(name: str, value: object, annotation: Any) -> None:
+    kind, bounds = get_args(annotation)
+    if kind is int:
+        require_integer(name, value, below=bounds.lt)
+        return
     # The comparison also turns away NaN, infinities, and integers too large for a float.
+    most = sys.float_info.max if bounds.le is None else bounds.le
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or not at_least <= value <= at_most
+        or not bounds.ge <= value <= most
     ):
-        high = f" and at most {at_most:g}" if at_most < sys.float_info.max else " and finite"
+        high = " and finite" if bounds.le is None else f" and at most {bounds.le:g}"
         raise ValueError(
-            f"{name} must be a number of at least {at_least:g}{high}, not {shown(value):.80}"
+            f"{name} must be a number of at least {bounds.ge:g}{high}, not {shown(value):.80}"
         )
 
 

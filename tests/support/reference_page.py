@@ -12,11 +12,12 @@ import dataclasses
 import inspect
 import itertools
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
 
@@ -172,7 +173,9 @@ def _class(value: type) -> Iterator[str]:
         notes = {name: note for each in bases for name, note in _field_notes(each).items()}
         for field in dataclasses.fields(value):
             default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
-            yield f"{field.name}: {_type(field.type)}{default}"
+            named = vars(sys.modules[value.__module__]).get(str(field.type))
+            kind = get_args(named)[0] if get_origin(named) is Annotated else field.type
+            yield f"{field.name}: {_type(kind)}{default}"
             facts = option_facts(field)
             if facts is not None:
                 yield from _indented(textwrap.fill(" ".join(facts.help.split()), WIDTH))
