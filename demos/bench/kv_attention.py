@@ -23,6 +23,7 @@ from edge.demos.bench import results
 from edge.demos.bench.options import append_option
 from edge.demos.bench.results import Metric
 from edge.kernels.attention.onnx import AttentionNames, CacheNames, attention
+from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.kv_cache.cache_size import NEWEST_TOKENS, cache_row, remainder_shape
 from edge.kernels.onnx_graph import OnnxGraph
 
@@ -100,11 +101,12 @@ class Layers:
                     newest=newest,
                 ),
                 names,
-                num_heads=heads.num_heads,
-                num_kv_heads=count,
-                head_size=size,
-                turned_elements=size,
-                window=None,
+                PackedAttention(
+                    num_heads=heads.num_heads,
+                    num_kv_heads=count,
+                    head_size=size,
+                    turned_elements=size,
+                ),
             )
             shape: list[int | str] = ["batch", "tokens", heads.num_heads * size]
             graph.output(output, f"output_{layer}", np.float32, shape)

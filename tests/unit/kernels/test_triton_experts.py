@@ -263,7 +263,7 @@ def test_a_row_goes_through_whole_blocks_as_in_the_formula(rows: int) -> None:
         given = active @ downs[number].T + biases[1][number]
         return given.astype(np.float32)
 
-    expected = reference.experts(x, logits, routing, expert=expert)
+    expected = reference.experts(x, logits, routing=routing, expert=expert)
     chosen, weights = route(tensor(logits), routing, num_experts=count)
     gate_up = multiplied(tensor(x), up, chosen, tensor(biases[0]))
     active = gated(gate_up, activation="silu", clamp=clamp)
