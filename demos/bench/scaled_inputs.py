@@ -29,7 +29,7 @@ from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.models.attention import Attention
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
-from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.integer_formats import int4
 
@@ -58,7 +58,7 @@ def kinds_of(checkpoint: Checkpoint) -> dict[str, Blocks]:
 
 def rounded(weight: Array, kind: Blocks, gram: Array | None) -> Array:
     """gram: of its inputs, for who knows them."""
-    bits, block_size, zero_points = kind.bits, kind.block_size, isinstance(kind, ZeroBlocks)
+    bits, block_size, zero_points = kind.bits, kind.block_size, kind.zero_points
     if gram is None:
         made = quantize(weight, bits=bits, block_size=block_size, zero_points=zero_points)
     else:

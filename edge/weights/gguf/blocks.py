@@ -18,7 +18,7 @@ from edge.kernels.matmul_nbits.reference import QuantizedMatrix, pack, stacked
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.offload import BlockType, GgufStore
 from edge.progress import OnProgress
-from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.encoding import Encoding
 from edge.weights.float_matrices import Floats
 from edge.weights.fused_rows import (
@@ -172,5 +172,4 @@ def as_matrix(block: BlockType, raw: NDArray[np.uint8]) -> QuantizedMatrix:
 def _kind(block: BlockType) -> Kind:
     if block.coded is None:
         return Floats()
-    kind = OffsetBlocks if block.coded.has_offsets else Blocks
-    return kind(block.coded.bits, block.coded.run)
+    return Blocks(block.coded.bits, block.coded.run, offsets=block.coded.has_offsets)

@@ -17,7 +17,7 @@ from edge.errors import CheckpointError
 from edge.kernels.matmul_nbits.reference import LEAST_BLOCK, QuantizedMatrix, pack, unpack
 from edge.models.parts import MAX_SIZE
 from edge.offload import WeightStore
-from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.block_matrices import Blocks
 
 CODE_BITS = (2, 4, 8)
 FLOATS = ("float16", "bfloat16", "float32")
@@ -72,10 +72,10 @@ class Grid:
 class CodedMatrix(PackedMatrix):
     """Codes of `bits` bits, of which `group` columns share a scale.
 
-    form: Blocks where the middle code stands for 0, ZeroBlocks where each group has a code for it,
-    OffsetBlocks where none need stand for it. is_shuffled: whether the
-    columns of a group lie anywhere in the matrix, so that no blocks of neighbours hold it.
-    Raises CheckpointError for what is not computed with.
+    zero_points: whether each group has a code that stands for 0; offsets: whether none need stand
+    for it; with neither, the middle code does. is_shuffled: whether the columns of a group lie
+    anywhere in the matrix, so that no blocks of neighbours hold it. Raises CheckpointError for what
+    is not computed with.
     """
 
     store: WeightStore
@@ -83,7 +83,8 @@ class CodedMatrix(PackedMatrix):
     tensors: tuple[str, ...]
     bits: int
     group: int
-    form: type[Blocks]
+    zero_points: bool = False
+    offsets: bool = False
     is_shuffled: bool = False
 
     inputs_first = False
@@ -97,7 +98,7 @@ class CodedMatrix(PackedMatrix):
     @property
     def kind(self) -> Blocks:
         """Kind of its columns as they lie; if it is shuffled, of them sorted by their groups."""
-        return self.form(self.bits, self.block_size)
+        return Blocks(self.bits, self.block_size, self.zero_points, self.offsets)
 
     def sorted_columns(self) -> NDArray[np.int32] | None:
         """Group after group; None where some group, but the last, is not of `group` columns."""
@@ -208,9 +209,9 @@ class CodedMatrix(PackedMatrix):
 
     def _zero_points(self, grid: Grid) -> NDArray[np.uint8] | None:
         """None where blocks have none; CheckpointError for what they cannot say then."""
-        if self.form is OffsetBlocks:
+        if self.offsets:
             return None
-        if self.form is Blocks:
+        if not self.zero_points:
             if not np.all(grid.zeros == 1 << (self.bits - 1)):
                 raise self._error(
                     "has zero points, and config.json says that it has none (sym); set sym to "
@@ -224,7 +225,7 @@ class CodedMatrix(PackedMatrix):
 
     def _offsets(self, grid: Grid) -> NDArray[np.float32] | None:
         """From the middle code, which stands for 0 where there are no zero points."""
-        if self.form is not OffsetBlocks:
+        if not self.offsets:
             return None
         with np.errstate(over="ignore", invalid="ignore"):  # no number: the caller looks
             offsets = (np.float32(1 << (self.bits - 1)) - grid.zeros) * grid.scales
@@ -298,7 +299,8 @@ def rows_of(whole: PackedMatrix, rows: range) -> PackedMatrix:
         tensors=whole.tensors,
         bits=whole.bits,
         group=whole.group,
-        form=whole.form,
+        zero_points=whole.zero_points,
+        offsets=whole.offsets,
         is_shuffled=whole.is_shuffled,
         whole=whole,
         first=rows.start,
