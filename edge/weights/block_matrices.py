@@ -21,7 +21,7 @@ from edge.kernels.matmul_nbits.reference import (
     stacked,
     unpack_zero_points,
 )
-from edge.models.parts import MatrixSlice, VectorSlice
+from edge.models.parts import MatrixSlice
 from edge.progress import OnProgress, Progress
 from edge.weights.encoding import Encoding
 from edge.weights.float_matrices import FloatSource
@@ -156,7 +156,7 @@ def stored_arrays(matrix: QuantizedMatrix) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-class QuantizedSource:
+class QuantizedSource(FloatSource):
     """Matrices from quantised caches, one for each kind; the rest as float32."""
 
     def __init__(
@@ -165,16 +165,15 @@ class QuantizedSource:
         recipe: Recipe,
         quantized: Mapping[Kind, QuantizedStore],
     ) -> None:
-        self._floats = FloatSource(tensors.store, tensors.tensor_name, tensors.norm_offset)
+        super().__init__(tensors.store, tensors.tensor_name, tensors.norm_offset)
         self._recipe = recipe
         self._quantized = quantized
-        self._tensor_name = tensors.tensor_name
 
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
         role, rows = part.parts[0]
         store = self._quantized.get(self._recipe.kind(role, part.grade))
         if store is None:
-            return self._floats.matrix(part)
+            return super().matrix(part)
         name = self._tensor_name(role)
         whole_rows, whole_columns = store.matrix(name)
         if len(part.columns) != whole_columns:
@@ -184,12 +183,6 @@ class QuantizedSource:
             return stored_arrays(matrix)
         pieces = [store.rows(self._tensor_name(role), rows) for role, rows in part.parts]
         return stored_arrays(stacked(pieces))
-
-    def vector(self, part: VectorSlice) -> NDArray[np.float32]:
-        return self._floats.vector(part)
-
-    def table(self, role: str, rows: range, columns: range | None = None) -> NDArray[Any]:
-        return self._floats.table(role, rows, columns)
 
     def close(self) -> None:
         for store in self._quantized.values():
