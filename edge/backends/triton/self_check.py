@@ -34,7 +34,7 @@ from edge.backends.triton.short_convolution import ShortConvolutionBlock
 from edge.backends.triton.token_inputs import TokenInputs
 from edge.backends.triton.weights import Product
 from edge.kernels.activation.reference import activated
-from edge.kernels.cases import Array, Draw
+from edge.kernels.cases import Array, Case, Draw
 from edge.kernels.embedding.reference import embedding
 from edge.kernels.experts.reference import route
 from edge.kernels.experts.triton import mix
@@ -153,6 +153,11 @@ class _Check:
         allowed = max(allowed, LARGEST_ERROR[self._operators.activations])
         self._judge.compare(operator, _array(given), expected, allowed=allowed)
 
+    def check(self, operator: str, face: Callable[..., Tensor], case: Case) -> None:
+        """A face that gets its inputs as products do."""
+        (expected,) = case.expected()
+        self.compare(operator, face(*map(self.tensor, case.inputs)), expected)
+
     def embedding(self) -> None:
         ids = self._operators.layout.embedding
         inside = sorted({ids.start, ids[len(ids) // 2], ids[-1]})
@@ -241,9 +246,8 @@ class _Check:
         self.norm(block.norm, f"layers.{layer}.mlp_norm")
         self.product(block.gate_up)
         gate_up = self.inputs(ROWS[-1], 2 * block.part.columns)
-        given = block.gate(self.tensor(gate_up))
-        expected = gated(gate_up, activation=block.part.activation)
-        self.compare(f"gated_mlp ({block.gate_up.name})", given, expected)
+        case = Case.of(gated, gate_up, activation=block.part.activation)
+        self.check(f"gated_mlp ({block.gate_up.name})", block.gate, case)
         self.product(block.down)
 
     def experts(self, block: ExpertsBlock) -> None:
@@ -267,9 +271,8 @@ class _Check:
             mixed = results.reshape(rows, part.top_k, -1) * _array(weights)[..., None]
             self.compare(f"{label}, mixed", mix(self.wide(results), weights), mixed.sum(axis=1))
         gate_up = self.inputs(ROWS[-1], 2 * part.columns)
-        given = block.gate(self.tensor(gate_up))
-        active = gated(gate_up, activation=part.activation, clamp=part.clamp)
-        self.compare(f"gated_mlp ({block.gate_up.names[0]})", given, active)
+        case = Case.of(gated, gate_up, activation=part.activation, clamp=part.clamp)
+        self.check(f"gated_mlp ({block.gate_up.names[0]})", block.gate, case)
         for product in block.shared or ():
             self.product(product)
 
@@ -302,8 +305,8 @@ class _Check:
         self.norm(block.norm, f"layers.{layer}.mlp_norm")
         self.product(block.up)
         up = self.inputs(ROWS[-1], block.part.columns)
-        expected = activated(up, activation=block.part.activation)
-        self.compare(f"activated ({block.up.name})", block.activate(self.tensor(up)), expected)
+        case = Case.of(activated, up, activation=block.part.activation)
+        self.check(f"activated ({block.up.name})", block.activate, case)
         self.product(block.down)
 
     def short_convolution(self, block: ShortConvolutionBlock) -> None:
@@ -401,9 +404,8 @@ class _Check:
         own = part.head_size - size
         product = self.inputs(ROWS[-1], part.num_heads * (own + part.value_size))
         shared = self.inputs(ROWS[-1], size)
-        expected = latent_heads(product, shared, num_heads=part.num_heads, own_size=own)
-        given = made.heads(self.tensor(product), self.tensor(shared))
-        self.compare(f"latent_heads (layer {layer})", given, expected)
+        case = Case.of(latent_heads, product, shared, num_heads=part.num_heads, own_size=own)
+        self.check(f"latent_heads (layer {layer})", made.heads, case)
 
     def _attention(self, block: AttentionBlock) -> None:
         """A chunk of a prompt, then a token after it."""
