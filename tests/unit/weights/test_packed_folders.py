@@ -23,6 +23,8 @@ from edge.weights.float_matrices import Floats
 from edge.weights.format_sizes import in_words
 from edge.weights.formats import weight_format
 from edge.weights.layout import whole_layout
+from edge.weights.packed.folder import PackedStore
+from edge.weights.packed.matrix import rows_of
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.packed_folders import (
     Layout,
@@ -99,10 +101,11 @@ def written(made: Path, tmp_path: Path) -> Write:
 
 @pytest.mark.parametrize("name", [*EXACT, *SORTED, *AS_FLOATS])
 def test_floats_are_those_that_were_packed(name: str, written: Write) -> None:
-    """To the last bit, whole and in slices."""
+    """To the last bit, whole and in slices; also of rows that are a matrix of their own."""
     folder, meant = written({**EXACT, **SORTED, **AS_FLOATS}[name])
     with Checkpoint.open(folder) as opened:
         store = opened.store
+        assert isinstance(store, PackedStore)
         assert set(store.names()) == set(meant)
         for tensor, expected in meant.items():
             assert store.shape(tensor) == expected.shape
@@ -110,6 +113,10 @@ def test_floats_are_those_that_were_packed(name: str, written: Write) -> None:
         for layer in NAMES:
             tensor = f"model.layers.1.{layer}.weight"
             part = store.read(tensor, rows=range(5, 19), columns=range(13, 62))
+            np.testing.assert_array_equal(part, meant[tensor][5:19, 13:62])
+            few = rows_of(rows_of(store.packed[tensor], range(2, 40)), range(1, 30))
+            assert few.shape == (29, meant[tensor].shape[1])
+            part = few.floats(range(2, 16), range(13, 62))
             np.testing.assert_array_equal(part, meant[tensor][5:19, 13:62])
 
 
