@@ -93,22 +93,20 @@ class Blocks(MatrixKind[QuantizedMatrix]):
 
     def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
         codes, scales = packed_shapes((rows, columns), self.bits, self.block_size)
-        packed = (rows, -(-scales[1] * self.bits // 8))
-        arrays = (
+        arrays = [
             StoredArray(suffix="codes", dtype="uint8", shape=codes),
             StoredArray(suffix="scales", dtype="float32", shape=scales, stays=True),
-            StoredArray(suffix="zero_points", dtype="uint8", shape=packed, stays=True),
-            StoredArray(suffix="offsets", dtype="float32", shape=scales, stays=True),
-            StoredArray(suffix="order", dtype="int32", shape=(columns,), stays=True),
-        )
-        return tuple(each for each in arrays if each.suffix in self._suffixes)
-
-    @property
-    def _suffixes(self) -> frozenset[str]:
-        found = {"codes", "scales"}
-        found |= {"zero_points"} if self.zero_points else set()
-        found |= {"offsets"} if self.offsets else set()
-        return frozenset(found | ({"order"} if self.is_sorted else set()))
+        ]
+        if self.zero_points:
+            packed = (rows, -(-scales[1] * self.bits // 8))
+            arrays.append(
+                StoredArray(suffix="zero_points", dtype="uint8", shape=packed, stays=True)
+            )
+        if self.offsets:
+            arrays.append(StoredArray(suffix="offsets", dtype="float32", shape=scales, stays=True))
+        if self.is_sorted:
+            arrays.append(StoredArray(suffix="order", dtype="int32", shape=(columns,), stays=True))
+        return tuple(arrays)
 
     def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
         scales, zeros = stored("scales"), None
@@ -141,7 +139,7 @@ class Blocks(MatrixKind[QuantizedMatrix]):
             "offsets": scales,
             "order": np.arange(columns, dtype=np.int32),
         }
-        return {suffix: array for suffix, array in made.items() if suffix in self._suffixes}
+        return {each.suffix: made[each.suffix] for each in self.arrays(1, columns)}
 
 
 def stored_arrays(matrix: QuantizedMatrix) -> dict[str, NDArray[Any]]:
