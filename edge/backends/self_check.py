@@ -14,10 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError, RequestError
-from edge.kernels.attention.reference import attention
-from edge.kernels.rms_norm.reference import rms_norm
-from edge.kernels.rope.reference import rope
-from edge.models.attention import Attention
 
 ROWS = (1, 5)
 """Products of few rows and of more have kernels of their own."""
@@ -52,55 +48,6 @@ class Judge:
                 "allowed",
                 remedy=self.remedy,
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
-    """Queries, keys and values [tokens, heads, head_size] of a packed product, normed and rotated.
-
-    They begin at position 0.
-    """
-
-    query: Array
-    keys: Array
-    values: Array
-
-    def attend(self, first: int, end: int, part: Attention, sinks: Array | None = None) -> Array:
-        """What the tokens `first` … `end` − 1 make of all up to themselves: [tokens, elements]."""
-        mixed = attention(
-            self.query[first:end],
-            self.keys[:end],
-            self.values[:end],
-            position=first,
-            scale=part.score_scale,
-            window=part.window,
-            soft_cap=part.soft_cap,
-            sinks=sinks,
-        )
-        return mixed.reshape(end - first, -1)
-
-
-def heads_of(
-    qkv: Array,
-    part: Attention,
-    tables: tuple[Array, Array],
-    *,
-    norms: tuple[Array, Array] | None,
-    epsilon: float,
-) -> Heads:
-    """qkv [tokens, heads, head_size], queries first; tables as `rope_tables` makes them."""
-    heads = part.num_heads
-    query, keys, values = np.split(qkv, [heads, heads + part.num_kv_heads], axis=1)
-    if norms is not None:
-        query, keys = (
-            rms_norm(x.reshape(len(x), -1, weight.size), weight, epsilon=epsilon).reshape(x.shape)
-            for x, weight in zip((query, keys), norms, strict=True)
-        )
-    if part.value_norm:
-        values = rms_norm(values, np.ones(part.head_size, np.float32), epsilon=epsilon)
-    cos, sin = (table[: len(qkv)] for table in tables)
-    turned = (rope(x, cos, sin, interleaved=part.rotary.is_interleaved) for x in (query, keys))
-    return Heads(query=next(turned), keys=next(turned), values=values)
 
 
 def spread(count: int, most: int) -> list[int]:

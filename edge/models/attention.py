@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edge.errors import shown
+from edge.kernels.attention.reference import PackedAttention
 from edge.models.latent import Latent
 from edge.models.parts import (
     MatrixSlice,
@@ -147,6 +148,23 @@ class Attention:
     def value_size(self) -> int:
         """Elements that a head gives."""
         return self.head_size if self.latent is None else self.latent.value_size
+
+    def packed(self, epsilon: float) -> PackedAttention:
+        """How it is computed, with this addition to the squares of norms."""
+        return PackedAttention(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            turned_elements=self.rotary.turned_elements,
+            interleaved=self.rotary.is_interleaved,
+            scale=self.score_scale,
+            window=self.window,
+            soft_cap=self.soft_cap,
+            joint_norm=self.joint_norm,
+            value_norm=self.value_norm,
+            gated=self.output_gate,
+            epsilon=epsilon,
+        )
 
     @property
     def num_units(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from edge.answers.terms import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.anthropic_tools import TOOL_CHANGES, offered
-from edge.server.bodies import CountedTurns, Form, Turns
+from edge.server.bodies import AnthropicMessages, CountedMessages, Form
 from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN, Message, turns
@@ -39,7 +39,7 @@ _REFUSED = {
 
 def question_of(body: Fields, *, counts_only: bool = False) -> Question:
     """counts_only: of /v1/messages/count_tokens, which says nothing of the answer."""
-    asked = body.shaped(CountedTurns if counts_only else Turns)
+    asked = body.shaped(CountedMessages if counts_only else AnthropicMessages)
     for name, instead in _REFUSED.items():
         if body.raw(name) and not (counts_only and name == "compaction"):
             raise body.refuse(name, f"is not supported: {instead}")
@@ -75,7 +75,7 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
     )
 
 
-def _form(asked: CountedTurns) -> tuple[Form | None, str]:
+def _form(asked: CountedMessages) -> tuple[Form | None, str]:
     """The form of an answer in `output_config`, or in `output_format`, where it was before, and its
     place. A request may have an effort in the first, and the form in the second."""
     if asked.output_config is not None and asked.output_config.format is not None:
@@ -83,7 +83,7 @@ def _form(asked: CountedTurns) -> tuple[Form | None, str]:
     return asked.output_format, "output_format"
 
 
-def _variables(asked: CountedTurns) -> dict[str, object]:
+def _variables(asked: CountedMessages) -> dict[str, object]:
     """Variables for `thinking`, and for the effort of the last message or of the whole."""
     found: dict[str, object] = {}
     for config in (asked.output_config, asked.messages[-1].output_config):

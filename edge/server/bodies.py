@@ -224,7 +224,7 @@ class _Thinking(Struct, kw_only=True):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
-class CountedTurns(_Body, kw_only=True):
+class CountedMessages(_Body, kw_only=True):
     """A conversation, as Anthropic has it, of which nothing is said but how long it is."""
 
     messages: Annotated[list[_Turn], Meta(min_length=1)]
@@ -241,7 +241,7 @@ class CountedTurns(_Body, kw_only=True):
     output_format: Form | None = None
 
 
-class Turns(CountedTurns, kw_only=True):
+class AnthropicMessages(CountedMessages, kw_only=True):
     max_tokens: Count
 
 

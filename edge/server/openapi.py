@@ -24,10 +24,10 @@ _BODIES: Mapping[str, tuple[str, type[msgspec.Struct]]] = {
         bodies.Response,
     ),
     "/v1/embeddings": ("A vector for each text, as OpenAI has it", bodies.Embeddings),
-    "/v1/messages": ("An answer to a conversation, as Anthropic has it", bodies.Turns),
+    "/v1/messages": ("An answer to a conversation, as Anthropic has it", bodies.AnthropicMessages),
     "/v1/messages/count_tokens": (
         "How many tokens a conversation has, as Anthropic has it",
-        bodies.CountedTurns,
+        bodies.CountedMessages,
     ),
     "/api/chat": ("An answer to a conversation, as Ollama has it", bodies.OllamaChat),
     "/api/generate": ("What follows a text, as Ollama has it", bodies.OllamaGenerate),

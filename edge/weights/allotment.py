@@ -68,7 +68,8 @@ def _alike(choices: Choices) -> dict[str, list[str]]:
         if role.startswith("layers."):
             _layers, layer, local = role.split(".", 2)
             # Layers of other sizes may have other choices.
-            name = f"{classes[layer]} {local} {[choice.kind for choice in each]}"
+            kinds = [(e.kind.zero_points, e.kind.bits, e.kind.block_size) for e in each]
+            name = f"{classes[layer]} {local} {kinds}"
         found[name].append(role)
     return found
 

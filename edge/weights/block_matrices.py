@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from edge.kernels.matmul_nbits.reference import (
     stacked,
     unpack_zero_points,
 )
-from edge.models.parts import MatrixSlice, VectorSlice
+from edge.models.parts import MatrixSlice
 from edge.progress import OnProgress, Progress
 from edge.weights.encoding import Encoding
 from edge.weights.float_matrices import FloatSource
@@ -33,26 +33,49 @@ from edge.weights.recipe import Kind, Recipe
 
 @dataclass(frozen=True, slots=True)
 class Blocks(MatrixKind[QuantizedMatrix]):
-    """Codes of `bits` bits and float32 scales; see edge.kernels.matmul_nbits.reference.
+    """Codes of `code_bits` bits, and float32 scales; see edge.kernels.matmul_nbits.reference.
 
     Raises ValueError for what no kernel has.
     """
 
-    numbers: ClassVar[tuple[str, ...]] = ("code_bits", "block_size")
-    operator = "matmul_nbits"
     can_round_inputs = True
-    more: ClassVar[str] = ""
-    """What blocks have in addition to scales, for people."""
+    arrays_of_all_rows = ("order",)
 
     code_bits: int
     block_size: int
+    zero_points: bool = False
+    """Each block has a code that stands for 0."""
+    offsets: bool = False
+    """Each block has a float32 offset: files that keep the least weight of each."""
+    order_number: int | None = None
+    """Columns are stored in an order of their own, so that those of a group lie side by side, and
+    are never cut. Tells matrices apart that are fused and are not in one order."""
 
     def __post_init__(self) -> None:
         check_format(self.bits, self.block_size)
 
     @property
     def words(self) -> str:
-        return f"{self.bits} bits in blocks of {self.block_size}{self.more}"
+        return f"{self.bits} bits in blocks of {self.block_size}{self._more}"
+
+    @property
+    def operator(self) -> str:
+        return f"matmul_nbits{self._more}"
+
+    @property
+    def _more(self) -> str:
+        """What blocks have in addition to scales, for people."""
+        names = {
+            " with zero points": self.zero_points,
+            " with offsets": self.offsets,
+            " in act-order": self.is_sorted,
+        }
+        return "".join(name for name, is_there in names.items() if is_there)
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether columns are stored in an order of their own."""
+        return self.order_number is not None
 
     @property
     def bits(self) -> int:
@@ -65,19 +88,36 @@ class Blocks(MatrixKind[QuantizedMatrix]):
     @property
     def packed_bytes_per_weight(self) -> float:
         # The integer kernels keep a float scale and a float sum for each block.
-        return self.bits / 8 + 8.0 / self.block_size
+        of_block = 8.0 + self.zero_points * self.bits / 8 + 4.0 * self.offsets
+        return self.bits / 8 + of_block / self.block_size
 
     def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
         codes, scales = packed_shapes((rows, columns), self.bits, self.block_size)
-        return (
+        arrays = [
             StoredArray(suffix="codes", dtype="uint8", shape=codes),
             StoredArray(suffix="scales", dtype="float32", shape=scales, stays=True),
-        )
+        ]
+        if self.zero_points:
+            packed = (rows, -(-scales[1] * self.bits // 8))
+            arrays.append(
+                StoredArray(suffix="zero_points", dtype="uint8", shape=packed, stays=True)
+            )
+        if self.offsets:
+            arrays.append(StoredArray(suffix="offsets", dtype="float32", shape=scales, stays=True))
+        if self.is_sorted:
+            arrays.append(StoredArray(suffix="order", dtype="int32", shape=(columns,), stays=True))
+        return tuple(arrays)
 
     def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
+        scales, zeros = stored("scales"), None
+        if self.zero_points:
+            zeros = unpack_zero_points(stored("zero_points"), self.bits, scales.shape[1])
         return QuantizedMatrix(
             codes=stored("codes"),
-            scales=stored("scales"),
+            scales=scales,
+            zero_points=zeros,
+            offsets=stored("offsets") if self.offsets else None,
+            order=stored("order") if self.is_sorted else None,
             bits=self.bits,
             block_size=self.block_size,
             columns=columns,
@@ -89,128 +129,17 @@ class Blocks(MatrixKind[QuantizedMatrix]):
     def made_up(
         self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
     ) -> dict[str, NDArray[Any]]:
-        # Uniform codes are spread by 2^bits / sqrt(12).
-        scale = 12**0.5 / 2**self.bits / columns**0.5
-        return {"codes": codes, "scales": np.full(1 << 16, scale, np.float32)}
-
-
-@dataclass(frozen=True, slots=True)
-class ZeroBlocks(Blocks):
-    """The same with a zero point for each block: the code that stands for 0."""
-
-    operator = "matmul_nbits with zero points"
-    more = " with zero points"
-
-    @property
-    def packed_bytes_per_weight(self) -> float:
-        return self.bits / 8 + (8.0 + self.bits / 8) / self.block_size
-
-    def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
-        codes, scales = Blocks.arrays(self, rows, columns)
-        packed = (rows, -(-scales.shape[1] * self.bits // 8))
-        zeros = StoredArray(suffix="zero_points", dtype="uint8", shape=packed, stays=True)
-        return codes, scales, zeros
-
-    def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
-        plain = Blocks.matrix(self, stored, columns)
-        num_blocks = plain.scales.shape[1]
-        zeros = unpack_zero_points(stored("zero_points"), self.bits, num_blocks)
-        return replace(plain, zero_points=zeros)
-
-    def made_up(
-        self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
-    ) -> dict[str, NDArray[Any]]:
-        # Twice the variance, as the zero points are as uniform as the codes.
-        made = Blocks.made_up(self, 2 * columns, normal=normal, codes=codes)
-        return {**made, "zero_points": codes}
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetBlocks(Blocks):
-    """The same with a float32 offset for each block: files that keep the least weight of each."""
-
-    operator = "matmul_nbits with offsets"
-    more = " with offsets"
-
-    @property
-    def packed_bytes_per_weight(self) -> float:
-        return self.bits / 8 + 12.0 / self.block_size
-
-    def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
-        codes, scales = Blocks.arrays(self, rows, columns)
-        return codes, scales, replace(scales, suffix="offsets")
-
-    def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
-        return replace(Blocks.matrix(self, stored, columns), offsets=stored("offsets"))
-
-    def made_up(
-        self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
-    ) -> dict[str, NDArray[Any]]:
-        made = Blocks.made_up(self, columns, normal=normal, codes=codes)
-        return {**made, "offsets": made["scales"]}
-
-
-class _Sorted(Blocks):
-    """Columns are stored in an order of their own, so that those of a group lie side by side.
-
-    Never cut by columns. order_number tells matrices apart that are fused and are not in one order.
-    """
-
-    __slots__ = ()
-
-    numbers = ("code_bits", "block_size", "order_number")
-    arrays_of_all_rows = ("order",)
-
-    def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
-        order = StoredArray(suffix="order", dtype="int32", shape=(columns,), stays=True)
-        return (*super().arrays(rows, columns), order)
-
-    def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
-        return replace(super().matrix(stored, columns), order=stored("order"))
-
-    def made_up(
-        self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
-    ) -> dict[str, NDArray[Any]]:
-        made = super().made_up(columns, normal=normal, codes=codes)
-        return {**made, "order": np.arange(columns, dtype=np.int32)}
-
-
-@dataclass(frozen=True, slots=True)
-class SortedBlocks(_Sorted, Blocks):
-    """Blocks of columns in act-order."""
-
-    operator = "matmul_nbits in act-order"
-    more = " in act-order"
-
-    order_number: int
-
-
-@dataclass(frozen=True, slots=True)
-class SortedZeroBlocks(_Sorted, ZeroBlocks):
-    """The same with zero points."""
-
-    operator = "matmul_nbits with zero points in act-order"
-    more = " with zero points in act-order"
-
-    order_number: int
-
-
-@dataclass(frozen=True, slots=True)
-class SortedOffsetBlocks(_Sorted, OffsetBlocks):
-    """The same with offsets."""
-
-    operator = "matmul_nbits with offsets in act-order"
-    more = " with offsets in act-order"
-
-    order_number: int
-
-
-SORTED: dict[type[Blocks], type[SortedBlocks | SortedZeroBlocks | SortedOffsetBlocks]] = {
-    Blocks: SortedBlocks,
-    ZeroBlocks: SortedZeroBlocks,
-    OffsetBlocks: SortedOffsetBlocks,
-}
-"""The same in act-order."""
+        # Uniform codes are spread by 2^bits / sqrt(12); zero points as uniform double the variance.
+        variance = columns * (2 if self.zero_points else 1)
+        scales = np.full(1 << 16, 12**0.5 / 2**self.bits / variance**0.5, np.float32)
+        made: dict[str, NDArray[Any]] = {
+            "codes": codes,
+            "scales": scales,
+            "zero_points": codes,
+            "offsets": scales,
+            "order": np.arange(columns, dtype=np.int32),
+        }
+        return {each.suffix: made[each.suffix] for each in self.arrays(1, columns)}
 
 
 def stored_arrays(matrix: QuantizedMatrix) -> dict[str, NDArray[Any]]:
@@ -225,7 +154,7 @@ def stored_arrays(matrix: QuantizedMatrix) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-class QuantizedSource:
+class QuantizedSource(FloatSource):
     """Matrices from quantised caches, one for each kind; the rest as float32."""
 
     def __init__(
@@ -234,16 +163,15 @@ class QuantizedSource:
         recipe: Recipe,
         quantized: Mapping[Kind, QuantizedStore],
     ) -> None:
-        self._floats = FloatSource(tensors.store, tensors.tensor_name, tensors.norm_offset)
+        super().__init__(tensors.store, tensors.tensor_name, tensors.norm_offset)
         self._recipe = recipe
         self._quantized = quantized
-        self._tensor_name = tensors.tensor_name
 
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
         role, rows = part.parts[0]
         store = self._quantized.get(self._recipe.kind(role, part.grade))
         if store is None:
-            return self._floats.matrix(part)
+            return super().matrix(part)
         name = self._tensor_name(role)
         whole_rows, whole_columns = store.matrix(name)
         if len(part.columns) != whole_columns:
@@ -253,12 +181,6 @@ class QuantizedSource:
             return stored_arrays(matrix)
         pieces = [store.rows(self._tensor_name(role), rows) for role, rows in part.parts]
         return stored_arrays(stacked(pieces))
-
-    def vector(self, part: VectorSlice) -> NDArray[np.float32]:
-        return self._floats.vector(part)
-
-    def table(self, role: str, rows: range, columns: range | None = None) -> NDArray[Any]:
-        return self._floats.table(role, rows, columns)
 
     def close(self) -> None:
         for store in self._quantized.values():
@@ -285,7 +207,7 @@ def mixed(recipe: Recipe, grades: tuple[int, ...] = ()) -> Encoding:
                         sorted(members),
                         bits=kind.bits,
                         block_size=kind.block_size,
-                        zero_points=isinstance(kind, ZeroBlocks),
+                        zero_points=kind.zero_points,
                         cache_root=cache_root,
                         progress=_Part(on_progress=on_progress, before=before, total=total),
                     )

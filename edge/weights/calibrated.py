@@ -9,7 +9,7 @@ import numpy as np
 from edge.errors import CheckpointError
 from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, stacked
-from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.input_statistics import InputStatistics
 from edge.weights.quantized_store import store_errors_as_edge_errors
@@ -47,7 +47,7 @@ def rounded_matrix(
                 grams,
                 bits=kind.bits,
                 block_size=kind.block_size,
-                zero_points=isinstance(kind, ZeroBlocks),
+                zero_points=kind.zero_points,
                 on_rows=lambda count: on_weights(count * columns),
             )
         except ValueError as error:

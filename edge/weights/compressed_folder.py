@@ -27,7 +27,7 @@ from edge.offload import (
     StoreError,
     write_durably,
 )
-from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.folder_files import other_files
 from edge.weights.folder_form import CONFIG
@@ -72,7 +72,8 @@ class CompressedFolder:
         *,
         made_by: Mapping[str, Any],
     ) -> None:
-        """kinds: Blocks or ZeroBlocks by role (see tensor_shapes); other roles stay as they are.
+        """kinds: Blocks by role, with zero points or nothing more (see tensor_shapes); other roles
+        stay as they are.
 
         made_by: values of JSON that decide the codes. What was begun by others, of another
         checkpoint, or in other kinds, is begun anew. The checkpoint and the place stay the
@@ -84,7 +85,7 @@ class CompressedFolder:
         for role, kind in kinds.items():
             if len(shapes.get(role, ())) != 2 or role in TABLES:
                 raise ValueError(f"{role!r} is not a matrix that is multiplied with")
-            if type(kind) not in (Blocks, ZeroBlocks):
+            if not isinstance(kind, Blocks) or kind.offsets or kind.is_sorted:
                 raise ValueError(f"{kind} is not a kind that the layout has")
         if not kinds:
             raise RequestError("no matrix is to be quantised; the checkpoint itself is the result")
@@ -110,7 +111,7 @@ class CompressedFolder:
             "version": _VERSION,
             "checkpoint": checkpoint.store.fingerprint,
             "kinds": {
-                role: [type(kind).__name__, kind.bits, kind.block_size]
+                role: [f"{'Zero' * kind.zero_points}Blocks", kind.bits, kind.block_size]
                 for role, kind in kinds.items()
             },
             "made_by": self._made_by,
@@ -226,8 +227,8 @@ class CompressedFolder:
 
     def _check(self, role: str, matrix: QuantizedMatrix) -> None:
         kind = self._kinds[role]
-        form = Blocks if matrix.zero_points is None else ZeroBlocks
-        found = form(matrix.bits, matrix.block_size)
+        has_zeros = matrix.zero_points is not None
+        found = Blocks(matrix.bits, matrix.block_size, zero_points=has_zeros)
         if (found, matrix.shape) != (kind, self._shapes[role]) or matrix.offsets is not None:
             raise ValueError(
                 f"{role} is {list(matrix.shape)} in {found.words}, not {list(self._shapes[role])} "

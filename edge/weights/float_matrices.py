@@ -24,25 +24,12 @@ from edge.weights.weight_limits import check_weights, largest_of
 class Floats(MatrixKind[NDArray[np.float32]]):
     """float32 [rows, columns]."""
 
-    numbers = ()
     operator = "matmul"
     can_round_inputs = False
-
-    @property
-    def words(self) -> str:
-        return "float32"
-
-    @property
-    def bits(self) -> None:
-        return None
-
-    @property
-    def column_multiple(self) -> int:
-        return 1
-
-    @property
-    def packed_bytes_per_weight(self) -> float:
-        return 4.0
+    words = "float32"
+    bits = None
+    column_multiple = 1
+    packed_bytes_per_weight = 4.0
 
     def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
         return (StoredArray(suffix="weight", dtype="float32", shape=(rows, columns)),)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from reprlib import repr as shown
 
 from edge.errors import CheckpointError
+from edge.models.experts import Experts, expert_number
 from edge.models.families import Family, note_on, read_family, reads_pictures
+from edge.models.spec import ModelSpec
 from edge.offload import SafetensorsStore, StoreError
 from edge.text import read_end_ids, read_sampling, read_tokenizer_files, unused_settings
 from edge.text.files import TOKENIZER, read_json
-from edge.weights.expert_tensors import check_experts
 from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm, with_tied_head
 from edge.weights.fused_rows import (
@@ -24,9 +26,12 @@ from edge.weights.fused_rows import (
 )
 from edge.weights.packed.encoding import packed_encoding
 from edge.weights.packed.folder import PackedStore, packed_store
+from edge.weights.packed.mxfp4 import BLOCKS
 from edge.weights.pooling import read_pooling
 
 CONFIG = "config.json"
+
+_WHOLE_FOLDER = "take the folder as the model's makers publish it, all of it"
 
 _TEXT_PARTS = (
     ("model.", "lm_head."),
@@ -71,7 +76,7 @@ def open_folder(folder: Path) -> CheckpointForm:
         own = packed_encoding(store, spec, name)
         if spec.has_states and isinstance(store, PackedStore):
             _check_states(store, family, str(source))
-        check_experts(
+        _check_experts(
             spec,
             name,
             files=files.names(),
@@ -131,3 +136,49 @@ def _in_text_part(plain_name: Callable[[str], str], names: Collection[str]) -> C
         return head + plain.removeprefix("lm_head.")
 
     return name
+
+
+def _check_experts(
+    spec: ModelSpec,
+    tensor_name: Callable[[str], str],
+    *,
+    files: Collection[str],
+    found: Collection[str],
+    wholes: Mapping[str, str],
+    source: str,
+) -> None:
+    """Raises CheckpointError for an expert without a tensor: it names the tensor of the files.
+
+    files: names of their tensors; found: of those that are made of them, too. wholes: by the name
+    of an expert's tensor, that in which the family has those of all experts.
+    """
+    for layer in range(spec.num_layers):
+        part = spec.layer(layer).feed_forward
+        if not isinstance(part, Experts):
+            continue
+        for own in part.shapes(spec.hidden_size):
+            role = f"layers.{layer}.{own}"
+            number = expert_number(role)
+            name = tensor_name(role)
+            if number is None or name in found:
+                continue
+            cause = _cause(name, number, wholes.get(name), files, spec.family)
+            raise CheckpointError(f"{source}: {cause}", remedy=_WHOLE_FOLDER)
+
+
+def _cause(name: str, number: int, whole: str | None, files: Collection[str], family: str) -> str:
+    """What is wrong where there is no tensor of this name, for expert `number` of its layer."""
+    for stored in (whole, f"{whole}{BLOCKS}"):
+        if stored in files:
+            return f"tensor {stored} has no expert {number}, and config.json counts more"
+    before = f"{name.partition('.experts.')[0]}.experts."
+    others = [each for each in files if each.startswith(before)]
+    together = [each for each in others if not each[len(before) :][:1].isdigit()]
+    if whole is not None and len(together) == len(others):
+        return f"tensor {whole}, with all experts of a layer, is missing"
+    if whole is None and together:
+        return (
+            f"tensor {min(together)} has all experts of a layer, where models of family "
+            f"{shown(family)} have tensors for each: {name} is missing"
+        )
+    return f"tensor {name} is missing"

@@ -12,14 +12,7 @@ from typing import Any, Literal, get_args
 from edge.errors import RequestError, shown
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.models.spec import MAX_KINDS, ModelSpec, graded
-from edge.weights.block_matrices import (
-    Blocks,
-    OffsetBlocks,
-    SortedBlocks,
-    SortedOffsetBlocks,
-    SortedZeroBlocks,
-    ZeroBlocks,
-)
+from edge.weights.block_matrices import Blocks
 from edge.weights.encoding import Encoding, OpenSource, Rounded
 from edge.weights.float_matrices import Floats, float32
 from edge.weights.integer_formats import int2, int3, int4, int8, pure_int4
@@ -51,16 +44,11 @@ KvDtype = Literal["float32", "int8", "int4"]
 KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
 
-KINDS: dict[str, type[MatrixKind[Any]]] = {
-    "floats": Floats,
-    "blocks": Blocks,
-    "zero_blocks": ZeroBlocks,
-    "offset_blocks": OffsetBlocks,
-    "sorted_blocks": SortedBlocks,
-    "sorted_zero_blocks": SortedZeroBlocks,
-    "sorted_offset_blocks": SortedOffsetBlocks,
-}
-"""What peers have products for."""
+_FLOATS = "floats"
+_BLOCKS = {"blocks": (False, False), "zero_blocks": (True, False), "offset_blocks": (False, True)}
+"""By what peers are told: whether blocks have zero points, and offsets."""
+_SORTED = "sorted_"
+"""What the names of blocks in an order of their own begin with."""
 
 _LONGEST_NAME = 64
 _MAX_RULES = 1024
@@ -129,23 +117,37 @@ class WeightFormat:
 
 
 def _kind_json(kind: MatrixKind[Any]) -> dict[str, Any]:
-    (name,) = (name for name, each in KINDS.items() if each is type(kind))
-    return {"kind": name, **{number: getattr(kind, number) for number in kind.numbers}}
+    if not isinstance(kind, Blocks):
+        return {"kind": _FLOATS}
+    (name,) = (name for name, has in _BLOCKS.items() if has == (kind.zero_points, kind.offsets))
+    told = {"kind": name, "code_bits": kind.code_bits, "block_size": kind.block_size}
+    if not kind.is_sorted:
+        return told
+    return told | {"kind": f"{_SORTED}{name}", "order_number": kind.order_number}
 
 
 def _kind(value: object) -> MatrixKind[Any]:
     named = value.get("kind") if isinstance(value, Mapping) else None
-    if not isinstance(named, str) or named not in KINDS:
-        raise RequestError(f"matrices are {shown(named)}, not {' or '.join(KINDS)}")
-    kind = KINDS[named]
+    plain = named.removeprefix(_SORTED) if isinstance(named, str) else ""
+    if named != _FLOATS and plain not in _BLOCKS:
+        known = (_FLOATS, *_BLOCKS, *(f"{_SORTED}{name}" for name in _BLOCKS))
+        raise RequestError(f"matrices are {shown(named)}, not {' or '.join(known)}")
     assert isinstance(value, Mapping)
-    if set(value) != {"kind", *kind.numbers}:
+    numbers: tuple[str, ...] = () if named == _FLOATS else ("code_bits", "block_size")
+    numbers += () if plain == named else ("order_number",)
+    if set(value) != {"kind", *numbers}:
         raise RequestError("a kind of matrices with other fields than it has")
-    numbers = [value[each] for each in kind.numbers]
-    if any(type(number) is not int for number in numbers):
+    if any(type(value[number]) is not int for number in numbers):
         raise RequestError("a kind of matrices whose numbers are not whole")
+    if named == _FLOATS:
+        return Floats()
+    zero_points, offsets = _BLOCKS[plain]
     try:
-        return kind(*numbers)
+        return Blocks(
+            zero_points=zero_points,
+            offsets=offsets,
+            **{number: value[number] for number in numbers},
+        )
     except ValueError as error:
         raise RequestError(str(error)) from error
 

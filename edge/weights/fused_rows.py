@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Container, Iterator, Mapping
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, product
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,346 +20,199 @@ from edge.models.spec import ModelSpec, tensor_shapes
 from edge.offload import Closing, StoreError, WeightStore, checked_runs
 
 
-class TensorPart(Protocol):
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Positions along an axis, in order: of the places of an array of `counts`, each `first` and
+    the sum of its indices times `strides`."""
+
+    first: int
+    counts: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, run: range) -> Steps:
+        return cls(run.start, (len(run),), (run.step,))
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.counts)
+
+    @property
+    def stop(self) -> int:
+        """One more than the last position."""
+        last = (
+            (count - 1) * stride for count, stride in zip(self.counts, self.strides, strict=True)
+        )
+        return self.first + sum(last) + 1
+
+    def runs(self, some: range) -> list[range]:
+        """Some of the positions, as ranges."""
+        size, stride, found = self.counts[-1], self.strides[-1], []
+        for line in range(some.start // size, -(-some.stop // size)):
+            first, rest = self.first - line * size * stride, line
+            for count, step in list(zip(self.counts, self.strides, strict=True))[-2::-1]:
+                rest, index = divmod(rest, count)
+                first += index * step
+            begin, end = max(some.start, line * size), min(some.stop, (line + 1) * size)
+            found.append(range(first + begin * stride, first + end * stride, stride))
+        return found
+
+
+def tiled(groups: int, each: int, size: int, *, first: int = 0) -> Steps:
+    """Heads of `size` elements in groups of `each`, where a tensor has the first head of each
+    group, then the second of each, and so on."""
+    return Steps(first, (groups, each, size), (size, groups * size, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPart:
     """A matrix, or a bias, that is a part of a tensor that is called otherwise."""
 
-    @property
-    def tensor(self) -> str: ...
+    tensor: str
+    rows: tuple[Steps, ...]
+    """Where its rows lie."""
+    columns: Steps | None = None
+    """Where its columns lie; None: all as they are."""
+    number: int | None = None
+    """Which one it is of a tensor that has an axis of such parts before the others."""
+    height: int | None = None
+    """Its rows are columns of a tensor with so many rows; None: they are rows."""
+    new_axis: int | None = None
+    """An axis of 1 that the tensor does not have: a vector as a row, say."""
+    is_logarithm: bool = False
+    """The tensor has minus the exponentials of the numbers."""
 
     @property
-    def num_rows(self) -> int: ...
+    def num_rows(self) -> int:
+        return 1 if self.new_axis == 0 else self._count
+
+    @property
+    def _count(self) -> int:
+        return sum(each.count for each in self.rows)
 
     @property
     def extent(self) -> tuple[int, ...]:
         """The least that the leading axes of the tensor must measure."""
-        ...
+        stop = max(each.stop for each in self.rows)
+        last = None if self.columns is None else self.columns.stop
+        number = None if self.number is None else self.number + 1
+        return tuple(size for size in (number, self.height, stop, last) if size is not None)
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """The part's, of the tensor's."""
-        ...
+        axes = whole if self.number is None else whole[1:]
+        shape = self._count, *(axes[1:] if self.height is None else axes[:1])
+        at = self.new_axis
+        return shape if at is None else (*shape[:at], 1, *shape[at:])
+
+    def runs(self, rows: range) -> list[range]:
+        """Where some of its rows are in the tensor, in their order."""
+        found, start = [], 0
+        for each in self.rows:
+            some = range(max(rows.start - start, 0), min(rows.stop - start, each.count))
+            found += each.runs(some) if some else []
+            start += each.count
+        return found or [range(0)]
 
     def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
         """Rows and columns of the part, which lie within it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SomeRows:
-    """Rows that are next to each other."""
-
-    tensor: str
-    rows: range
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.rows)
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        return (self.rows.stop,)
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        return self.num_rows, *whole[1:]
-
-    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
-        first = self.rows.start
-        return store.read(
-            self.tensor, rows=range(first + rows.start, first + rows.stop), columns=columns
+        if self.new_axis is None:
+            return self._read(store, rows, columns)
+        if self.new_axis == 0:
+            elements = range(self._count) if columns is None else columns
+            return self._read(store, elements, None)[None][: len(rows)]
+        found = np.expand_dims(self._read(store, rows, None), self.new_axis)
+        return (
+            found
+            if columns is None
+            else np.ascontiguousarray(found[:, columns.start : columns.stop])
         )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsOfHeads:
-    """The same rows of each head, where the tensor has all rows of one head, then of the next."""
-
-    tensor: str
-    heads: int
-    rows: range
-    """Rows of the first head."""
-    height: int
-    """Rows that a head has in all."""
-
-    @property
-    def num_rows(self) -> int:
-        return self.heads * len(self.rows)
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        return (self.heads * self.height,)
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        return self.num_rows, *whole[1:]
-
-    def runs(self, rows: range) -> list[range]:
-        """Where these rows are in the tensor, in their order."""
-        own = len(self.rows)
-        runs = []
-        for head in range(rows.start // own, -(-rows.stop // own)):
-            first, start = head * self.height + self.rows.start, head * own
-            begin, end = max(rows.start - start, 0), min(rows.stop - start, own)
-            runs.append(range(first + begin, first + end))
-        return runs
-
-    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
-        runs = self.runs(rows) or [range(0)]
-        return np.concatenate([store.read(self.tensor, rows=run, columns=columns) for run in runs])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsOfOne:
-    """Rows of one of the matrices of a tensor [matrices, rows, columns]."""
-
-    tensor: str
-    number: int
-    rows: range
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.rows)
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        return self.number + 1, self.rows.stop
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        return self.num_rows, *whole[2:]
-
-    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
-        run = range(self.rows.start + rows.start, self.rows.start + rows.stop)
-        read: NDArray[Any]
-        (read,) = store.read(self.tensor, rows=range(self.number, self.number + 1), columns=run)
-        if columns is None:
-            return read
-        return np.ascontiguousarray(read[:, columns.start : columns.stop])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnsOfOne:
-    """Columns of one of the matrices of a tensor [matrices, rows, columns], as rows; or elements of
-    one of the rows of a tensor [rows, elements]."""
-
-    tensor: str
-    number: int
-    columns: range
-    """Maybe every other one."""
-    height: int | None
-    """Rows of each matrix; None where each is a row."""
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.columns)
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        rows = () if self.height is None else (self.height,)
-        return (self.number + 1, *rows, self.columns.stop)
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.num_rows,) if self.height is None else (self.num_rows, self.height)
-
-    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
-        kept = self.columns[rows.start : rows.stop]
-        at = slice(kept.start, kept.stop, kept.step)
-        found: NDArray[Any]
-        run = None if self.height is None else columns
-        (found,) = store.read(self.tensor, range(self.number, self.number + 1), run)
-        return np.ascontiguousarray(found[..., at].T)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnedRows:
-    """Columns of a matrix that are next to each other, as rows."""
-
-    tensor: str
-    columns: range
-    height: int
-    """Rows of the tensor."""
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.columns)
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        return self.height, self.columns.stop
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        return self.num_rows, *whole[:1]
-
-    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
-        first = self.columns.start
-        run = range(first + rows.start, first + rows.stop)
-        return np.ascontiguousarray(store.read(self.tensor, rows=columns, columns=run).T)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TiledRows:
-    """Rows of heads in groups, where the tensor has the first head of each group, then the second
-    of each, and so on. Rows before them are where they should be."""
-
-    tensor: str
-    first: int
-    """Where this part begins in the tensor."""
-    before: int
-    """Rows of it that are no such heads."""
-    tiles: Tiles
-
-    @property
-    def num_rows(self) -> int:
-        return self.before + self.tiles.count
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        return (self.first + self.num_rows,)
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        return self.num_rows, *whole[1:]
-
-    def runs(self, rows: range) -> list[range]:
-        """Where these rows are in the tensor, in their order."""
-        plain = range(rows.start, min(rows.stop, self.before))
-        tiled = range(max(rows.start - self.before, 0), max(rows.stop - self.before, 0))
-        runs = [plain] if plain else []
-        runs += [_shifted(run, self.before) for run in self.tiles.runs(tiled)]
-        return [_shifted(run, self.first) for run in runs]
-
-    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
-        runs = self.runs(rows) or [range(0)]
-        return np.concatenate([store.read(self.tensor, rows=run, columns=columns) for run in runs])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TiledColumns:
-    """A whole matrix whose columns are heads in that order."""
-
-    tensor: str
-    num_rows: int
-    tiles: Tiles
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        return self.num_rows, self.tiles.count
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        return whole
-
-    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
-        runs = self.tiles.runs(range(self.tiles.count) if columns is None else columns)
-        read = [store.read(self.tensor, rows=rows, columns=run) for run in runs or [range(0)]]
-        return np.concatenate(read, axis=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """Heads in groups: of `size` elements, `each` of them to a group."""
-
-    groups: int
-    each: int
-    size: int
-
-    @property
-    def count(self) -> int:
-        """Elements of all."""
-        return self.groups * self.each * self.size
-
-    def runs(self, elements: range) -> list[range]:
-        """Where these are, which are counted group by group, where heads are not."""
-        found = []
-        for head in range(elements.start // self.size, -(-elements.stop // self.size)):
-            group, number = divmod(head, self.each)
-            start = (number * self.groups + group - head) * self.size
-            run = range(max(elements.start, head * self.size), (head + 1) * self.size)
-            found.append(range(start + run.start, start + min(run.stop, elements.stop)))
+    def _read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        across: Sequence[range | None] = [columns]
+        if self.columns is not None:
+            whole = range(self.columns.count) if columns is None else columns
+            across = self.columns.runs(whole) or [range(0)]
+        axes = [self.runs(rows), across]
+        if self.height is not None:
+            axes.reverse()
+        if self.number is None:
+            found = _read(store, self.tensor, axes)
+        else:
+            one = range(self.number, self.number + 1)
+            found = _read(store, self.tensor, [[one], *axes])[0]
+        found = np.ascontiguousarray(found if self.height is None else found.T)
+        if self.is_logarithm:
+            with np.errstate(divide="ignore", invalid="ignore"):  # no number: the caller looks
+                found = np.log(-found)
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expanded:
-    """A part with an axis of 1 more: a vector as a row, say."""
-
-    part: TensorPart
-    axis: int
-
-    @property
-    def tensor(self) -> str:
-        return self.part.tensor
-
-    @property
-    def num_rows(self) -> int:
-        return self.part.num_rows if self.axis else 1
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        return self.part.extent
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        found = self.part.shape(whole)
-        return (*found[: self.axis], 1, *found[self.axis :])
-
-    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
-        if self.axis == 0:
-            columns = range(self.part.num_rows) if columns is None else columns
-            return self.part.read(store, columns, None)[None][: len(rows)]
-        found = np.expand_dims(self.part.read(store, rows, None), self.axis)
-        if columns is None:
-            return found
-        return np.ascontiguousarray(found[:, columns.start : columns.stop])
+def rows_of(tensor: str, rows: range, *, number: int | None = None) -> TensorPart:
+    """Rows that are next to each other: of a matrix, or of one of several."""
+    return TensorPart(tensor=tensor, rows=(Steps.of(rows),), number=number)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOfNegative:
-    """What a part's numbers are minus the exponentials of."""
-
-    part: TensorPart
-
-    @property
-    def tensor(self) -> str:
-        return self.part.tensor
-
-    @property
-    def num_rows(self) -> int:
-        return self.part.num_rows
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        return self.part.extent
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        return self.part.shape(whole)
-
-    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
-        with np.errstate(divide="ignore", invalid="ignore"):  # no number: the caller looks
-            found: NDArray[Any] = np.log(-self.part.read(store, rows, columns))
-        return found
+def turned(tensor: str, columns: range, height: int) -> TensorPart:
+    """Columns of a matrix, as rows."""
+    return TensorPart(tensor=tensor, rows=(Steps.of(columns),), height=height)
 
 
-def _shifted(rows: range, first: int) -> range:
-    return range(first + rows.start, first + rows.stop)
+def rows_of_each(tensor: str, heads: int, rows: range, height: int) -> TensorPart:
+    """The same rows of each head, where the tensor has `height` rows of one head, then of the
+    next."""
+    steps = Steps(rows.start, (heads, len(rows)), (height, 1))
+    return TensorPart(tensor=tensor, rows=(steps,))
+
+
+def _read(store: WeightStore, tensor: str, axes: Sequence[Sequence[range | None]]) -> NDArray[Any]:
+    """These positions along each axis, in ranges; None: all. Stores know runs of the first two."""
+    first, second, *others = axes
+
+    def piece(one: range | None, other: range | None) -> NDArray[Any]:
+        found = store.read(tensor, rows=_span(one), columns=_span(other))
+        steps = [slice(None, None, 1 if run is None else run.step) for run in (one, other)]
+        return found[tuple(steps[: found.ndim])]
+
+    found = _joined([_joined([piece(one, other) for other in second], -1) for one in first], 0)
+    for runs in others:  # one at most: columns
+        found = _joined(
+            [found if r is None else found[..., r.start : r.stop : r.step] for r in runs], -1
+        )
+    return found
+
+
+def _joined(parts: list[NDArray[Any]], axis: int) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
+
+
+def _span(run: range | None) -> range | None:
+    """All from its first to its last."""
+    return run if run is None or run.step == 1 else range(run.start, run[-1] + 1)
 
 
 def fused_rows(
     fused: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
-) -> dict[str, SomeRows]:
+) -> dict[str, TensorPart]:
     """By the names of the roles' tensors; whether or not a checkpoint has the fused ones.
 
     `fused`: as of a Family.
     """
     return {
-        tensor_name(role): SomeRows(tensor=tensor, rows=rows)
+        tensor_name(role): rows_of(tensor, rows)
         for role, tensor, rows in _fused(fused, spec, tensor_name)
     }
 
 
 def turned_rows(
-    turned: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
+    fused: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
 ) -> dict[str, TensorPart]:
     """The same for matrices that are [columns, rows]; their biases are as of others."""
     shapes = tensor_shapes(spec)
     found: dict[str, TensorPart] = {}
-    for role, tensor, rows in _fused(turned, spec, tensor_name):
-        part: TensorPart = SomeRows(tensor=tensor, rows=rows)
-        if len(shapes[role]) == 2:
-            part = TurnedRows(tensor=tensor, columns=rows, height=shapes[role][1])
+    for role, tensor, rows in _fused(fused, spec, tensor_name):
+        is_matrix = len(shapes[role]) == 2
+        part = turned(tensor, rows, shapes[role][1]) if is_matrix else rows_of(tensor, rows)
         found[tensor_name(role)] = part
     return found
 
@@ -396,9 +250,8 @@ def rows_of_heads(
             sizes = [shapes[role][0] // heads for role in roles]
             tensor = _beside(tensor_name(roles[0]), layer, f"{whole}.weight")
             for role, stop, size in zip(roles, accumulate(sizes), sizes, strict=True):
-                found[tensor_name(role)] = RowsOfHeads(
-                    tensor=tensor, heads=heads, rows=range(stop - size, stop), height=sum(sizes)
-                )
+                rows = range(stop - size, stop)
+                found[tensor_name(role)] = rows_of_each(tensor, heads, rows, sum(sizes))
     return found
 
 
@@ -428,11 +281,8 @@ def rows_of_experts(
                 own = expert_name(f"layers.{layer}.", number)
                 for matrix, stop, size in zip(matrices, accumulate(sizes), sizes, strict=True):
                     name = tensor_name(f"{own}{matrix}.weight")
-                    found[name] = RowsOfOne(
-                        tensor=_beside(name, layer, whole),
-                        number=number,
-                        rows=range(stop - size, stop),
-                    )
+                    tensor = _beside(name, layer, whole)
+                    found[name] = rows_of(tensor, range(stop - size, stop), number=number)
     return found
 
 
@@ -458,10 +308,11 @@ def columns_of_experts(
                 role = expert_name("", number) + matrix
                 rows, *columns = shapes[role]
                 name = tensor_name(f"layers.{layer}.{role}")
-                found[name] = ColumnsOfOne(
+                in_turn = range(place, rows * len(matrices), len(matrices))
+                found[name] = TensorPart(
                     tensor=_beside(name, layer, whole),
+                    rows=(Steps.of(in_turn),),
                     number=number,
-                    columns=range(place, rows * len(matrices), len(matrices)),
                     height=columns[0] if columns else None,
                 )
     return found

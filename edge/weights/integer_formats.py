@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from functools import partial
 
 from edge.kernels.matmul_nbits.reference import LEAST_BLOCK
 from edge.models.experts import Experts
 from edge.models.spec import ModelSpec
-from edge.weights.block_matrices import Blocks, ZeroBlocks, mixed
+from edge.weights.block_matrices import Blocks, mixed
 from edge.weights.encoding import Encoding
 from edge.weights.float_matrices import Floats
 from edge.weights.recipe import Recipe, Rule
@@ -22,6 +23,8 @@ and faster."""
 _WIDEST_BLOCK, _WIDEST_CUT_BLOCK = 128, 64
 """Codes of 8 bits lose nothing by it that can be seen, and a quarter of the scales is left. Where
 columns are shared out among devices, in multiples of a block, those are better not too large."""
+
+_zero_blocks = partial(Blocks, zero_points=True)
 
 
 def int8(spec: ModelSpec, block_size: int | None) -> Encoding:
@@ -42,9 +45,9 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
     """
     hidden = spec.hidden_size
     columns = math.gcd(*_block_columns(spec))
-    fine = ZeroBlocks(4, min(block_size or DEFAULT_BLOCK_SIZE, DEFAULT_BLOCK_SIZE))
+    fine = _zero_blocks(4, min(block_size or DEFAULT_BLOCK_SIZE, DEFAULT_BLOCK_SIZE))
     usual, down = (
-        ZeroBlocks(4, block_size or widest_block(_INT4_BLOCK, inputs, DEFAULT_BLOCK_SIZE))
+        _zero_blocks(4, block_size or widest_block(_INT4_BLOCK, inputs, DEFAULT_BLOCK_SIZE))
         for inputs in (hidden, columns)
     )
     wide = Blocks(8, widest_block(_WIDEST_BLOCK, hidden, usual.block_size))
@@ -83,11 +86,11 @@ def _coarse(spec: ModelSpec, block_size: int | None, in_2_bits: Collection[str])
     sizes = dict.fromkeys(("head", *_MIXED_INPUTS, *_MIXED_OUTPUTS), fine)
     sizes |= {"down.weight": cut, "gate.weight": wide, "up.weight": wide, "query.weight": wide}
     rules = (
-        Rule(role, ZeroBlocks(bits, max(size, LEAST_BLOCK[bits])))
+        Rule(role, _zero_blocks(bits, max(size, LEAST_BLOCK[bits])))
         for role, size in sizes.items()
         for bits in (2 if role in in_2_bits else 4,)
     )
-    return mixed(Recipe(ZeroBlocks(4, wide), (*rules, *small_floats(spec))))
+    return mixed(Recipe(_zero_blocks(4, wide), (*rules, *small_floats(spec))))
 
 
 def small_floats(spec: ModelSpec) -> tuple[Rule, ...]:

@@ -37,12 +37,7 @@ class StoredArray:
 
 
 class MatrixKind(ABC, Generic[Matrix_co]):
-    """How matrices are stored and multiplied. Made of its numbers, in their order; hashable."""
-
-    numbers: ClassVar[tuple[str, ...]]
-    """Whole numbers that peers are told."""
-    operator: ClassVar[str]
-    """The product, as errors name it."""
+    """How matrices are stored and multiplied: frozen data, hashable."""
 
     arrays_of_all_rows: ClassVar[tuple[str, ...]] = ()
     """Suffixes of arrays that are the same for every row."""
@@ -54,6 +49,11 @@ class MatrixKind(ABC, Generic[Matrix_co]):
     @abstractmethod
     def words(self) -> str:
         """For people."""
+
+    @property
+    @abstractmethod
+    def operator(self) -> str:
+        """The product, as errors name it."""
 
     @property
     @abstractmethod

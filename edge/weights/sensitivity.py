@@ -25,7 +25,7 @@ from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.weights.allotment import KindChoice
-from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.input_statistics import InputStatistics
 from edge.weights.quantized_store import store_errors_as_edge_errors
@@ -114,7 +114,7 @@ def _kinds(role: str, columns: int, least_bits: int) -> list[Blocks]:
     """Blocks that leave no part of one empty, as far as there are such; from coarse to fine."""
     sizes = _CUT_SIZES if role.endswith(_CUT_ROLES) else _SIZES
     fitting = [size for size in sizes if columns % size == 0] or [_SMALLEST]
-    coarse = [ZeroBlocks(bits, size) for bits in (2, _USUAL_BITS) for size in fitting]
+    coarse = [Blocks(bits, size, zero_points=True) for bits in (2, _USUAL_BITS) for size in fitting]
     return [each for each in coarse if each.bits >= least_bits] + [Blocks(_FINE_BITS, fitting[0])]
 
 
@@ -156,7 +156,7 @@ def _rounded(weight: Array, kind: Blocks, grams: Sequence[Array] | None) -> Arra
             weight,
             bits=kind.bits,
             block_size=kind.block_size,
-            zero_points=isinstance(kind, ZeroBlocks),
+            zero_points=kind.zero_points,
         )
     )
 

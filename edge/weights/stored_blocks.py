@@ -9,14 +9,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, slice_columns, stacked
-from edge.models.parts import MatrixSlice, VectorSlice
+from edge.models.parts import MatrixSlice
 from edge.models.spec import MAX_KINDS, ModelSpec
-from edge.offload import StoreError, WeightStore
+from edge.offload import StoreError
 from edge.weights.block_matrices import stored_arrays
 from edge.weights.float_matrices import FloatSource
 from edge.weights.matrix_kind import CheckpointTensors
@@ -71,7 +70,7 @@ def recipe_of(spec: ModelSpec, kinds: Mapping[str, Kind]) -> tuple[Recipe, tuple
     return recipe, grades
 
 
-class StoredBlocks:
+class StoredBlocks(FloatSource):
     """Reads the matrices of `coded` roles as codes; the rest, and other matrices, as float32.
 
     Reading raises CheckpointError for weights that no model has, and for damaged files.
@@ -80,28 +79,17 @@ class StoredBlocks:
     def __init__(
         self, tensors: CheckpointTensors, *, coded: frozenset[str], read: ReadCodes
     ) -> None:
-        self._store: WeightStore = tensors.store
+        super().__init__(tensors.store, tensors.tensor_name, tensors.norm_offset)
         self._coded = coded
         self._read_codes = read
-        self._tensor_name = tensors.tensor_name
-        self._floats = FloatSource(tensors.store, tensors.tensor_name, tensors.norm_offset)
 
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
         if part.parts[0][0] not in self._coded:
-            return self._floats.matrix(part)
-        pieces = [self._read(role, rows, part.columns) for role, rows in part.parts]
+            return super().matrix(part)
+        pieces = [self._blocks(role, rows, part.columns) for role, rows in part.parts]
         return stored_arrays(stacked(pieces))
 
-    def vector(self, part: VectorSlice) -> NDArray[np.float32]:
-        return self._floats.vector(part)
-
-    def table(self, role: str, rows: range, columns: range | None = None) -> NDArray[Any]:
-        return self._floats.table(role, rows, columns)
-
-    def close(self) -> None:
-        """Nothing of its own is open."""
-
-    def _read(self, role: str, rows: range, columns: range) -> QuantizedMatrix:
+    def _blocks(self, role: str, rows: range, columns: range) -> QuantizedMatrix:
         name = self._tensor_name(role)
         try:
             whole, first = self._read_codes(name, rows, columns)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.kv_cache.cache_size import cache_head_size
 from edge.kernels.kv_remainders.onnx import AFTER_SOFTMAX, HeadSizes, Inputs, corrected, corrections
 from edge.kernels.onnx_graph import CONTRIB, OnnxGraph
@@ -61,58 +62,44 @@ def attention(
     qkv: str,
     cache: CacheNames,
     names: AttentionNames,
+    form: PackedAttention,
     *,
-    num_heads: int,
-    num_kv_heads: int,
-    head_size: int,
-    turned_elements: int,
-    interleaved: bool = False,
-    scale: float | None = None,
-    window: int | None,
-    soft_cap: float | None = None,
     query_norm: str | None = None,
     key_norm: str | None = None,
-    value_norm: bool = False,
-    joint_norm: bool = False,
-    gated: bool = False,
     sinks: str | None = None,
-    epsilon: float = 1e-6,
 ) -> tuple[str, ...]:
     """Rotate, append to the KV cache, attend to what it then holds.
 
-    qkv [batch, tokens, (num_heads + 2 · num_kv_heads) · head_size] → (output [batch, tokens,
-    num_heads · head_size], present keys, present values, and present remainders if there are
-    some). gated: qkv has num_heads · head_size
-    more behind the queries, by whose sigmoids the output is multiplied. The present outputs are
-    meant to be bound onto the cache's buffers. scale: 1 / sqrt(head_size) if it is not given.
-    joint_norm: all heads are normed together, by weights of as many elements; else each.
-    value_norm: each head of value is normed, by no weights.
-    sinks [num_heads]: see the reference.
+    qkv [batch, tokens, columns] → (output [batch, tokens, num_heads · head_size], present keys,
+    present values, and present remainders if there are some). The present outputs are meant to be
+    bound onto the cache's buffers. Norms and sinks: see the reference.
     """
+    num_heads, num_kv_heads, head_size = form.num_heads, form.num_kv_heads, form.head_size
+    turned_elements, epsilon = form.turned_elements, form.epsilon
     by_itself = turned_elements > 0 and rotates_itself(head_size, turned_elements)
     by_itself &= not cache.remainders  # which are of rotated keys
     padded = cache_head_size(head_size, cache.bits)
     gate = ""
-    factor = head_size**-0.5 if scale is None else scale
-    if by_itself and query_norm is None and not gated and not value_norm:
+    factor = head_size**-0.5 if form.scale is None else form.scale
+    if by_itself and query_norm is None and not form.gated and not form.value_norm:
         query, key, value = qkv, "", ""  # packed: the operator takes it apart without a copy
     else:
         sizes = num_heads * head_size, num_kv_heads * head_size
-        query, gate, key, value = _split(graph, qkv, *sizes, gated=gated)
-        if query_norm is not None and key_norm is not None and joint_norm:
+        query, gate, key, value = _split(graph, qkv, *sizes, gated=form.gated)
+        if query_norm is not None and key_norm is not None and form.joint_norm:
             query = rms_norm(graph, query, query_norm, epsilon=epsilon)
             key = rms_norm(graph, key, key_norm, epsilon=epsilon)
         elif query_norm is not None and key_norm is not None:
             query = _norm_heads(graph, query, query_norm, num_heads, head_size, epsilon)
             key = _norm_heads(graph, key, key_norm, num_kv_heads, head_size, epsilon)
-        if value_norm:
+        if form.value_norm:
             ones = graph.constant(f"ones_{head_size}", np.ones(head_size, np.float32))
             value = _norm_heads(graph, value, ones, num_kv_heads, head_size, epsilon)
         if turned_elements and not by_itself:
             query, key = (
                 rope(
                     graph, x, names.positions, names.cos, names.sin,
-                    num_heads=count, turned_elements=turned_elements, interleaved=interleaved,
+                    num_heads=count, turned_elements=turned_elements, interleaved=form.interleaved,
                 )
                 for x, count in ((query, num_heads), (key, num_kv_heads))
             )  # fmt: skip
@@ -130,7 +117,7 @@ def attention(
                 positions=names.positions, total=names.total,
             ),
             HeadSizes(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=padded),
-            scale=factor, soft_cap=soft_cap,
+            scale=factor, soft_cap=form.soft_cap,
         )  # fmt: skip
     output, present_keys, present_values, *weights = graph.nodes(
         "GroupQueryAttention",
@@ -139,16 +126,16 @@ def attention(
         "", "" if exact is None else exact.bias, sinks or "", cache.key_scales, cache.value_scales,
         outputs=3 if exact is None else 4, domain=CONTRIB,
         num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(by_itself),
-        rotary_interleaved=int(interleaved and by_itself),
-        local_window_size=-1 if window is None else window,
-        scale=factor, softcap=soft_cap or 0.0,
+        rotary_interleaved=int(form.interleaved and by_itself),
+        local_window_size=-1 if form.window is None else form.window,
+        scale=factor, softcap=form.soft_cap or 0.0,
         **_rounding(cache),
     )  # fmt: skip
     if exact is not None:
         output = corrected(graph, output, weights[0], exact)
     if padded != head_size:
         output = resize_heads(graph, output, num_heads, padded, head_size)
-    if gated:
+    if form.gated:
         output = graph.node("Mul", output, graph.node("Sigmoid", gate))
     if exact is not None:
         return output, present_keys, present_values, exact.present

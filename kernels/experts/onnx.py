@@ -50,14 +50,14 @@ def experts(
     graph: OnnxGraph,
     x: str,
     logits: str,
+    correction: str | None = None,
+    scales: str | None = None,
     *,
     hidden_size: int,
     num_experts: int,
     routing: Routing,
     expert: Expert,
     held: range | None = None,
-    correction: str | None = None,
-    scales: str | None = None,
 ) -> str:
     """x [batch, tokens, hidden], logits [batch, tokens, experts] → [batch, tokens, hidden].
 

@@ -75,11 +75,11 @@ def route(
 def experts(
     x: Array,
     logits: Array,
-    routing: Routing,
-    *,
-    expert: Callable[[int, Array], Array],
     correction: Array | None = None,
     scales: Array | None = None,
+    *,
+    routing: Routing,
+    expert: Callable[[int, Array], Array],
 ) -> Array:
     """x [rows, n], logits [rows, experts] → [rows, n]. expert(number, x [rows, n]) → [rows, n]."""
     mixed = np.zeros(x.shape, np.float64)

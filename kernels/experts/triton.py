@@ -24,7 +24,13 @@ from edge.kernels.activation.triton import sigmoid
 from edge.kernels.experts.reference import BEST_OF_GROUP, Routing
 from edge.kernels.matmul.triton import FEW_ROWS
 from edge.kernels.matmul_nbits.gpu_layout import BITS_PER_WORD
-from edge.kernels.matmul_nbits.triton import PackedWeight, each_code, load_codes, load_scales
+from edge.kernels.matmul_nbits.triton import (
+    PackedWeight,
+    Weight,
+    each_code,
+    load_codes,
+    load_scales,
+)
 from edge.kernels.triton_launch import (
     FLOATS,
     GemmTiles,
@@ -47,39 +53,13 @@ _ALIGNMENT = tl.constexpr(16)
 """Bytes; what a GPU's memory is given in is a multiple."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExpertWeight:
-    """One expert's matrix [outputs, inputs]: floats, or codes with what else they may have."""
-
-    matrix: Tensor | PackedWeight
-    offsets: Tensor | None = None
-    """float32 [outputs, blocks], added to what codes stand for."""
-    order: Tensor | None = None
-    """int32 [inputs]: which input each column is of."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
-        if isinstance(self.matrix, PackedWeight):
-            return self.matrix.words.shape[0], self.matrix.columns
-        return self.matrix.shape[0], self.matrix.shape[1]
-
-    @property
-    def arrays(self) -> tuple[Tensor | None, ...]:
-        """Words or floats, scales, zero points, offsets, order."""
-        if isinstance(self.matrix, PackedWeight):
-            packed = self.matrix
-            return packed.words, packed.scales, packed.zero_points, self.offsets, self.order
-        return self.matrix, None, None, None, None
-
-
 class ExpertStack:
     """The same matrix of all experts of a layer, wherever each of them lies: a table of addresses.
 
     They must stay where they are. Raises ValueError where they are not alike.
     """
 
-    def __init__(self, experts: Sequence[ExpertWeight]) -> None:
+    def __init__(self, experts: Sequence[Weight]) -> None:
         self._experts = tuple(experts)  # so that their memory stays
         self.first = self._experts[0]
         matrix = self.first.matrix
@@ -564,7 +544,7 @@ def mix(
     return out
 
 
-def _form(weight: ExpertWeight) -> tuple[object, ...]:
+def _form(weight: Weight) -> tuple[object, ...]:
     """Equal for matrices that one kernel takes."""
     packed = weight.matrix if isinstance(weight.matrix, PackedWeight) else None
     kinds = [None if array is None else array.dtype for array in weight.arrays]

@@ -32,5 +32,6 @@ def gated(gate_up: Array, *, activation: Activation, clamp: Clamp | None = None)
         np.minimum(gate.astype(np.float64), clamp.limit),
         np.clip(up, -clamp.limit, clamp.limit),
     )
-    active = wide / (1.0 + np.exp(-clamp.slope * wide))
+    with np.errstate(over="ignore"):  # infinity, and the result is 0
+        active = wide / (1.0 + np.exp(-clamp.slope * wide))
     return (active * (1 + up)).astype(np.float32)

@@ -6,8 +6,6 @@ they write, which the contract tests hold them to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from edge.kernels.linear_attention.reference import LENGTH_EPSILON
@@ -15,34 +13,28 @@ from edge.kernels.onnx_graph import CONTRIB, OnnxGraph
 from edge.kernels.rms_norm.onnx import rms_norm
 
 
-@dataclass(frozen=True, slots=True)
-class LinearWeights:
-    """By name: convolution float32 [c · width], decay_bias and decay_rate [value_heads], scale
-    [value_size]."""
-
-    convolution: str
-    decay_bias: str
-    decay_rate: str
-    scale: str
-
-
 def linear_attention(
     graph: OnnxGraph,
     mixed: str,
     gates: str,
-    past: tuple[str, str],
-    weights: LinearWeights,
+    past_channels: str,
+    past_states: str,
+    convolution: str,
+    decay_bias: str,
+    decay_rate: str,
+    scale: str,
     *,
     key_heads: int,
     value_heads: int,
     key_size: int,
     value_size: int,
-    convolution: int,
+    width: int,
     epsilon: float,
 ) -> tuple[str, str, str]:
-    """mixed [batch, tokens, c + value_heads · value_size], channels and gate; gates [batch, tokens,
-    2 · value_heads], decay and beta; past: [batch, convolution − 1, c] and [batch, value_heads,
-    key_size, value_size] → (output [batch, tokens, value_heads · value_size], both present)."""
+    """The arguments of the formula, each but weights [batch, …]; the convolution [c · width].
+
+    Returns (output [batch, tokens, value_heads · value_size], both present).
+    """
     keys, values = key_heads * key_size, value_heads * value_size
 
     def integers(name: str, *numbers: int) -> str:
@@ -57,12 +49,12 @@ def linear_attention(
     )
     taps = graph.node(
         "Reshape",
-        weights.convolution,
-        integers(f"taps_{keys}_{values}", 2 * keys + values, 1, convolution),
+        convolution,
+        integers(f"taps_{keys}_{values}", 2 * keys + values, 1, width),
     )
     seen, present_channels = graph.nodes(
         "CausalConvWithState",
-        channels, taps, "", past[0],
+        channels, taps, "", past_channels,
         outputs=2, domain=CONTRIB, channels_last=1, activation="silu",
     )  # fmt: skip
     query, key, value = graph.nodes(
@@ -92,17 +84,17 @@ def linear_attention(
     )  # fmt: skip
     decay, beta = graph.nodes(
         "LinearAttentionGate",
-        decay, weights.decay_bias, graph.node("Neg", graph.node("Exp", weights.decay_rate)), beta,
+        decay, decay_bias, graph.node("Neg", graph.node("Exp", decay_rate)), beta,
         outputs=2, domain=CONTRIB,
     )  # fmt: skip
     heads, present_states = graph.nodes(
         "LinearAttention",
-        query, key, value, past[1], decay, beta,
+        query, key, value, past_states, decay, beta,
         outputs=2, domain=CONTRIB, update_rule="gated_delta",
         q_num_heads=key_heads, kv_num_heads=value_heads, scale=key_size**-0.5,
     )  # fmt: skip
     output = graph.node(
-        "GatedRMSNorm", heads, weights.scale, gate,
+        "GatedRMSNorm", heads, scale, gate,
         domain=CONTRIB, activation="silu", epsilon=epsilon,
     )  # fmt: skip
     return output, present_channels, present_states

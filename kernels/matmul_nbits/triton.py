@@ -63,6 +63,32 @@ class PackedWeight:
             )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weight:
+    """A matrix [outputs, inputs] on a device: floats, or codes with what else they may have."""
+
+    matrix: Tensor | PackedWeight
+    offsets: Tensor | None = None
+    """float32 [outputs, blocks], added to what codes stand for."""
+    order: Tensor | None = None
+    """int32 [inputs]: which input each column is of."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        if isinstance(self.matrix, PackedWeight):
+            return self.matrix.words.shape[0], self.matrix.columns
+        return self.matrix.shape[0], self.matrix.shape[1]
+
+    @property
+    def arrays(self) -> tuple[Tensor | None, ...]:
+        """Words or floats, scales, zero points, offsets, order."""
+        if isinstance(self.matrix, PackedWeight):
+            packed = self.matrix
+            return packed.words, packed.scales, packed.zero_points, self.offsets, self.order
+        return self.matrix, None, None, None, None
+
+
 @triton.jit
 def _spread(words, step: tl.constexpr):
     """[..., n] → [..., n, 2]: each word, and the same shifted right by `step` bits."""

@@ -16,10 +16,10 @@ def short_convolution(
     mixed: str,
     past: str,
     weights: str,
+    bias: str | None = None,
     *,
     channels: int,
     width: int,
-    bias: str | None = None,
 ) -> tuple[str, str]:
     """mixed [batch, tokens, 3 · channels]: before, after and x; past [batch, width − 1, channels];
     weights [channels · width], bias [channels] → (output [batch, tokens, channels], present)."""

@@ -11,19 +11,15 @@ Array = NDArray[np.float32]
 
 
 def short_convolution(
-    before: Array,
-    after: Array,
-    x: Array,
-    *,
-    past: Array,
-    convolution: Array,
-    bias: Array | None = None,
+    mixed: Array, past: Array, convolution: Array, bias: Array | None = None
 ) -> tuple[Array, Array]:
     """(output [tokens, c], what is past after these tokens).
 
-    before, after, x [tokens, c]; past: the last before · x [width − 1, c], zeros at first;
-    convolution [c, width], bias [c].
+    mixed [tokens, 3 · c]: before, after and x; past: the last before · x [width − 1, c], zeros at
+    first; convolution [c, width] or flat, bias [c].
     """
+    before, after, x = np.split(mixed, 3, axis=-1)
+    convolution = convolution.reshape(x.shape[-1], -1)
     seen = np.concatenate([past, (before * x)]).astype(np.float64)
     count, width = len(x), convolution.shape[1]
     mixed = np.sum([seen[tap : tap + count] * convolution[:, tap] for tap in range(width)], axis=0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge.kernels.attention import onnx as attention_onnx
-from edge.kernels.attention.reference import attention
+from edge.kernels.attention.reference import PackedAttention, attention
 from edge.kernels.kv_cache.cache_size import cache_head_size, cache_row
 from edge.kernels.kv_cache.channel_cache import choose_scales, dequantize, quantize
 from edge.kernels.kv_remainders.reference import attention as attention_to_remainders
@@ -86,12 +86,14 @@ class Cached:
             graph.input("qkv", np.float32, ["batch", "tokens", width]),
             cache,
             names,
-            num_heads=self.heads,
-            num_kv_heads=self.kv_heads,
-            head_size=self.size,
-            turned_elements=self.size,
-            window=self.window,
-            soft_cap=self.soft_cap,
+            PackedAttention(
+                num_heads=self.heads,
+                num_kv_heads=self.kv_heads,
+                head_size=self.size,
+                turned_elements=self.size,
+                window=self.window,
+                soft_cap=self.soft_cap,
+            ),
             sinks=None if self.sinks is None else graph.weight("sinks", self.sinks),
         )
         graph.output(output, "output", np.float32, ["batch", "tokens", self.heads * self.size])

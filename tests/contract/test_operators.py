@@ -6,12 +6,12 @@ A face is run as the product runs it: emitted into an OnnxGraph, through a real 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from edge.kernels.activation import onnx as activation_onnx
 from edge.kernels.activation import reference as activation_reference
 from edge.kernels.attention import onnx as attention_onnx
-from edge.kernels.attention import reference as attention_reference
+from edge.kernels.attention.onnx import CacheNames
+from edge.kernels.attention.reference import PackedAttention
+from edge.kernels.cases import Case
 from edge.kernels.experts import onnx as experts_onnx
 from edge.kernels.experts import reference as experts_reference
 from edge.kernels.experts.reference import SCORINGS, Routing
@@ -38,6 +40,7 @@ from edge.kernels.matmul import onnx as matmul_onnx
 from edge.kernels.matmul import reference as matmul_reference
 from edge.kernels.matmul_nbits import onnx as matmul_nbits_onnx
 from edge.kernels.matmul_nbits import reference as matmul_nbits_reference
+from edge.kernels.onnx_cases import CaseGraph
 from edge.kernels.onnx_graph import OnnxGraph
 from edge.kernels.rms_norm import onnx as rms_norm_onnx
 from edge.kernels.rms_norm import reference as rms_norm_reference
@@ -45,7 +48,15 @@ from edge.kernels.rope import onnx as rope_onnx
 from edge.kernels.rope import reference as rope_reference
 from edge.kernels.short_convolution import onnx as short_convolution_onnx
 from edge.kernels.short_convolution import reference as short_convolution_reference
-from tests.support.operator_face import Array, Face, assert_same, normal
+from tests.support.operator_face import (
+    Array,
+    assert_computed,
+    assert_same,
+    computed,
+    normal,
+    open_session,
+    run_cases,
+)
 from tests.support.reference_model import rounded_activations
 
 FEW = settings(max_examples=50)
@@ -58,216 +69,101 @@ seeds = st.integers(0, 2**32 - 1)
 @given(seed=seeds, rows=sizes, columns=sizes, gain=st.sampled_from([0.0, 1e-4, 1.0, 300.0]))
 def test_rms_norm(seed: int, rows: int, columns: int, gain: float) -> None:
     x, weight = gain * normal(seed, 1, rows, columns), normal(seed + 1, columns)
-    face = Face()
-    y = rms_norm_onnx.rms_norm(
-        face.graph, face.input("x", x), face.graph.weight("w", weight), epsilon=EPSILON
-    )
-    face.output(y, x.shape)
-    expected = rms_norm_reference.rms_norm(x, weight, epsilon=EPSILON)
-    assert_same(face.run()[0], expected)
+    formula = rms_norm_reference.rms_norm
+    assert_computed(rms_norm_onnx.rms_norm, Case.of(formula, x, weights=(weight,), epsilon=EPSILON))
 
 
 @FEW
 @given(seed=seeds, rows=sizes, columns=sizes)
 def test_add_rms_norm(seed: int, rows: int, columns: int) -> None:
-    x, addend = normal(seed, 1, rows, columns), normal(seed + 1, 1, rows, columns)
-    weight = normal(seed + 2, columns)
-    face = Face()
-    names = face.input("x", x), face.input("addend", addend), face.graph.weight("w", weight)
-    for value in rms_norm_onnx.add_rms_norm(face.graph, *names, epsilon=EPSILON):
-        face.output(value, x.shape)
-    expected = rms_norm_reference.add_rms_norm(x, addend, weight, epsilon=EPSILON)
-    for actual, wanted in zip(face.run(), expected, strict=True):
-        assert_same(actual, wanted)
+    x, addend = normal(seed, 2, 1, rows, columns)
+    formula, weights = rms_norm_reference.add_rms_norm, (normal(seed + 2, columns),)
+    case = Case.of(formula, x, addend, weights=weights, epsilon=EPSILON)
+    assert_computed(rms_norm_onnx.add_rms_norm, case)
 
 
 @FEW
 @given(
-    seed=seeds,
-    batch=st.integers(1, 3),
-    tokens=st.integers(1, 5),
-    heads=st.integers(1, 4),
-    shared=st.integers(1, 6),
-    own=st.integers(1, 6),
-    data=st.data(),
-)
+    seed=seeds, batch=st.integers(1, 3), tokens=st.integers(1, 5), heads=st.integers(1, 4),
+    shared=st.integers(1, 6), own=st.integers(1, 6), data=st.data(),
+)  # fmt: skip
 def test_latent_heads(
     seed: int, batch: int, tokens: int, heads: int, shared: int, own: int, data: st.DataObject
 ) -> None:
     values = data.draw(st.integers(1, shared + own))
-    product = normal(seed, batch, tokens, heads * (own + values))
-    turned = normal(seed + 1, batch, tokens, shared)
-    face = Face()
-    found = latent_heads_onnx.latent_heads(
-        face.graph, face.input("product", product), face.input("shared", turned),
-        num_heads=heads, own_size=own, shared_size=shared, value_size=values,
-    )  # fmt: skip
-    expected = latent_heads_reference.latent_heads(product, turned, num_heads=heads, own_size=own)
-    face.output(found, expected.shape)
-    assert_same(face.run()[0], expected)
+    case = Case.of(
+        latent_heads_reference.latent_heads,
+        normal(seed, batch, tokens, heads * (own + values)),
+        normal(seed + 1, batch, tokens, shared),
+        num_heads=heads,
+        own_size=own,
+    )
+    face = partial(latent_heads_onnx.latent_heads, shared_size=shared, value_size=values)
+    assert_computed(face, case)
 
 
 @FEW
 @given(seed=seeds, rows=sizes, columns=sizes, adds=st.booleans(), mean=st.sampled_from([0.0, 30.0]))
 def test_layer_norm(seed: int, rows: int, columns: int, adds: bool, mean: float) -> None:
     """Also of rows whose mean is far from what is left without it."""
-    x, addend = mean + normal(seed, 1, rows, columns), normal(seed + 1, 1, rows, columns)
-    weight, bias = normal(seed + 2, columns), normal(seed + 3, columns)
-    face = Face()
-    arrays = face.graph.weight("w", weight), face.graph.weight("b", bias)
-    given_x = face.input("x", x)
-    values: tuple[str, ...]
-    expected: tuple[np.ndarray, ...]
-    if adds:
-        values = layer_norm_onnx.add_layer_norm(
-            face.graph, given_x, face.input("addend", addend), *arrays, epsilon=EPSILON
-        )
-        expected = layer_norm_reference.add_layer_norm(x, addend, weight, bias, epsilon=EPSILON)
-    else:
-        values = (layer_norm_onnx.layer_norm(face.graph, given_x, *arrays, epsilon=EPSILON),)
-        expected = (layer_norm_reference.layer_norm(x, weight, bias, epsilon=EPSILON),)
-    for value in values:
-        face.output(value, x.shape)
-    for actual, wanted in zip(face.run(), expected, strict=True):
-        assert_same(actual, wanted, tolerance=1e-4)
+    x, addend = normal(seed, 2, 1, rows, columns)
+    weights = normal(seed + 2, columns), normal(seed + 3, columns)
+    inputs = (mean + x, addend) if adds else (mean + x,)
+    face, formula = (
+        (layer_norm_onnx.add_layer_norm, layer_norm_reference.add_layer_norm)
+        if adds
+        else (layer_norm_onnx.layer_norm, layer_norm_reference.layer_norm)
+    )
+    case = Case.of(formula, *inputs, weights=weights, epsilon=EPSILON)
+    assert_computed(face, case, tolerance=1e-4)
 
 
-@FEW
-@given(
-    seed=seeds,
-    batch=st.integers(1, 3),
-    tokens=st.integers(1, 70),
-    key_heads=st.integers(1, 4),
-    each=st.integers(1, 3),
-    key_size=st.integers(1, 33),
-    value_size=st.integers(1, 33),
-    width=st.integers(2, 5),
-    cut=st.integers(0, 70),
-)
-def test_linear_attention(
-    seed: int, batch: int, tokens: int, key_heads: int, each: int,
-    key_size: int, value_size: int, width: int, cut: int,
-) -> None:  # fmt: skip
-    """The present states lie where the past ones were; where tokens are cut changes no bit."""
-    value_heads = key_heads * each
-    channels, values = 2 * key_heads * key_size + value_heads * value_size, value_heads * value_size
-    mixed = normal(seed, batch, tokens, channels + values)
-    gates = normal(seed + 1, batch, tokens, 2 * value_heads)
-    past = (
-        normal(seed + 2, batch, width - 1, channels),
-        normal(seed + 3, batch, value_heads, key_size, value_size),
-    )
-    convolution = normal(seed + 4, channels, width)
-    bias, rate, scale = (
-        normal(seed + n, s) for n, s in ((5, value_heads), (6, value_heads), (7, value_size))
-    )
-    graph = OnnxGraph("linear")
-    weights = linear_attention_onnx.LinearWeights(
-        graph.weight("convolution", convolution.reshape(-1)),
-        *(graph.weight(name, x) for name, x in (("bias", bias), ("rate", rate), ("scale", scale))),
-    )
-    shapes: dict[str, list[int | str]] = {
-        "mixed": ["batch", "tokens", channels + values],
-        "gates": ["batch", "tokens", 2 * value_heads],
-        "channels": ["batch", *past[0].shape[1:]],
-        "state": ["batch", *past[1].shape[1:]],
-    }
-    names = [graph.input(name, np.float32, shape) for name, shape in shapes.items()]
-    results = linear_attention_onnx.linear_attention(
-        graph, names[0], names[1], (names[2], names[3]), weights,
-        key_heads=key_heads, value_heads=value_heads, key_size=key_size, value_size=value_size,
-        convolution=width, epsilon=EPSILON,
-    )  # fmt: skip
-    made: list[list[int | str]] = [["batch", "tokens", values], shapes["channels"], shapes["state"]]
-    outputs = ("output", "present_channels", "present_state")
-    for value, name, shape in zip(results, outputs, made, strict=True):
-        graph.output(value, name, np.float32, shape)
-    session = ort.InferenceSession(graph.build(), providers=["CPUExecutionProvider"])
+def assert_in_place(
+    face: Callable[..., Any], case: Case, *, num_states: int, cut: int, tolerance: float
+) -> None:
+    """The present states lie where the past ones were; where tokens are cut changes no bit.
+
+    The last inputs are the states, and the last results those after the step.
+    """
+    graph = OnnxGraph("in place")
+    split = len(case.inputs) - num_states
+    given, past = case.inputs[:split], case.inputs[split:]
+    tokens = given[0].shape[1]
+    names = [
+        graph.input(f"x{n}", np.float32, ["batch", *(["tokens"] if n < split else []), *rest])
+        for n, each in enumerate(case.inputs)
+        for rest in (each.shape[2 if n < split else 1 :],)
+    ]
+    weights = [
+        None if each is None else graph.weight(f"w{n}", each) for n, each in enumerate(case.weights)
+    ]
+    expected = case.expected()
+    value, *present = face(graph, *names, *weights, **case.options)
+    graph.output(value, "output", np.float32, ["batch", "tokens", expected[0].shape[2]])
+    for number, (state, array) in enumerate(zip(present, past, strict=True)):
+        graph.output(state, f"present{number}", np.float32, ["batch", *array.shape[1:]])
+    session = open_session(graph)
 
     def run(*cuts: int) -> list[Array]:
         kept, outputs = [each.copy() for each in past], []
         for first, last in itertools.pairwise(cuts):
-            given = [np.ascontiguousarray(each[:, first:last]) for each in (mixed, gates)]
-            output = np.zeros((batch, last - first, values), np.float32)
+            parts = [np.ascontiguousarray(each[:, first:last]) for each in given]
+            shape = (len(value_of), last - first, value_of.shape[2])
+            output = np.zeros(shape, np.float32)
             binding = session.io_binding()
-            places = [*zip(shapes, (*given, *kept), strict=True)]
-            for name, array in places:
+            for name, array in zip(names, (*parts, *kept), strict=True):
                 binding.bind_input(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
-            for name, array in (
-                ("output", output), ("present_channels", kept[0]), ("present_state", kept[1])
-            ):  # fmt: skip
+            bound = ("output", output), *((f"present{n}", each) for n, each in enumerate(kept))
+            for name, array in bound:
                 binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
             session.run_with_iobinding(binding)
             outputs.append(output)
         return [np.concatenate(outputs, axis=1), *kept]
 
+    value_of = expected[0]
     found = run(0, tokens)
-    for row in range(batch):
-        channel_rows, gate = np.split(mixed[row], [channels], axis=-1)
-        decay, beta = np.split(gates[row], 2, axis=-1)
-        output, present = linear_attention_reference.linear_attention(
-            channel_rows, gate, decay, beta, past=(past[0][row], past[1][row]),
-            convolution=convolution, decay_bias=bias, decay_rate=rate, scale=scale,
-            key_heads=key_heads, key_size=key_size, epsilon=EPSILON,
-        )  # fmt: skip
-        for actual, expected in zip(found, (output, *present), strict=True):
-            assert_same(actual[row], expected, tolerance=2e-5)
-    if cut < tokens and cut:
-        for whole, parts in zip(found, run(0, cut, tokens), strict=True):
-            assert np.array_equal(whole, parts)
-
-
-@FEW
-@given(
-    seed=seeds,
-    tokens=st.integers(1, 40),
-    channels=st.integers(1, 40),
-    width=st.integers(2, 5),
-    cut=st.integers(0, 40),
-    has_bias=st.booleans(),
-)
-def test_short_convolution(
-    seed: int, tokens: int, channels: int, width: int, cut: int, has_bias: bool
-) -> None:
-    """The present state lies where the past one was; where tokens are cut changes no bit."""
-    mixed = normal(seed, 1, tokens, 3 * channels)
-    past, convolution = normal(seed + 1, width - 1, channels), normal(seed + 2, channels, width)
-    bias = normal(seed + 3, channels) if has_bias else None
-    graph = OnnxGraph("short")
-    state: list[int | str] = [1, width - 1, channels]
-    value, present = short_convolution_onnx.short_convolution(
-        graph,
-        graph.input("mixed", np.float32, [1, "tokens", 3 * channels]),
-        graph.input("past", np.float32, state),
-        graph.weight("convolution", convolution.reshape(-1)),
-        channels=channels,
-        width=width,
-        bias=None if bias is None else graph.weight("bias", bias),
-    )
-    graph.output(value, "output", np.float32, [1, "tokens", channels])
-    graph.output(present, "present", np.float32, state)
-    session = ort.InferenceSession(graph.build(), providers=["CPUExecutionProvider"])
-
-    def run(*cuts: int) -> tuple[Array, Array]:
-        kept, outputs = past[None].copy(), []
-        for first, last in itertools.pairwise(cuts):
-            given = np.ascontiguousarray(mixed[:, first:last])
-            output = np.zeros((1, last - first, channels), np.float32)
-            binding = session.io_binding()
-            for name, array in (("mixed", given), ("past", kept)):
-                binding.bind_input(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
-            for name, array in (("output", output), ("present", kept)):
-                binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
-            session.run_with_iobinding(binding)
-            outputs.append(output)
-        return np.concatenate(outputs, axis=1), kept
-
-    found = run(0, tokens)
-    wanted = short_convolution_reference.short_convolution(
-        *np.split(mixed[0], 3, axis=-1), past=past, convolution=convolution, bias=bias
-    )
-    for actual, expected in zip(found, wanted, strict=True):
-        assert_same(actual[0], expected, tolerance=1e-5)
+    for actual, wanted in zip(found, expected, strict=True):
+        assert_same(actual, wanted, tolerance=tolerance)
     if 0 < cut < tokens:
         for whole, parts in zip(found, run(0, cut, tokens), strict=True):
             assert np.array_equal(whole, parts)
@@ -275,25 +171,65 @@ def test_short_convolution(
 
 @FEW
 @given(
-    seed=seeds,
-    rows=st.integers(1, 9),
-    hidden=st.integers(1, 9),
-    count=st.integers(1, 12),
-    groups=st.sampled_from([1, 1, 2, 3]),
-    is_corrected=st.booleans(),
-    is_scaled=st.booleans(),
-    data=st.data(),
-)
-def test_experts(
-    seed: int,
-    rows: int,
-    hidden: int,
-    count: int,
-    groups: int,
-    is_corrected: bool,
-    is_scaled: bool,
-    data: st.DataObject,
+    seed=seeds, batch=st.integers(1, 3), tokens=st.integers(1, 70), key_heads=st.integers(1, 4),
+    each=st.integers(1, 3), key_size=st.integers(1, 33), value_size=st.integers(1, 33),
+    width=st.integers(2, 5), cut=st.integers(0, 70),
+)  # fmt: skip
+def test_linear_attention(
+    seed: int, batch: int, tokens: int, key_heads: int, each: int,
+    key_size: int, value_size: int, width: int, cut: int,
+) -> None:  # fmt: skip
+    heads = key_heads * each
+    channels = 2 * key_heads * key_size + heads * value_size
+    case = Case.of(
+        linear_attention_reference.linear_attention,
+        normal(seed, batch, tokens, channels + heads * value_size),
+        normal(seed + 1, batch, tokens, 2 * heads),
+        normal(seed + 2, batch, width - 1, channels),
+        normal(seed + 3, batch, heads, key_size, value_size),
+        weights=(
+            normal(seed + 4, channels * width), normal(seed + 5, heads), normal(seed + 6, heads),
+            normal(seed + 7, value_size),
+        ),
+        unbatched=True, key_heads=key_heads, key_size=key_size, epsilon=EPSILON,
+    )  # fmt: skip
+    face = partial(
+        linear_attention_onnx.linear_attention,
+        value_heads=heads, value_size=value_size, width=width,
+    )  # fmt: skip
+    assert_in_place(face, case, num_states=2, cut=cut, tolerance=2e-5)
+
+
+@FEW
+@given(
+    seed=seeds, tokens=st.integers(1, 40), channels=st.integers(1, 40), width=st.integers(2, 5),
+    cut=st.integers(0, 40), has_bias=st.booleans(),
+)  # fmt: skip
+def test_short_convolution(
+    seed: int, tokens: int, channels: int, width: int, cut: int, has_bias: bool
 ) -> None:
+    bias = normal(seed + 3, channels) if has_bias else None
+    case = Case.of(
+        short_convolution_reference.short_convolution,
+        normal(seed, 1, tokens, 3 * channels),
+        normal(seed + 1, 1, width - 1, channels),
+        weights=(normal(seed + 2, channels * width), bias),
+        unbatched=True,
+    )
+    face = partial(short_convolution_onnx.short_convolution, channels=channels, width=width)
+    assert_in_place(face, case, num_states=1, cut=cut, tolerance=1e-5)
+
+
+@FEW
+@given(
+    seed=seeds, rows=st.integers(1, 9), hidden=st.integers(1, 9), count=st.integers(1, 12),
+    groups=st.sampled_from([1, 1, 2, 3]), is_corrected=st.booleans(), is_scaled=st.booleans(),
+    data=st.data(),
+)  # fmt: skip
+def test_experts(
+    seed: int, rows: int, hidden: int, count: int, groups: int, is_corrected: bool,
+    is_scaled: bool, data: st.DataObject,
+) -> None:  # fmt: skip
     """Also where nobody chooses some of them, and where all choose the same."""
     count = count if groups == 1 else groups * (2 + count % 4)
     chosen = data.draw(st.integers(1, groups))
@@ -308,37 +244,25 @@ def test_experts(
     )
     own = 0.1 * normal(seed + 3, count) if is_corrected else None
     scales = normal(seed + 4, count) if is_scaled else None
-    x, logits = normal(seed, 1, rows, hidden), normal(seed + 1, 1, rows, count)
     weights = normal(seed + 2, count, hidden, hidden)
-    face = Face()
-    names = face.input("x", x), face.input("logits", logits)
 
     def product(branch: OnnxGraph, number: int, x: str) -> str:
-        return matmul_onnx.matmul(branch, x, branch.weight(f"w{number}", weights[number]))
+        return matmul_onnx.matmul(branch, x, branch.weight(f"w.{number}", weights[number]))
 
-    y = experts_onnx.experts(
-        face.graph, *names, hidden_size=hidden, num_experts=count, routing=routing,
-        expert=product, correction=None if own is None else face.graph.weight("own", own),
-        scales=None if scales is None else face.graph.weight("scales", scales),
-    )  # fmt: skip
-    face.output(y, x.shape)
-    expected = experts_reference.experts(
-        x[0], logits[0], routing, correction=own, scales=scales,
+    formula = partial(
+        experts_reference.experts,
         expert=lambda number, x: matmul_reference.matmul(x, weights[number]),
-    )  # fmt: skip
-    assert_same(face.run()[0], expected[None])
+    )
+    x, logits = normal(seed, 1, rows, hidden), normal(seed + 1, 1, rows, count)
+    case = Case.of(formula, x, logits, weights=(own, scales), unbatched=True, routing=routing)
+    face = partial(experts_onnx.experts, hidden_size=hidden, num_experts=count, expert=product)
+    assert_computed(face, case)
 
 
 def stacked_experts(
-    seed: int,
-    x: Array,
-    logits: Array,
-    routing: Routing,
-    *,
-    columns: int,
-    bits: int,
+    seed: int, x: Array, logits: Array, routing: Routing, *, columns: int, bits: int,
     threads: int = 1,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array]:  # fmt: skip
     """Of one node, and of the formula with the weights that its codes stand for."""
     hidden, count = x.shape[-1], logits.shape[-1]
     shapes = {"gate_up": (2 * columns, hidden), "down": (hidden, columns)}
@@ -351,25 +275,25 @@ def stacked_experts(
         ]
         for name, shape in shapes.items()
     }
-    face = Face()
 
-    def weight(name: str, array: str) -> str:
-        each = [getattr(matrix, array) for matrix in matrices[name]]
-        if name == "gate_up":
-            each = [experts_onnx.in_turn(rows) for rows in each]
-        flat = np.stack([rows.reshape(len(rows), -1) for rows in each])
-        return face.graph.weight(f"{name}.{array}", flat)
+    def face(graph: OnnxGraph, x: str, logits: str, *, routing: Routing) -> str:
+        def weight(name: str, array: str) -> str:
+            each = [getattr(matrix, array) for matrix in matrices[name]]
+            if name == "gate_up":
+                each = [experts_onnx.in_turn(rows) for rows in each]
+            flat = np.stack([rows.reshape(len(rows), -1) for rows in each])
+            return graph.weight(f"{name}.{array}", flat)
 
-    stacked = experts_onnx.StackedWeights(
-        gate_up_codes=weight("gate_up", "codes"), gate_up_scales=weight("gate_up", "scales"),
-        down_codes=weight("down", "codes"), down_scales=weight("down", "scales"),
-        bits=bits, block_size=32,
-    )  # fmt: skip
-    y = experts_onnx.stacked_experts(
-        face.graph, face.input("x", x), face.input("logits", logits), hidden_size=hidden,
-        num_experts=count, routing=routing, stacked=stacked,
-    )  # fmt: skip
-    face.output(y, x.shape)
+        stacked = experts_onnx.StackedWeights(
+            gate_up_codes=weight("gate_up", "codes"), gate_up_scales=weight("gate_up", "scales"),
+            down_codes=weight("down", "codes"), down_scales=weight("down", "scales"),
+            bits=bits, block_size=32,
+        )  # fmt: skip
+        return experts_onnx.stacked_experts(
+            graph, x, logits, hidden_size=hidden, num_experts=count, routing=routing,
+            stacked=stacked,
+        )  # fmt: skip
+
     gate_up, down = (
         list(map(matmul_nbits_reference.dequantize, each)) for each in matrices.values()
     )
@@ -378,8 +302,9 @@ def stacked_experts(
         active = gated_mlp_reference.gated(rows @ gate_up[number].T, activation="silu")
         return np.asarray(active @ down[number].T)
 
-    expected = experts_reference.experts(x[0], logits[0], routing, expert=expert)[None]
-    return face.run(threads=threads)[0], expected
+    formula = partial(experts_reference.experts, expert=expert)
+    case = Case.of(formula, x, logits, unbatched=True, routing=routing)
+    return computed(face, case, threads=threads)[0], case.expected()[0]
 
 
 @FEW
@@ -436,39 +361,32 @@ def test_what_a_row_gets_of_experts_in_one_node_does_not_depend_on_the_others(th
 
 @FEW
 @given(
-    seed=seeds,
-    tokens=st.integers(1, 9),
-    num_heads=st.integers(1, 5),
+    seed=seeds, tokens=st.integers(1, 9), num_heads=st.integers(1, 5),
     sizes=st.sampled_from([(2, 2), (6, 6), (16, 8), (20, 6), (24, 24), (64, 32)]),
-    interleaved=st.booleans(),
-    position=st.integers(0, 40),
-)
+    interleaved=st.booleans(), position=st.integers(0, 40),
+)  # fmt: skip
 def test_rope(
-    seed: int,
-    tokens: int,
-    num_heads: int,
-    sizes: tuple[int, int],
-    interleaved: bool,
+    seed: int, tokens: int, num_heads: int, sizes: tuple[int, int], interleaved: bool,
     position: int,
-) -> None:
+) -> None:  # fmt: skip
     """Of whole heads, and of their first elements."""
     head_size, turned = sizes
-    x = normal(seed, tokens, num_heads, head_size)
     cos, sin = tables(turned, position + tokens)
-    face = Face()
-    y = rope_onnx.rope(
-        face.graph,
-        face.input("x", x.reshape(1, tokens, -1)),
-        face.input("positions", np.arange(position, position + tokens)[None]),
-        face.input("cos", cos),
-        face.input("sin", sin),
-        num_heads=num_heads,
-        turned_elements=turned,
+
+    def formula(x: Array, positions: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
+        heads = x[0].reshape(tokens, num_heads, head_size)
+        at = positions[0]
+        turned = rope_reference.rope(heads, cos[at], sin[at], interleaved=interleaved)
+        return turned.reshape(x.shape)
+
+    case = Case.of(
+        formula,
+        normal(seed, 1, tokens, num_heads * head_size),
+        np.arange(position, position + tokens)[None],
+        weights=(cos, sin),
         interleaved=interleaved,
     )
-    face.output(y, (1, tokens, num_heads * head_size))
-    expected = rope_reference.rope(x, cos[position:], sin[position:], interleaved=interleaved)
-    assert_same(face.run()[0], expected.reshape(1, tokens, -1))
+    assert_computed(partial(rope_onnx.rope, num_heads=num_heads, turned_elements=turned), case)
 
 
 def tables(head_size: int, length: int) -> tuple[Array, Array]:
@@ -478,172 +396,121 @@ def tables(head_size: int, length: int) -> tuple[Array, Array]:
 
 @settings(FEW, max_examples=300)
 @given(
-    seed=seeds,
-    position=st.integers(0, 20),
-    tokens=st.integers(1, 20),
-    room=st.integers(0, 5),
+    seed=seeds, position=st.integers(0, 20), tokens=st.integers(1, 20), room=st.integers(0, 5),
     heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 2), (8, 2), (5, 1), (6, 1)]),
     sizes=st.sampled_from(
         [(2, 2), (16, 16), (16, 0), (20, 20), (20, 8), (24, 24), (64, 64), (64, 32), (64, 24)]
     ),
-    interleaved=st.booleans(),
-    window=st.sampled_from([None, 1, 2, 5, 16]),
+    interleaved=st.booleans(), window=st.sampled_from([None, 1, 2, 5, 16]),
     scaling=st.sampled_from([(None, None), (0.4, None), (None, 0.7), (2.0, 5.0)]),
-    normed=st.booleans(),
-    has_sinks=st.booleans(),
-)
+    normed=st.booleans(), has_sinks=st.booleans(), gated=st.booleans(), value_norm=st.booleans(),
+)  # fmt: skip
 def test_attention(
-    seed: int,
-    position: int,
-    tokens: int,
-    room: int,
-    heads: tuple[int, int],
-    sizes: tuple[int, int],
-    interleaved: bool,
-    window: int | None,
-    scaling: tuple[float | None, float | None],
-    normed: bool,
-    has_sinks: bool,
-) -> None:
+    seed: int, position: int, tokens: int, room: int, heads: tuple[int, int],
+    sizes: tuple[int, int], interleaved: bool, window: int | None,
+    scaling: tuple[float | None, float | None], normed: bool, has_sinks: bool, gated: bool,
+    value_norm: bool,
+) -> None:  # fmt: skip
     """A whole prompt (position 0), a later chunk of it, and decoding (one token)."""
-    num_heads, num_kv_heads = heads
-    head_size, turned = sizes
-    scale, soft_cap = scaling
+    num_kv_heads, head_size, turned = heads[1], *sizes
+    form = PackedAttention(
+        num_heads=heads[0], num_kv_heads=num_kv_heads, head_size=head_size, turned_elements=turned,
+        interleaved=interleaved, scale=scaling[0], window=window, soft_cap=scaling[1],
+        value_norm=value_norm, gated=gated, epsilon=EPSILON,
+    )  # fmt: skip
     context, end = position + tokens + room, position + tokens
-    qkv = normal(seed, 1, tokens, (num_heads + 2 * num_kv_heads) * head_size)
     past = normal(seed + 1, 2, position, num_kv_heads, head_size)
-    norms = normal(seed + 2, 2, head_size) if normed else None
-    sinks = 2 * normal(seed + 3, num_heads) if has_sinks else None
+    norms = tuple(normal(seed + 2, 2, head_size)) if normed else (None, None)
+    sinks = 2 * normal(seed + 3, heads[0]) if has_sinks else None
     cos, sin = tables(turned, context)
-
-    padded = cache_head_size(head_size)
-    caches = np.full((2, 1, num_kv_heads, context, padded), 7.0, np.float32)
+    caches = np.full((2, 1, num_kv_heads, context, cache_head_size(head_size)), 7.0, np.float32)
     caches[:, 0, :, :position] = 0.0
     caches[:, 0, :, :position, :head_size] = past.transpose(0, 2, 1, 3)
-    face = Face()
-    names = attention_onnx.AttentionNames(
-        cos=face.input("cos", cos) if turned else "",
-        sin=face.input("sin", sin) if turned else "",
-        positions=""
-        if not turned or attention_onnx.rotates_itself(head_size, turned)
-        else face.input("positions", np.arange(position, end)[None]),
-        lengths=face.input("lengths", np.asarray([end - 1], np.int32)),
-        total=face.input("total", np.asarray(end, np.int32)),
-    )
-    query_norm, key_norm = (
-        (None, None)
-        if norms is None
-        else (face.graph.weight("query_norm", norms[0]), face.graph.weight("key_norm", norms[1]))
-    )
-    results = attention_onnx.attention(
-        face.graph,
-        face.input("qkv", qkv),
-        attention_onnx.CacheNames(
-            keys=face.input("past_key", caches[0]), values=face.input("past_value", caches[1])
-        ),
-        names,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        turned_elements=turned,
-        interleaved=interleaved,
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
-        query_norm=query_norm,
-        key_norm=key_norm,
-        sinks=None if sinks is None else face.graph.weight("sinks", sinks),
-        epsilon=EPSILON,
-    )
-    face.output(results[0], (1, tokens, num_heads * head_size))
-    face.output(results[1], caches[0].shape)
-    face.output(results[2], caches[1].shape)
-    output, present_key, present_value = face.run()
 
-    kv = num_kv_heads * head_size
-    cuts = np.split(qkv[0], [num_heads * head_size, num_heads * head_size + kv], axis=-1)
-    query, key, value = (part.reshape(tokens, -1, head_size) for part in cuts)
-    if norms is not None:
-        query = rms_norm_reference.rms_norm(query, norms[0], epsilon=EPSILON)
-        key = rms_norm_reference.rms_norm(key, norms[1], epsilon=EPSILON)
-    angles = cos[position:end], sin[position:end]
-    query = rope_reference.rope(query, *angles, interleaved=interleaved)
-    key = rope_reference.rope(key, *angles, interleaved=interleaved)
-    keys, values = np.concatenate([past[0], key]), np.concatenate([past[1], value])
-    expected = attention_reference.attention(
-        query, keys, values, position=position, scale=scale, window=window, soft_cap=soft_cap,
-        sinks=sinks,
-    )  # fmt: skip
-    assert_same(output, expected.reshape(1, tokens, -1), tolerance=5e-6)
-    for present, wanted in ((present_key, keys), (present_value, values)):
-        assert_same(present[0, :, :end, :head_size].transpose(1, 0, 2), wanted)
+    def formula(qkv: Array, *_caches: Array) -> tuple[Array, Array, Array]:
+        angles = cos[position:end], sin[position:end]
+        made = form.heads(qkv[0], *angles, norms if normed else None)
+        keys, values = (
+            np.concatenate([old, new])
+            for old, new in zip(past, (made.keys, made.values), strict=True)
+        )
+        presents = caches.copy()
+        presents[:, 0, :, :end, :head_size] = np.stack([keys, values]).transpose(0, 2, 1, 3)
+        output = form.attend(replace(made, keys=keys, values=values), sinks)
+        return output[None], *presents
+
+    def face(graph: OnnxGraph, qkv: str, keys: str, values: str) -> tuple[str, ...]:
+        inputs = CacheNames(keys=keys, values=values)
+        own = [None if each is None else graph.weight(f"w{n}", each) for n, each in given]
+        return attention_onnx.attention(
+            graph, qkv, inputs, names, form, query_norm=own[0], key_norm=own[1], sinks=own[2]
+        )
+
+    given = [*enumerate((*norms, sinks))]
+    graph = CaseGraph()
+    itself = attention_onnx.rotates_itself(head_size, turned)
+    names = attention_onnx.AttentionNames(
+        cos=graph.input("cos", cos) if turned else "",
+        sin=graph.input("sin", sin) if turned else "",
+        positions=""
+        if not turned or itself
+        else graph.input("positions", np.arange(position, end)[None]),
+        lengths=graph.input("lengths", np.asarray([end - 1], np.int32)),
+        total=graph.input("total", np.asarray(end, np.int32)),
+    )
+    case = Case.of(formula, normal(seed, 1, tokens, form.columns), *caches)
+    graph.add("", face, case)
+    found, wanted = run_cases(graph), case.expected()
+    assert_same(found[0], wanted[0], tolerance=5e-6)
+    for present, expected in zip(found[1:], wanted[1:], strict=True):
+        assert_same(present[:, :, :end, :head_size], expected[:, :, :end, :head_size])
 
 
 @FEW
 @given(
-    seed=seeds,
-    rows=sizes,
-    columns=sizes,
-    gain=st.sampled_from([0.0, 1.0, 100.0]),
+    seed=seeds, rows=sizes, columns=sizes, gain=st.sampled_from([0.0, 1.0, 100.0]),
     activation=st.sampled_from(activation_reference.ACTIVATIONS),
-)
+)  # fmt: skip
 def test_activated(seed: int, rows: int, columns: int, gain: float, activation: Any) -> None:
     x = gain * normal(seed, 1, rows, columns)
-    face = Face()
-    y = activation_onnx.activated(face.graph, face.input("x", x), activation=activation)
-    face.output(y, x.shape)
-    expected = activation_reference.activated(x, activation=activation)
-    assert_same(face.run()[0], expected, tolerance=1e-5)
+    case = Case.of(activation_reference.activated, x, activation=activation)
+    assert_computed(activation_onnx.activated, case, tolerance=1e-5)
 
 
 @FEW
 @given(
-    seed=seeds,
-    rows=sizes,
-    columns=sizes,
-    gain=st.sampled_from([0.0, 1.0, 100.0]),
+    seed=seeds, rows=sizes, columns=sizes, gain=st.sampled_from([0.0, 1.0, 100.0]),
     activation=st.sampled_from([*activation_reference.ACTIVATIONS, "clamped"]),
-)
+)  # fmt: skip
 def test_gated(seed: int, rows: int, columns: int, gain: float, activation: Any) -> None:
     """Also where e^−x overflows float32."""
     clamp = None
     if activation == "clamped":
         activation, clamp = "silu", gated_mlp_reference.Clamp(limit=0.8, slope=1.7)
     x = gain * normal(seed, 1, rows, 2 * columns)
-    face = Face()
-    y = gated_mlp_onnx.gated(face.graph, face.input("x", x), activation=activation, clamp=clamp)
-    face.output(y, (1, rows, columns))
-    expected = gated_mlp_reference.gated(x, activation=activation, clamp=clamp)
-    assert_same(face.run()[0], expected, tolerance=1e-5)
+    case = Case.of(gated_mlp_reference.gated, x, activation=activation, clamp=clamp)
+    assert_computed(gated_mlp_onnx.gated, case, tolerance=1e-5)
 
 
 @FEW
 @given(
-    seed=seeds,
-    rows=sizes,
-    columns=sizes,
-    scale=st.sampled_from([1.0, 0.125, 7.0]),
+    seed=seeds, rows=sizes, columns=sizes, scale=st.sampled_from([1.0, 0.125, 7.0]),
     soft_cap=st.sampled_from([None, 0.5, 30.0]),
-)
+)  # fmt: skip
 def test_finish_logits(
     seed: int, rows: int, columns: int, scale: float, soft_cap: float | None
 ) -> None:
     x = 20 * normal(seed, 1, rows, columns)
-    face = Face()
-    given = face.input("x", x)
-    y = logits_onnx.finish_logits(face.graph, given, scale=scale, soft_cap=soft_cap)
-    face.output(face.graph.node("Identity", y) if y == given else y, x.shape)
-    assert_same(face.run()[0], logits_reference.finish_logits(x, scale=scale, soft_cap=soft_cap))
+    case = Case.of(logits_reference.finish_logits, x, scale=scale, soft_cap=soft_cap)
+    assert_computed(logits_onnx.finish_logits, case)
 
 
 @FEW
 @given(seed=seeds, tokens=st.integers(1, 9), rows=sizes, columns=sizes)
 def test_matmul(seed: int, tokens: int, rows: int, columns: int) -> None:
-    x, weight = normal(seed, 1, tokens, columns), normal(seed + 1, rows, columns)
-    face = Face()
-    y = matmul_onnx.matmul(face.graph, face.input("x", x), face.graph.weight("w", weight))
-    face.output(y, (1, tokens, rows))
-    assert_same(face.run()[0], matmul_reference.matmul(x, weight), tolerance=1e-5)
+    weights = (normal(seed + 1, rows, columns),)
+    case = Case.of(matmul_reference.matmul, normal(seed, 1, tokens, columns), weights=weights)
+    assert_computed(matmul_onnx.matmul, case, tolerance=1e-5)
 
 
 nbits_forms = st.sampled_from(
@@ -761,27 +628,21 @@ def nbits_product(
     matrix: matmul_nbits_reference.QuantizedMatrix,
     accuracy: matmul_nbits_reference.Accuracy,
 ) -> Array:
-    face = Face()
     rows, columns = matrix.shape
-    zeros = None
-    if matrix.zero_points is not None:
-        packed = matmul_nbits_reference.pack_zero_points(matrix.zero_points, matrix.bits)
-        zeros = face.graph.weight("zero_points", packed)
-    y = matmul_nbits_onnx.matmul_nbits(
-        face.graph,
-        face.input("x", x),
-        face.graph.weight("codes", matrix.codes),
-        face.graph.weight("scales", matrix.scales),
-        zeros,
-        None if matrix.offsets is None else face.graph.weight("offsets", matrix.offsets),
+    zeros = matrix.zero_points
+    if zeros is not None:
+        zeros = matmul_nbits_reference.pack_zero_points(zeros, matrix.bits)
+    case = Case.of(
+        lambda x, *_arrays, **_options: matmul_nbits_reference.matmul(x, matrix),
+        x,
+        weights=(matrix.codes, matrix.scales, zeros, matrix.offsets),
         rows=rows,
         columns=columns,
         bits=matrix.bits,
         block_size=matrix.block_size,
         accuracy=accuracy,
     )
-    face.output(y, (*x.shape[:-1], rows))
-    return face.run()[0]
+    return computed(matmul_nbits_onnx.matmul_nbits, case)[0]
 
 
 def assert_highly_accurate(actual: Array, x: Array, weight: Array, block_size: int) -> None:

@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from edge.kernels.cases import Case
+from edge.kernels.onnx_cases import CaseGraph
 from edge.kernels.onnx_graph import OnnxGraph
 
 Array = NDArray[Any]
 
 
-class Face:
-    """A graph under construction, the values of its inputs, and the names of its outputs."""
+def open_session(graph: OnnxGraph, *, threads: int = 1) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return ort.InferenceSession(graph.build(), options, providers=["CPUExecutionProvider"])
 
-    def __init__(self) -> None:
-        self.graph = OnnxGraph("face")
-        self._feeds: dict[str, Array] = {}
-        self._outputs: list[str] = []
 
-    def input(self, name: str, value: Array) -> str:
-        self._feeds[name] = value
-        return self.graph.input(name, value.dtype, value.shape)
+def computed(face: Callable[..., Any], case: Case, *, threads: int = 1) -> list[Array]:
+    """What a face makes of a case."""
+    graph = CaseGraph()
+    graph.add("", face, case)
+    return run_cases(graph, threads=threads)
 
-    def output(self, value: str, shape: tuple[int, ...]) -> None:
-        name = f"result_{len(self._outputs)}"
-        self.graph.output(value, name, np.float32, shape)
-        self._outputs.append(name)
 
-    def run(self, *, threads: int = 1) -> list[Array]:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        session = ort.InferenceSession(
-            self.graph.build(), options, providers=["CPUExecutionProvider"]
-        )
-        results: list[Array] = session.run(self._outputs, self._feeds)
-        return results
+def run_cases(graph: CaseGraph, *, threads: int = 1) -> list[Array]:
+    session = open_session(graph.graph, threads=threads)
+    results: list[Array] = session.run(list(graph.expected[0]), graph.feeds[0])
+    return results
+
+
+def assert_computed(face: Callable[..., Any], case: Case, *, tolerance: float = 2e-6) -> None:
+    """It is what the formula gives."""
+    for found, expected in zip(computed(face, case), case.expected(), strict=True):
+        assert_same(found, expected, tolerance=tolerance)
 
 
 def normal(seed: int, *shape: int) -> NDArray[np.float32]:

@@ -251,16 +251,20 @@ class ReferenceModel:
         return self._linear(mixed.reshape(len(x), -1), f"{prefix}o_proj")
 
     def _linear_attention(self, x: Array, part: LinearAttention, prefix: str) -> Array:
-        channels = [self._linear(x, f"{prefix}in_proj_{name}") for name in "qkv"]
-        zeros = [np.zeros(shape, np.float32) for shape in part.state_shapes]
-        output, _past = linear_attention(
-            np.concatenate(channels, axis=-1),
-            *(self._linear(x, f"{prefix}in_proj_{name}") for name in "zab"),
-            past=(zeros[0], zeros[1]),
-            convolution=self._weights[f"{prefix}conv1d.weight"][:, 0],
-            decay_bias=self._weights[f"{prefix}dt_bias"],
-            decay_rate=self._weights[f"{prefix}A_log"],
-            scale=self._weights[f"{prefix}norm.weight"],
+        mixed, gates = (
+            np.concatenate([self._linear(x, f"{prefix}in_proj_{name}") for name in names], axis=-1)
+            for names in ("qkvz", "ab")
+        )
+        channels, states = (np.zeros(shape, np.float32) for shape in part.state_shapes)
+        output, *_past = linear_attention(
+            mixed,
+            gates,
+            channels,
+            states,
+            self._weights[f"{prefix}conv1d.weight"],
+            self._weights[f"{prefix}dt_bias"],
+            self._weights[f"{prefix}A_log"],
+            self._weights[f"{prefix}norm.weight"],
             key_heads=part.num_key_heads,
             key_size=part.key_size,
             epsilon=self.spec.norm_epsilon,
@@ -268,11 +272,12 @@ class ReferenceModel:
         return self._linear(output, f"{prefix}out_proj")
 
     def _short_convolution(self, x: Array, part: ShortConvolution, prefix: str) -> Array:
+        mixed = [self._linear(x, f"{prefix}{name}_proj") for name in ("before", "after", "value")]
         output, _past = short_convolution(
-            *(self._linear(x, f"{prefix}{name}_proj") for name in ("before", "after", "value")),
-            past=np.zeros(part.state_shapes[0], np.float32),
-            convolution=self._weights[f"{prefix}conv.weight"][:, 0],
-            bias=self._weights.get(f"{prefix}conv.bias"),
+            np.concatenate(mixed, axis=-1),
+            np.zeros(part.state_shapes[0], np.float32),
+            self._weights[f"{prefix}conv.weight"],
+            self._weights.get(f"{prefix}conv.bias"),
         )
         return self._linear(output, f"{prefix}out_proj")
 
@@ -311,8 +316,8 @@ class ReferenceModel:
             logits = self._linear(x, f"{prefix}gate")
         correction = self._weights.get(f"{prefix}gate.e_score_correction_bias")
         mixed = experts(
-            x, logits, part.routing, expert=expert, correction=correction,
-            scales=self._weights.get(f"{prefix}gate.per_expert_scale"),
+            x, logits, correction, self._weights.get(f"{prefix}gate.per_expert_scale"),
+            routing=part.routing, expert=expert,
         )  # fmt: skip
         return (
             mixed if part.shared is None or part.is_apart else mixed + self._shared(x, part, prefix)

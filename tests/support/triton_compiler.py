@@ -22,7 +22,6 @@ from edge.kernels.embedding.triton import embedding
 from edge.kernels.experts.reference import Routing
 from edge.kernels.experts.triton import (
     ExpertStack,
-    ExpertWeight,
     expert_product,
     mix,
     product_tiles,
@@ -36,7 +35,7 @@ from edge.kernels.latent_heads.triton import latent_heads
 from edge.kernels.layer_norm.triton import add_layer_norm
 from edge.kernels.linear_attention.triton import linear_attention
 from edge.kernels.matmul.triton import matmul
-from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
+from edge.kernels.matmul_nbits.triton import PackedWeight, Weight, matmul_nbits
 from edge.kernels.rms_norm.triton import add_rms_norm
 from edge.kernels.rope.triton import rope, rope_store
 from edge.kernels.sampling.triton import top_k
@@ -217,7 +216,7 @@ def launch_experts(*, rows: tuple[int, ...], bits: int | None) -> None:
         if bits == 4:
             offsets = scales.float().T.contiguous()
             order = torch.zeros(HIDDEN, dtype=torch.int32)
-    stack = ExpertStack([ExpertWeight(matrix=matrix, offsets=offsets, order=order)] * EXPERTS)
+    stack = ExpertStack([Weight(matrix=matrix, offsets=offsets, order=order)] * EXPERTS)
     for count in rows:
         x = torch.zeros(count, HIDDEN, dtype=torch.bfloat16)
         chosen = torch.zeros(count, TOP_K, dtype=torch.int32)

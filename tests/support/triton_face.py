@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.cases import Case
 from tests.support import quick_interpreter
 
 if TYPE_CHECKING:
@@ -104,6 +106,22 @@ def assert_close(
     scale = max(1e-3, float(np.abs(expected).max(initial=0.0)))
     limit = TOLERANCES[dtype] if tolerance is None else tolerance
     np.testing.assert_allclose(found, expected, rtol=0, atol=limit * scale)
+
+
+def assert_computed(
+    face: Callable[..., Any], case: Case, dtype: str, *, tolerance: float | None = None
+) -> None:
+    """The face gives what the formula gives, in `out`, and writes nothing beside it.
+
+    The case's inputs are of `dtype`, its weights of float32.
+    """
+    (expected,) = case.expected()
+    out = output(*expected.shape, dtype=dtype)
+    inputs = [tensor(each, dtype) for each in case.inputs]
+    weights = [tensor(each) for each in case.weights if each is not None]
+    assert face(*inputs, *weights, **case.options, out=out) is out
+    assert_close(out, expected, dtype, tolerance=tolerance)
+    assert_only_inside_written(out)
 
 
 def _give_the_interpreter_bfloat16() -> None:

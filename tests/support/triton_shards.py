@@ -21,7 +21,7 @@ from edge.partition import Plan
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.runs.shipping import describe_shard
 from edge.transport import Collective
-from edge.weights.block_matrices import ZeroBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import WeightFormat, kv_bits, weight_format
 from edge.weights.layout import ShardLayout, shard_layout
@@ -143,13 +143,13 @@ def most_layer_bytes(layout: ShardLayout, chosen: WeightFormat) -> int:
     sizes: dict[str, int] = {}
     for matrix in chosen.recipe.all_stored(layout.matrices):
         rows, kind, columns = len(matrix.rows), matrix.kind, len(matrix.part.columns)
-        if kind.bits is None:
+        if not isinstance(kind, Blocks):
             arrays = [4 * rows * columns]
         else:
             start = matrix.part.columns.start % kind.column_multiple
             blocks = -(-(start + columns) // kind.column_multiple)
             codes = rows * blocks * kind.column_multiple * kind.bits // 8
-            arrays = [codes, 4 * rows * blocks, rows * blocks * isinstance(kind, ZeroBlocks)]
+            arrays = [codes, 4 * rows * blocks, rows * blocks * kind.zero_points]
         if matrix.name != "head":
             layer = ".".join(matrix.name.split(".")[:2])
             sizes[layer] = sizes.get(layer, 0) + sum(map(padded, arrays))

@@ -49,21 +49,10 @@ def lower_attention(
         qkv,
         cache,
         _inputs(build, part, keeps_remainders=bool(cache.remainders)),
-        num_heads=part.num_heads,
-        num_kv_heads=part.num_kv_heads,
-        head_size=part.head_size,
-        turned_elements=part.rotary.turned_elements,
-        interleaved=part.rotary.is_interleaved,
-        scale=part.score_scale,
-        window=part.window,
-        soft_cap=part.soft_cap,
+        part.packed(build.spec.norm_epsilon),
         query_norm=build.vector(f"{p}query_norm"),
         key_norm=build.vector(f"{p}key_norm"),
-        value_norm=part.value_norm,
-        joint_norm=part.joint_norm,
-        gated=part.output_gate,
         sinks=build.vector(f"{p}sinks"),
-        epsilon=build.spec.norm_epsilon,
     )
     build.segment.cache_layer = build.layout.cache_layer(layer)
     dtype, shape = _cache_rows(build, part)

@@ -173,7 +173,9 @@ def _one_kind(matrices: list[StoredMatrix]) -> Blocks | None:
     if len(kinds) != 1 or any(each.padding for each in matrices):
         return None
     (kind,) = kinds
-    return kind if type(kind) is Blocks else None
+    if isinstance(kind, Blocks) and kind == Blocks(kind.bits, kind.block_size):
+        return kind
+    return None
 
 
 def _is_computed(part: Experts, kind: Blocks, hidden_size: int) -> bool:

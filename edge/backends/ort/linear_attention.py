@@ -6,7 +6,8 @@ import numpy as np
 
 from edge.backends.ort.residual_stream import ResidualStream
 from edge.backends.ort.segment_builder import SegmentBuilder
-from edge.kernels.linear_attention.onnx import LinearWeights, linear_attention
+from edge.kernels.linear_attention.onnx import linear_attention
+from edge.kernels.linear_attention.reference import WEIGHTS
 from edge.models.linear_attention import LinearAttention
 
 
@@ -25,18 +26,14 @@ def lower_linear_attention(
         build.graph,
         build.linear(normed, f"{p}linear"),
         build.linear(normed, f"{p}linear_gates"),
-        (channels, state),
-        LinearWeights(
-            convolution=build.own_vector(f"{p}linear_convolution"),
-            decay_bias=build.own_vector(f"{p}linear_decay_bias"),
-            decay_rate=build.own_vector(f"{p}linear_decay_rate"),
-            scale=build.own_vector(f"{p}linear_scale"),
-        ),
+        channels,
+        state,
+        *(build.own_vector(f"{p}linear_{name}") for name in WEIGHTS),
         key_heads=part.num_key_heads,
         value_heads=part.num_value_heads,
         key_size=part.key_size,
         value_size=part.value_size,
-        convolution=part.convolution,
+        width=part.convolution,
         epsilon=build.spec.norm_epsilon,
     )
     for value, name, shape in zip(present, part.state_names, shapes, strict=True):

@@ -12,8 +12,7 @@ from edge.kernels.matmul.onnx import matmul
 from edge.kernels.matmul_nbits.onnx import matmul_nbits
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.kernels.onnx_graph import OnnxGraph
-from edge.weights.block_matrices import SORTED, Blocks, OffsetBlocks, ZeroBlocks
-from edge.weights.float_matrices import Floats
+from edge.weights.block_matrices import Blocks
 from edge.weights.matrix_kind import MatrixKind
 
 
@@ -31,31 +30,18 @@ class Matrix:
 
 def product(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
     """x [..., columns] → [..., rows]."""
-    return _PRODUCTS[type(matrix.kind)](graph, x, matrix)
-
-
-def pad(graph: OnnxGraph, x: str, padding: int) -> str:
-    """Zeros before the columns of x, where a slice of a matrix starts inside a block of it."""
-    if not padding:
-        return x
-    pads = graph.constant(f"pad_{padding}", np.asarray([0, 0, padding, 0, 0, 0]))
-    return graph.node("Pad", x, pads)
-
-
-def _floats(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
-    return matmul(graph, x, matrix.array("weight"))
-
-
-def _blocks(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
     kind = matrix.kind
-    assert isinstance(kind, Blocks)
+    if not isinstance(kind, Blocks):
+        return matmul(graph, x, matrix.array("weight"))
+    if kind.is_sorted:
+        x = graph.node("Gather", x, matrix.array("order"), axis=-1)
     return matmul_nbits(
         graph,
         x,
         matrix.array("codes"),
         matrix.array("scales"),
-        matrix.array("zero_points") if isinstance(kind, ZeroBlocks) else None,
-        matrix.array("offsets") if isinstance(kind, OffsetBlocks) else None,
+        matrix.array("zero_points") if kind.zero_points else None,
+        matrix.array("offsets") if kind.offsets else None,
         rows=matrix.rows,
         columns=matrix.columns,
         bits=kind.bits,
@@ -64,14 +50,9 @@ def _blocks(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
     )
 
 
-def _sorted_blocks(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
-    return _blocks(graph, graph.node("Gather", x, matrix.array("order"), axis=-1), matrix)
-
-
-_PRODUCTS: dict[type[MatrixKind[Any]], Callable[[OnnxGraph, str, Matrix], str]] = {
-    Floats: _floats,
-    Blocks: _blocks,
-    ZeroBlocks: _blocks,
-    OffsetBlocks: _blocks,
-    **dict.fromkeys(SORTED.values(), _sorted_blocks),
-}
+def pad(graph: OnnxGraph, x: str, padding: int) -> str:
+    """Zeros before the columns of x, where a slice of a matrix starts inside a block of it."""
+    if not padding:
+        return x
+    pads = graph.constant(f"pad_{padding}", np.asarray([0, 0, padding, 0, 0, 0]))
+    return graph.node("Pad", x, pads)

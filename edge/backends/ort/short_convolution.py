@@ -24,9 +24,9 @@ def lower_short_convolution(
         build.linear(stream.norm(f"{p}attention_norm"), f"{p}short"),
         past,
         weights,
+        build.vector(f"{p}short_convolution_bias"),
         channels=part.channels,
         width=part.convolution,
-        bias=build.vector(f"{p}short_convolution_bias"),
     )
     build.output(present, f"present_{name}_{layer}", np.float32, shape)
     return build.linear(output, f"{p}short_output")

@@ -10,17 +10,15 @@ from torch import Tensor
 
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.tuning import InterpretedTiles, ProductShape, Tuning
-from edge.backends.triton.weights import OffsetWeight, SortedWeight, Weight
 from edge.kernels.experts.triton import (
     ExpertStack,
-    ExpertWeight,
     SortedUses,
     Tiles,
     expert_product,
     product_tiles,
     sort_uses,
 )
-from edge.kernels.matmul_nbits.triton import PackedWeight
+from edge.kernels.matmul_nbits.triton import PackedWeight, Weight
 from edge.kernels.triton_launch import GemmTiles
 from edge.weights.recipe import StoredMatrix
 
@@ -109,7 +107,7 @@ class ExpertProducts:
 
 def stack_of(weights: Sequence[Weight]) -> ExpertStack:
     """Scales are of one type: float32 where some expert's need that."""
-    experts = list(map(_expert, weights))
+    experts = list(weights)
     packed = [each.matrix for each in experts if isinstance(each.matrix, PackedWeight)]
     if len({each.scales.dtype for each in packed}) > 1:
         experts = [
@@ -117,11 +115,3 @@ def stack_of(weights: Sequence[Weight]) -> ExpertStack:
             for each, matrix in zip(experts, packed, strict=True)
         ]
     return ExpertStack(experts)
-
-
-def _expert(weight: Weight) -> ExpertWeight:
-    if isinstance(weight, SortedWeight):
-        return replace(_expert(weight.stored), order=weight.order)
-    if isinstance(weight, OffsetWeight):
-        return ExpertWeight(matrix=weight.packed, offsets=weight.offsets)
-    return ExpertWeight(matrix=weight)

@@ -31,9 +31,10 @@ from edge.backends.triton.side_inputs import SideInputs
 from edge.backends.triton.streaming import StreamedLayers
 from edge.backends.triton.token_inputs import TokenInputs
 from edge.backends.triton.tuning import open_tuning
-from edge.backends.triton.weights import Product, Weight, read_weight, to_device
+from edge.backends.triton.weights import Product, read_weight, to_device
 from edge.kernels.embedding.triton import embedding
 from edge.kernels.logits.triton import finish_logits
+from edge.kernels.matmul_nbits.triton import Weight
 from edge.models.rotary import Rotary
 from edge.models.spec import ModelSpec
 from edge.weights.layout import ShardLayout

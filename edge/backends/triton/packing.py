@@ -15,8 +15,9 @@ from torch import Tensor
 
 from edge.backends.interface import ShardWeights
 from edge.backends.shard_arrays import ShardArrays
-from edge.backends.triton.weights import Weight, gpu_arrays, placed
+from edge.backends.triton.weights import gpu_arrays, placed
 from edge.errors import RequestError
+from edge.kernels.matmul_nbits.triton import Weight
 from edge.models.experts import expert_number
 from edge.offload import PIECE_BYTES, CachedShard, ExtentSpan, TensorEntry, padded
 from edge.weights.recipe import StoredMatrix

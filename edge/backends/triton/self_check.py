@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edge.backends.self_check import ROWS, Judge, heads_of, spread
+from edge.backends.self_check import ROWS, Judge, spread
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.attention import AttentionBlock
 from edge.backends.triton.blocks import Addend, Cast, Norm
@@ -34,6 +34,7 @@ from edge.backends.triton.short_convolution import ShortConvolutionBlock
 from edge.backends.triton.token_inputs import TokenInputs
 from edge.backends.triton.weights import Product
 from edge.kernels.activation.reference import activated
+from edge.kernels.cases import Array, Case, Draw
 from edge.kernels.embedding.reference import embedding
 from edge.kernels.experts.reference import route
 from edge.kernels.experts.triton import mix
@@ -41,7 +42,7 @@ from edge.kernels.gated_mlp.reference import gated
 from edge.kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
 from edge.kernels.latent_heads.reference import latent_heads
 from edge.kernels.layer_norm.reference import add_layer_norm, layer_norm
-from edge.kernels.linear_attention.reference import linear_attention
+from edge.kernels.linear_attention.reference import WEIGHTS, linear_attention
 from edge.kernels.logits.reference import finish_logits as finished
 from edge.kernels.logits.triton import finish_logits
 from edge.kernels.matmul.reference import matmul
@@ -66,8 +67,6 @@ _EXPERTS = 3
 """Experts of a layer that are compared."""
 
 _REQUEST = "self_check"
-
-Array = NDArray[np.float32]
 
 
 def run_self_check(
@@ -134,10 +133,8 @@ class _Check:
             remedy="update the GPU's driver, torch and Triton, or start this peer with "
             "--backend ort",
         )
-        self._random = np.random.default_rng(0)
-
-    def normal(self, *shape: int) -> Array:
-        return self._random.standard_normal(shape, dtype=np.float32)
+        draw = Draw(0, self.rounded)
+        self.normal, self.inputs = draw.normal, draw.rounded
 
     def tensor(self, array: Array) -> Tensor:
         """As products get it."""
@@ -155,6 +152,11 @@ class _Check:
         """`allowed`: error, if more than usual."""
         allowed = max(allowed, LARGEST_ERROR[self._operators.activations])
         self._judge.compare(operator, _array(given), expected, allowed=allowed)
+
+    def check(self, operator: str, face: Callable[..., Tensor], case: Case) -> None:
+        """A face that gets its inputs as products do."""
+        (expected,) = case.expected()
+        self.compare(operator, face(*map(self.tensor, case.inputs)), expected)
 
     def embedding(self) -> None:
         ids = self._operators.layout.embedding
@@ -174,7 +176,7 @@ class _Check:
             return
         weight, bias = self._arrays.read(name), self._arrays.vector(f"{name}_bias")
         x, addend = self.normal(2, ROWS[0], len(weight)), self.normal(2, ROWS[0], len(weight))
-        hidden = torch.from_numpy(x[0].copy()).to(self._device.torch)
+        hidden = self.wide(x[0].copy())
         epsilon = self._spec.norm_epsilon
         if bias is None:
             operator, alone = "rms_norm", rms_norm(x[0], weight, epsilon=epsilon)
@@ -183,7 +185,7 @@ class _Check:
             operator, alone = "layer_norm", layer_norm(x[0], weight, bias, epsilon=epsilon)
             normed, total = add_layer_norm(x[0], addend[0], weight, bias, epsilon=epsilon)
         self.compare(f"{operator} ({name})", norm(hidden, None), alone)
-        given = norm(hidden, torch.from_numpy(addend[0]).to(self._device.torch))
+        given = norm(hidden, self.wide(addend[0]))
         self.compare(f"add_{operator} ({name})", given, normed)
         self.compare(f"add_{operator} ({name})", hidden, total)
 
@@ -203,11 +205,9 @@ class _Check:
         bias = arrays.vector(f"{name}.bias")
         operators = ", ".join(dict.fromkeys(each.kind.operator for each in product.stored))
         for rows in ROWS:
-            x = self.normal(rows, weight.shape[1])
+            x = (self.normal if is_wide else self.inputs)(rows, weight.shape[1])
             given = product(self.wide(x) if is_wide else self.tensor(x))
-            expected = matmul(
-                x if is_wide else self.rounded(x), weight, None if bias is None else bias[outputs]
-            )
+            expected = matmul(x, weight, None if bias is None else bias[outputs])
             label = f"{operators} ({name}, {rows} row{'s' if rows > 1 else ''})"
             self.compare(label, given[:, outputs], expected)
             self.compare(label, torch.isfinite(given).all().float(), np.ones((), np.float32))
@@ -225,7 +225,7 @@ class _Check:
     def finishing(self) -> None:
         spec, logits = self._spec, self.normal(1, len(self._operators.layout.vocab))
         scale, soft_cap = spec.logit_scale, spec.logit_soft_cap
-        x = torch.from_numpy(logits.copy()).to(self._device.torch)
+        x = self.wide(logits.copy())
         expected = finished(logits, scale=scale, soft_cap=soft_cap)
         self.compare("finish_logits", finish_logits(x, scale=scale, soft_cap=soft_cap), expected)
 
@@ -235,7 +235,7 @@ class _Check:
         most = min(SHORTLIST_TOKENS, columns)
         logits = self.normal(1, columns)
         for count in (1, most) if self._device.is_gpu else (1,):
-            scores, ids = top_k(torch.from_numpy(logits).to(self._device.torch), count)
+            scores, ids = top_k(self.wide(logits), count)
             expected = likeliest(logits[0], count)
             label = f"top_k ({count} of {columns} logits)"
             self.compare(label, scores[0], logits[0, expected])
@@ -245,10 +245,9 @@ class _Check:
     def gated(self, block: GatedMlpBlock, layer: int) -> None:
         self.norm(block.norm, f"layers.{layer}.mlp_norm")
         self.product(block.gate_up)
-        gate_up = self.normal(ROWS[-1], 2 * block.part.columns)
-        given = block.gate(self.tensor(gate_up))
-        expected = gated(self.rounded(gate_up), activation=block.part.activation)
-        self.compare(f"gated_mlp ({block.gate_up.name})", given, expected)
+        gate_up = self.inputs(ROWS[-1], 2 * block.part.columns)
+        case = Case.of(gated, gate_up, activation=block.part.activation)
+        self.check(f"gated_mlp ({block.gate_up.name})", block.gate, case)
         self.product(block.down)
 
     def experts(self, block: ExpertsBlock) -> None:
@@ -271,10 +270,9 @@ class _Check:
             results = self.normal(rows * part.top_k, self._spec.hidden_size)
             mixed = results.reshape(rows, part.top_k, -1) * _array(weights)[..., None]
             self.compare(f"{label}, mixed", mix(self.wide(results), weights), mixed.sum(axis=1))
-        gate_up = self.normal(ROWS[-1], 2 * part.columns)
-        given = block.gate(self.tensor(gate_up))
-        active = gated(self.rounded(gate_up), activation=part.activation, clamp=part.clamp)
-        self.compare(f"gated_mlp ({block.gate_up.names[0]})", given, active)
+        gate_up = self.inputs(ROWS[-1], 2 * part.columns)
+        case = Case.of(gated, gate_up, activation=part.activation, clamp=part.clamp)
+        self.check(f"gated_mlp ({block.gate_up.names[0]})", block.gate, case)
         for product in block.shared or ():
             self.product(product)
 
@@ -289,12 +287,12 @@ class _Check:
             for number in numbers:
                 weights[number].append(self._arrays.floats(run[number], rows))
         biases = None if products.biases is None else _array(products.biases)
-        x = self.normal(len(chosen) * per_row, len(products.runs[0][0].part.columns))
+        x = self.inputs(len(chosen) * per_row, len(products.runs[0][0].part.columns))
         given, sent = self.tensor(x), self.wide(chosen)
         found = products(given, sent, products.sort(sent, element_bytes=given.element_size()))
         expected = []
         for use, number in enumerate(chosen.reshape(-1).tolist()):
-            row = self.rounded(x)[use * len(x) // chosen.size][None]
+            row = x[use * len(x) // chosen.size][None]
             bias = None if biases is None else biases[number, outputs]
             expected.append(matmul(row, np.concatenate(weights[number]), bias))
         operators = ", ".join(dict.fromkeys(run[0].kind.operator for run in products.runs))
@@ -306,26 +304,20 @@ class _Check:
     def plain(self, block: PlainMlpBlock, layer: int) -> None:
         self.norm(block.norm, f"layers.{layer}.mlp_norm")
         self.product(block.up)
-        up = self.normal(ROWS[-1], block.part.columns)
-        expected = activated(self.rounded(up), activation=block.part.activation)
-        self.compare(f"activated ({block.up.name})", block.activate(self.tensor(up)), expected)
+        up = self.inputs(ROWS[-1], block.part.columns)
+        case = Case.of(activated, up, activation=block.part.activation)
+        self.check(f"activated ({block.up.name})", block.activate, case)
         self.product(block.down)
 
     def short_convolution(self, block: ShortConvolutionBlock) -> None:
         self.norm(block.norm, f"layers.{block.layer}.attention_norm")
         self.product(block.mixed)
         channels, width = block.weights.shape
-        weights = _array(block.weights)
-        bias = None if block.bias is None else _array(block.bias)
+        weights = _array(block.weights), None if block.bias is None else _array(block.bias)
         state = np.zeros((width - 1, channels), np.float32)
         for lane in self._steps_of_one_request():
-            mixed = self.normal(lane.num_rows, 3 * channels)
-            expected, state = short_convolution(
-                *np.split(self.rounded(mixed), 3, axis=-1),
-                past=state,
-                convolution=weights,
-                bias=bias,
-            )
+            mixed = self.inputs(lane.num_rows, 3 * channels)
+            expected, state = short_convolution(mixed, state, *weights)
             label = f"short_convolution (layer {block.layer}, {lane.num_rows} tokens)"
             self.compare(label, block.convolve(self.tensor(mixed), lane), expected)
         self.product(block.output)
@@ -335,27 +327,24 @@ class _Check:
         self.norm(block.norm, f"layers.{block.layer}.attention_norm")
         self.product(block.mixed)
         self.product(block.gates)
-        channels, state = (np.zeros(shape, np.float32) for shape in part.state_shapes)
-        past = channels, state
+        weights = [_array(getattr(block, name)) for name in WEIGHTS]
+        past = [np.zeros(shape, np.float32) for shape in part.state_shapes]
         values = part.num_value_heads * part.value_size
         for lane in self._steps_of_one_request():
-            mixed = self.normal(lane.num_rows, part.channels + values)
+            mixed = self.inputs(lane.num_rows, part.channels + values)
             gates = self.normal(lane.num_rows, 2 * part.num_value_heads)
-            expected, past = linear_attention(
-                *np.split(self.rounded(mixed), [part.channels], axis=-1),
-                *np.split(gates, 2, axis=-1),
-                past=past,
-                convolution=_array(block.convolution),
-                decay_bias=_array(block.decay_bias),
-                decay_rate=_array(block.decay_rate),
-                scale=_array(block.scale),
+            expected, *past = linear_attention(
+                mixed,
+                gates,
+                *past,
+                *weights,
                 key_heads=part.num_key_heads,
                 key_size=part.key_size,
                 epsilon=block.epsilon,
             )
-            on_device = torch.from_numpy(gates).to(self._device.torch)
             label = f"linear_attention (layer {block.layer}, {lane.num_rows} tokens)"
-            self.compare(label, block.attend(self.tensor(mixed), on_device, lane), expected)
+            given = block.attend(self.tensor(mixed), self.wide(gates), lane)
+            self.compare(label, given, expected)
         self.product(block.output)
 
     def _steps_of_one_request(self) -> Iterator[Lane]:
@@ -383,15 +372,16 @@ class _Check:
     def token_inputs(self, behind: TokenInputs) -> None:
         for each in (behind.projection, behind.gate, behind.output):
             self.product(each)
-        made, rows = self.normal(2, ROWS[-1], behind.norm.shape[0])
+        shape = ROWS[-1], behind.norm.shape[0]
+        made, rows = self.inputs(*shape), self.normal(*shape)
         expected = token_inputs(
-            self.rounded(made),
+            made,
             rows,
             _array(behind.norm),
             hidden_size=behind.hidden_size,
             epsilon=behind.epsilon,
         )
-        given = behind.inputs(self.tensor(made), torch.from_numpy(rows).to(self._device.torch))
+        given = behind.inputs(self.tensor(made), self.wide(rows))
         self.compare(f"token_inputs (layer {behind.layer})", given, expected)
 
     def attention(self, block: AttentionBlock) -> None:
@@ -412,29 +402,20 @@ class _Check:
             self.product(each)
         part, size = made.part, made.latent.shared_size
         own = part.head_size - size
-        product = self.normal(ROWS[-1], part.num_heads * (own + part.value_size))
-        shared = self.normal(ROWS[-1], size)
-        expected = latent_heads(
-            self.rounded(product), self.rounded(shared), num_heads=part.num_heads, own_size=own
-        )
-        given = made.heads(self.tensor(product), self.tensor(shared))
-        self.compare(f"latent_heads (layer {layer})", given, expected)
+        product = self.inputs(ROWS[-1], part.num_heads * (own + part.value_size))
+        shared = self.inputs(ROWS[-1], size)
+        case = Case.of(latent_heads, product, shared, num_heads=part.num_heads, own_size=own)
+        self.check(f"latent_heads (layer {layer})", made.heads, case)
 
     def _attention(self, block: AttentionBlock) -> None:
         """A chunk of a prompt, then a token after it."""
         part, limits, cache = block.part, self._limits, self._operators.cache
         lengths = self._lengths()
-        num_gates = part.num_heads * part.output_gate
-        num_heads = part.num_heads + num_gates + 2 * part.num_kv_heads
-        qkv = self.normal(sum(lengths), num_heads, part.head_size)
-        gates = range(part.num_heads, part.num_heads + num_gates)
-        heads = heads_of(
-            np.delete(self.rounded(qkv), gates, axis=1),
-            part,
-            (_array(block.tables[0]), _array(block.tables[1])),
-            norms=None if block.norms is None else (_array(block.norms[0]), _array(block.norms[1])),
-            epsilon=self._spec.norm_epsilon,
-        )
+        form = part.packed(self._spec.norm_epsilon)
+        qkv = self.inputs(sum(lengths), form.columns)
+        cos, sin = (_array(table[: len(qkv)]) for table in block.tables)
+        norms = None if block.norms is None else (_array(block.norms[0]), _array(block.norms[1]))
+        heads = form.heads(qkv, cos, sin, norms)
         bits = cache.layers[block.layer].bits
         heads = replace(
             heads,
@@ -446,19 +427,13 @@ class _Check:
         first = 0
         for lane in self._steps_of_one_request():
             length, end = lane.num_rows, first + lane.num_rows
-            expected = heads.attend(first, end, part, sinks)
+            expected = form.attend(heads.step(first, end), sinks)
             if part.value_size != part.head_size:
                 expected = expected.reshape(length, -1, part.head_size)[..., : part.value_size]
                 expected = expected.reshape(length, -1)
-            if num_gates:
-                gate = self.rounded(qkv)[first:end, gates].reshape(length, -1)
-                expected = expected / (1 + np.exp(-gate))
             # And as in a long context, whose keys may be divided: that is another kernel.
             for max_keys in sorted({lane.max_keys, limits.context_tokens}):
-                given = block.attend(
-                    self.tensor(qkv[first:end].reshape(length, -1)),
-                    replace(lane, max_keys=max_keys),
-                )
+                given = block.attend(self.tensor(qkv[first:end]), replace(lane, max_keys=max_keys))
                 label = f"rope and attention (layer {block.layer}, {length} of {end} tokens)"
                 self.compare(label, given, expected, LARGEST_CACHE_ERROR[bits])
             first = end

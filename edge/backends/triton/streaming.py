@@ -16,7 +16,7 @@ from edge.backends.interface import ShardWeights
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.device import Device
 from edge.backends.triton.packing import layer_runs, open_packed
-from edge.backends.triton.weights import Weight
+from edge.kernels.matmul_nbits.triton import Weight
 from edge.offload import (
     DeviceWindow,
     DirectReader,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,37 +18,9 @@ from edge.backends.triton.tuning import ProductShape, Tuning
 from edge.kernels.matmul.triton import matmul
 from edge.kernels.matmul_nbits.gpu_layout import gpu_layout
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix
-from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
-from edge.weights.block_matrices import (
-    Blocks,
-    OffsetBlocks,
-    SortedBlocks,
-    SortedOffsetBlocks,
-    SortedZeroBlocks,
-    ZeroBlocks,
-)
-from edge.weights.float_matrices import Floats
-from edge.weights.matrix_kind import MatrixKind
+from edge.kernels.matmul_nbits.triton import PackedWeight, Weight, matmul_nbits
+from edge.weights.block_matrices import Blocks
 from edge.weights.recipe import StoredMatrix
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OffsetWeight:
-    """Codes, and an offset for each of their blocks: float32 [outputs, blocks]."""
-
-    packed: PackedWeight
-    offsets: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SortedWeight:
-    """Codes whose columns are stored in another order: int32 [columns], the input of each."""
-
-    stored: PackedWeight | OffsetWeight
-    order: Tensor
-
-
-Weight: TypeAlias = Tensor | PackedWeight | OffsetWeight | SortedWeight
 
 
 class Product:
@@ -105,13 +76,22 @@ class Product:
         shape = ProductShape(
             bits=stored.kind.bits, rows=x.shape[0], outputs=len(stored.rows), inputs=x.shape[1]
         )
-        return _PRODUCTS[type(stored.kind)].multiply(
-            x,
+        weight, bias, tiles = (
             self._weights[number],
             self._biases[number],
-            out=out,
-            tiles=self._tuning.product(shape),
+            self._tuning.product(shape),
         )
+        if weight.order is not None:
+            x = x[:, weight.order]
+        if not isinstance(weight.matrix, PackedWeight):
+            return matmul(x, weight.matrix, bias, out=out, tiles=tiles)
+        out = matmul_nbits(x, weight.matrix, bias, out=out, tiles=tiles)
+        if weight.offsets is None:
+            return out
+        size = weight.matrix.block_size
+        whole = torch.nn.functional.pad(x, (0, -x.shape[1] % size))
+        sums = whole.view(x.shape[0], -1, size).sum(-1, dtype=torch.float32)
+        return out.add_(matmul(sums, weight.offsets))
 
 
 def read_weight(
@@ -129,12 +109,42 @@ def gpu_arrays(
 
     half_scales: keep scales as float16, if it holds them; a fifth less to read of int4.
     """
-    return _PRODUCTS[type(stored.kind)].arrays(arrays.matrix(stored), half_scales)
+    matrix = arrays.matrix(stored)
+    if not isinstance(matrix, QuantizedMatrix):
+        return {"weight": matrix}
+    zeros = matrix.zero_points
+    try:
+        found = gpu_layout(matrix, zero_points=zeros, half_scales=half_scales)
+    except ValueError:  # some scale is too large or too small for float16
+        found = gpu_layout(matrix, zero_points=zeros)
+    named = {
+        "words": found.words.view(np.int32),
+        "scales": found.scales,
+        "zero_points": found.zero_points,
+        "offsets": matrix.offsets,
+        "order": matrix.order,
+    }
+    return {name: array for name, array in named.items() if array is not None}
 
 
 def placed(stored: StoredMatrix, tensor: Callable[[str], Tensor]) -> Weight:
     """The matrix, of which these arrays lie on the device."""
-    return _PRODUCTS[type(stored.kind)].weight(tensor, stored.kind, stored.columns)
+    kind = stored.kind
+    if not isinstance(kind, Blocks):
+        return Weight(matrix=tensor("weight"))
+    packed = PackedWeight(
+        words=tensor("words"),
+        scales=tensor("scales"),
+        zero_points=tensor("zero_points") if kind.zero_points else None,
+        bits=kind.bits,
+        block_size=kind.block_size,
+        columns=stored.columns,
+    )
+    return Weight(
+        matrix=packed,
+        offsets=tensor("offsets") if kind.offsets else None,
+        order=tensor("order") if kind.is_sorted else None,
+    )
 
 
 def to_device(array: NDArray[Any], device: Device) -> Tensor:
@@ -142,112 +152,3 @@ def to_device(array: NDArray[Any], device: Device) -> Tensor:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).to(device.torch).view(torch.bfloat16)
     return torch.from_numpy(array).to(device.torch)
-
-
-class _Product(Protocol):
-    """What differs from one kind of matrix to another."""
-
-    def arrays(self, matrix: Any, half_scales: bool) -> dict[str, NDArray[Any]]: ...
-
-    def weight(self, tensor: Callable[[str], Tensor], kind: Any, columns: int) -> Weight: ...
-
-    def multiply(self, x: Tensor, weight: Any, bias: Tensor | None, **named: Any) -> Tensor: ...
-
-
-class _Floats:
-    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, **named: Any) -> Tensor:
-        return matmul(x, weight, bias, **named)
-
-    def arrays(self, matrix: NDArray[np.float32], half_scales: bool) -> dict[str, NDArray[Any]]:
-        return {"weight": matrix}
-
-    def weight(self, tensor: Callable[[str], Tensor], kind: Floats, columns: int) -> Tensor:
-        return tensor("weight")
-
-
-class _Blocks:
-    def multiply(
-        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, **named: Any
-    ) -> Tensor:
-        return matmul_nbits(x, weight, bias, **named)
-
-    def arrays(self, matrix: QuantizedMatrix, half_scales: bool) -> dict[str, NDArray[Any]]:
-        zeros = matrix.zero_points
-        try:
-            found = gpu_layout(matrix, zero_points=zeros, half_scales=half_scales)
-        except ValueError:  # some scale is too large or too small for float16
-            found = gpu_layout(matrix, zero_points=zeros)
-        arrays = {"words": found.words.view(np.int32), "scales": found.scales}
-        if found.zero_points is not None:
-            arrays["zero_points"] = found.zero_points
-        return arrays
-
-    def weight(self, tensor: Callable[[str], Tensor], kind: Blocks, columns: int) -> PackedWeight:
-        return PackedWeight(
-            words=tensor("words"),
-            scales=tensor("scales"),
-            zero_points=tensor("zero_points") if isinstance(kind, ZeroBlocks) else None,
-            bits=kind.bits,
-            block_size=kind.block_size,
-            columns=columns,
-        )
-
-
-class _OffsetBlocks:
-    """The product with codes, and one with the sums of each block of x."""
-
-    def multiply(
-        self,
-        x: Tensor,
-        weight: OffsetWeight,
-        bias: Tensor | None,
-        out: Tensor | None = None,
-        **named: Any,
-    ) -> Tensor:
-        out = matmul_nbits(x, weight.packed, bias, out=out, **named)
-        size = weight.packed.block_size
-        whole = torch.nn.functional.pad(x, (0, -x.shape[1] % size))
-        sums = whole.view(x.shape[0], -1, size).sum(-1, dtype=torch.float32)
-        return out.add_(matmul(sums, weight.offsets))
-
-    def arrays(self, matrix: QuantizedMatrix, half_scales: bool) -> dict[str, NDArray[Any]]:
-        assert matrix.offsets is not None
-        return {**_BLOCKS.arrays(matrix, half_scales), "offsets": matrix.offsets}
-
-    def weight(
-        self, tensor: Callable[[str], Tensor], kind: OffsetBlocks, columns: int
-    ) -> OffsetWeight:
-        return OffsetWeight(packed=_BLOCKS.weight(tensor, kind, columns), offsets=tensor("offsets"))
-
-
-class _Sorted:
-    """The product with the inputs in the order that columns are stored in."""
-
-    def __init__(self, product: _Product) -> None:
-        self._product = product
-
-    def multiply(
-        self, x: Tensor, weight: SortedWeight, bias: Tensor | None, **named: Any
-    ) -> Tensor:
-        return self._product.multiply(x[:, weight.order], weight.stored, bias, **named)
-
-    def arrays(self, matrix: QuantizedMatrix, half_scales: bool) -> dict[str, NDArray[Any]]:
-        assert matrix.order is not None
-        return {**self._product.arrays(matrix, half_scales), "order": matrix.order}
-
-    def weight(self, tensor: Callable[[str], Tensor], kind: Blocks, columns: int) -> SortedWeight:
-        stored = self._product.weight(tensor, kind, columns)
-        assert isinstance(stored, PackedWeight | OffsetWeight)
-        return SortedWeight(stored=stored, order=tensor("order"))
-
-
-_BLOCKS, _OFFSETS = _Blocks(), _OffsetBlocks()
-_PRODUCTS: dict[type[MatrixKind[Any]], _Product] = {
-    Floats: _Floats(),
-    Blocks: _BLOCKS,
-    ZeroBlocks: _BLOCKS,
-    OffsetBlocks: _OFFSETS,
-    SortedBlocks: _Sorted(_BLOCKS),
-    SortedZeroBlocks: _Sorted(_BLOCKS),
-    SortedOffsetBlocks: _Sorted(_OFFSETS),
-}

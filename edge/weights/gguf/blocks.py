@@ -18,17 +18,10 @@ from edge.kernels.matmul_nbits.reference import QuantizedMatrix, pack, stacked
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.offload import BlockType, GgufStore
 from edge.progress import OnProgress
-from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.encoding import Encoding
 from edge.weights.float_matrices import Floats
-from edge.weights.fused_rows import (
-    RowsOfHeads,
-    RowsOfOne,
-    SomeRows,
-    TensorPart,
-    TiledColumns,
-    TiledRows,
-)
+from edge.weights.fused_rows import Steps, TensorPart
 from edge.weights.integer_formats import head_kind, small_floats
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.recipe import Kind, rule_role
@@ -91,22 +84,19 @@ def _has_codes(block: BlockType, part: TensorPart | None) -> bool:
     """Blocks that can be put into the part's order as they are."""
     if block.coded is None:
         return False
-    return not isinstance(part, TiledColumns) or part.tiles.size % block.coded.run == 0
+    columns = None if part is None else part.columns
+    return columns is None or columns.counts[-1] % block.coded.run == 0
 
 
 def _runs(
     store: GgufStore, name: str, part: TensorPart | None, rows: range
 ) -> tuple[str, list[range]]:
     """The tensor in the file, and where these rows are in it, counted through stacked matrices."""
-    match part:
-        case SomeRows(tensor=tensor, rows=own):
-            return tensor, [range(own.start + rows.start, own.start + rows.stop)]
-        case RowsOfOne(tensor=tensor, number=number, rows=own):
-            first = number * store.shape(tensor)[1] + own.start
-            return tensor, [range(first + rows.start, first + rows.stop)]
-        case RowsOfHeads() | TiledRows():
-            return part.tensor, part.runs(rows)
-    return name, [rows]
+    if part is None or part.height is not None or part.new_axis is not None:
+        return name, [rows]
+    first = 0 if part.number is None else part.number * store.shape(part.tensor)[1]
+    runs = part.runs(rows)
+    return part.tensor, [range(first + run.start, first + run.stop) for run in runs]
 
 
 def _read(
@@ -116,7 +106,8 @@ def _read(
     name, runs = _runs(store, name, part, rows)
     block = store.block_type(name)
     size = block.block_size
-    if isinstance(part, TiledColumns):
+    order = None if part is None else part.columns
+    if order is not None:
         columns = range(store.shape(name)[1])
     blocks = range(columns.start // size, -(-columns.stop // size))
     step = max(1, _CHUNK_WEIGHTS // (len(blocks) * size))
@@ -127,14 +118,14 @@ def _read(
             for row in range(run.start, run.stop, step)
         ]
     )
-    if isinstance(part, TiledColumns):
-        found = _in_order(found, part)
+    if order is not None:
+        found = _in_order(found, order)
     return found, blocks.start * size
 
 
-def _in_order(matrix: QuantizedMatrix, part: TiledColumns) -> QuantizedMatrix:
+def _in_order(matrix: QuantizedMatrix, columns: Steps) -> QuantizedMatrix:
     """All columns, head by head as the part has them."""
-    runs = part.tiles.runs(range(part.tiles.count))
+    runs = columns.runs(range(columns.count))
     size = matrix.block_size
     order = [block for run in runs for block in range(run.start // size, run.stop // size)]
     offsets = matrix.offsets
@@ -172,5 +163,4 @@ def as_matrix(block: BlockType, raw: NDArray[np.uint8]) -> QuantizedMatrix:
 def _kind(block: BlockType) -> Kind:
     if block.coded is None:
         return Floats()
-    kind = OffsetBlocks if block.coded.has_offsets else Blocks
-    return kind(block.coded.bits, block.coded.run)
+    return Blocks(block.coded.bits, block.coded.run, offsets=block.coded.has_offsets)

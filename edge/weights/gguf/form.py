@@ -43,11 +43,10 @@ from edge.text.gguf import (
 from edge.weights.encoding import Encoding
 from edge.weights.form import CheckpointForm, with_tied_head
 from edge.weights.fused_rows import (
-    Expanded,
-    SomeRows,
     TensorPart,
     columns_of_experts,
     fused_rows,
+    rows_of,
     rows_of_experts,
     with_fused_rows,
 )
@@ -187,8 +186,8 @@ def _parts(
             continue
         if len(tensors[each].shape) == len(shape) - 1:
             size = shape[1] if axis == 0 else shape[0]
-            own = parts.get(each, SomeRows(tensor=each, rows=range(size)))
-            parts[each] = Expanded(part=own, axis=axis)
+            own = parts.get(each, rows_of(each, range(size)))
+            parts[each] = replace(own, new_axis=axis)
     return parts | of_experts
 
 

@@ -8,18 +8,11 @@ from the architecture. What the state decays by is the exponential of what a fol
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from dataclasses import replace
 
 from edge.models.gguf_architectures import Architecture
 from edge.models.linear_attention import LinearAttention
-from edge.weights.fused_rows import (
-    LogOfNegative,
-    RowsOfHeads,
-    SomeRows,
-    TensorPart,
-    TiledColumns,
-    TiledRows,
-    Tiles,
-)
+from edge.weights.fused_rows import Steps, TensorPart, rows_of, rows_of_each, tiled
 
 
 def linear_parts(
@@ -38,17 +31,18 @@ def linear_parts(
         """`before` rows as they are, then `size` of each value head."""
         if not is_tiled:
             stop = first + before + part.num_value_heads * size
-            return SomeRows(tensor=tensor, rows=range(first, stop))
-        return TiledRows(tensor=tensor, first=first, before=before, tiles=tiles(size))
+            return rows_of(tensor, range(first, stop))
+        plain = (Steps.of(range(first, first + before)),) if before else ()
+        return TensorPart(tensor=tensor, rows=(*plain, tiles(size, first + before)))
 
-    def tiles(size: int) -> Tiles:
-        return Tiles(groups=part.num_key_heads, each=part.value_heads, size=size)
+    def tiles(size: int, first: int = 0) -> Steps:
+        return tiled(part.num_key_heads, part.value_heads, size, first=first)
 
     is_tiled = architecture.tiles_values and part.value_heads > 1
     keys, values = part.num_key_heads * part.key_size, part.value_heads * part.value_size
     of_layer = f"blk.{layer}."
     found: dict[str, TensorPart] = {
-        name("linear_decay_rate"): LogOfNegative(part=heads(name("linear_decay_rate"), 1))
+        name("linear_decay_rate"): replace(heads(name("linear_decay_rate"), 1), is_logarithm=True)
     }
     fused = f"{of_layer}ssm_in.weight"
     if fused in there:  # key head by key head, as older files have them
@@ -57,8 +51,8 @@ def linear_parts(
     else:
         qkv = f"{of_layer}attn_qkv.weight"
         found |= {
-            name("linear_query.weight"): SomeRows(tensor=qkv, rows=range(keys)),
-            name("linear_key.weight"): SomeRows(tensor=qkv, rows=range(keys, 2 * keys)),
+            name("linear_query.weight"): rows_of(qkv, range(keys)),
+            name("linear_key.weight"): rows_of(qkv, range(keys, 2 * keys)),
             name("linear_value.weight"): heads(qkv, part.value_size, first=2 * keys),
         }
     fused = f"{of_layer}ssm_ba.weight"
@@ -76,7 +70,7 @@ def linear_parts(
         found.setdefault(name(role), heads(name(role), size))
     convolution, output = name("linear_convolution"), name("linear_output.weight")
     found[convolution] = heads(convolution, part.value_size, before=2 * keys)
-    found[output] = TiledColumns(tensor=output, num_rows=hidden_size, tiles=tiles(part.value_size))
+    found[output] = replace(rows_of(output, range(hidden_size)), columns=tiles(part.value_size))
     return found
 
 
@@ -87,8 +81,7 @@ def _of_heads(
     found: dict[str, TensorPart] = {}
     first, height = 0, sum(sizes.values())
     for part, size in sizes.items():
-        found[name(f"linear_{part}.weight")] = RowsOfHeads(
-            tensor=tensor, heads=heads, rows=range(first, first + size), height=height
-        )
+        rows = range(first, first + size)
+        found[name(f"linear_{part}.weight")] = rows_of_each(tensor, heads, rows, height)
         first += size
     return found

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from edge.kernels.matmul_nbits.reference import unpack
 from edge.models.config import Config
-from edge.weights.block_matrices import ZeroBlocks
 from edge.weights.packed.matrix import FLOATS, INTEGERS, CodedMatrix, Grid, PackedMatrix, Tensors
 
 _WORD = 8
@@ -48,7 +47,7 @@ def find_awq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
             tensors=(codes, scales, zeros),
             bits=bits,
             group=group,
-            form=ZeroBlocks,
+            zero_points=True,
         )
     return found
 

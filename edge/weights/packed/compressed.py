@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, pack, unpack
 from edge.models.config import Config
-from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.packed.fp8 import block_of, find_fp8
 from edge.weights.packed.matrix import (
     CODE_BITS,
@@ -124,7 +124,7 @@ def compressed_tensors(
         f"{layer}.weight_scale": ("F32", (rows, groups)),
         f"{layer}.weight_shape": ("I64", (2,)),
     }
-    if isinstance(kind, ZeroBlocks):
+    if kind.zero_points:
         found[f"{layer}.weight_zero_point"] = ("I32", (_words(rows, kind.bits), groups))
     return found
 
@@ -213,7 +213,7 @@ def _with_scales(
         ),
         bits=scheme.bits,
         group=group,
-        form=ZeroBlocks if has_zeros else Blocks,
+        zero_points=has_zeros,
         is_shuffled=is_shuffled,
         zeros=zeros if has_zeros else None,
         order=order if is_shuffled else None,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.block_matrices import Blocks
 
 _OTHERS = ("quantization_config", "quantization", "compression_config")
 """What other libraries, and older ones, say of the folder that a model was read from."""
@@ -55,7 +55,7 @@ def _weights(kind: Blocks) -> dict[str, Any]:
     return {
         "num_bits": kind.bits,
         "type": "int",
-        "symmetric": not isinstance(kind, ZeroBlocks),
+        "symmetric": not kind.zero_points,
         "strategy": "group",
         "group_size": kind.block_size,
         "block_structure": None,

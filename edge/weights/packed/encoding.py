@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from edge.models.parts import MatrixSlice
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.offload import WeightStore
 from edge.progress import OnProgress
-from edge.weights.block_matrices import SORTED, Blocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.encoding import Encoding, Rounded
 from edge.weights.float_matrices import Floats
 from edge.weights.integer_formats import head_kind, small_floats, widest_block
@@ -77,8 +78,7 @@ def packed_encoding(
             return _rounded_again(coded)
         orders[names[role]] = order
     for role, number in _numbers(spec, {role: orders[names[role]] for role in uncut}).items():
-        kind = kinds[role]
-        kinds[role] = SORTED[type(kind)](kind.bits, kind.block_size, number)
+        kinds[role] = replace(kinds[role], order_number=number)
     rounded = {**cut, **({} if "head" in coded else {"head": head_kind(spec)})}
     found = coded_recipe(spec, {**kinds, **rounded})
     if found is None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError, shown
 from edge.models.config import Config
 from edge.offload import Closing, WeightStore, checked_runs
-from edge.weights.fused_rows import SomeRows
+from edge.weights.fused_rows import TensorPart
 from edge.weights.packed.awq import find_awq
 from edge.weights.packed.compressed import find_compressed
 from edge.weights.packed.fp8 import find_fp8
@@ -113,7 +113,7 @@ def packed_store(
     *,
     source: str,
     embedding: str,
-    parts: Mapping[str, SomeRows] | None = None,
+    parts: Mapping[str, TensorPart] | None = None,
 ) -> WeightStore:
     """`store` itself, or one in which its packed matrices are floats.
 
@@ -139,14 +139,15 @@ def packed_store(
 
 
 def _taken_apart(
-    packed: Mapping[str, PackedMatrix], parts: Mapping[str, SomeRows]
+    packed: Mapping[str, PackedMatrix], parts: Mapping[str, TensorPart]
 ) -> dict[str, PackedMatrix]:
     found = dict(packed)
     for name, part in parts.items():
         whole = packed.get(part.tensor)
-        if whole is not None and part.rows.stop <= whole.shape[0]:
+        if whole is not None and part.extent[0] <= whole.shape[0]:
             found.pop(part.tensor, None)
-            found[name] = rows_of(whole, part.rows)
+            (rows,) = part.runs(range(part.num_rows))
+            found[name] = rows_of(whole, rows)
     return found
 
 

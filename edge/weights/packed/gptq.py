@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from edge.kernels.matmul_nbits.reference import unpack
 from edge.models.config import Config
-from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.packed.matrix import (
     CODE_BITS,
     FLOATS,
@@ -28,9 +27,8 @@ from edge.weights.packed.matrix import (
 )
 
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
-"""What stored zeros lack, by `checkpoint_format`."""
-_ASYMMETRIC = {"gptq": OffsetBlocks, "gptq_v2": ZeroBlocks}
-"""With 1 more, the largest zero is one above all codes, and no code stands for it."""
+"""What stored zeros lack, by `checkpoint_format`. With 1 more, the largest zero is one above all
+codes, and no code stands for it: blocks have offsets then."""
 
 
 def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
@@ -64,7 +62,8 @@ def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
             tensors=(codes, scales, zeros, *([order] if present else [])),
             bits=bits,
             group=group,
-            form=Blocks if symmetric else _ASYMMETRIC[layout],
+            zero_points=not symmetric and not _FORMATS[layout],
+            offsets=not symmetric and bool(_FORMATS[layout]),
             is_shuffled=present and tensors.is_shuffled(order, group, groups),
             lacking=_FORMATS[layout],
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from edge.errors import CheckpointError
 from edge.kernels.matmul_nbits.reference import LEAST_BLOCK, QuantizedMatrix, pack, unpack
 from edge.models.parts import MAX_SIZE
 from edge.offload import WeightStore
-from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.block_matrices import Blocks
 
 CODE_BITS = (2, 4, 8)
 FLOATS = ("float16", "bfloat16", "float32")
@@ -72,10 +72,10 @@ class Grid:
 class CodedMatrix(PackedMatrix):
     """Codes of `bits` bits, of which `group` columns share a scale.
 
-    form: Blocks where the middle code stands for 0, ZeroBlocks where each group has a code for it,
-    OffsetBlocks where none need stand for it. is_shuffled: whether the
-    columns of a group lie anywhere in the matrix, so that no blocks of neighbours hold it.
-    Raises CheckpointError for what is not computed with.
+    zero_points: whether each group has a code that stands for 0; offsets: whether none need stand
+    for it; with neither, the middle code does. is_shuffled: whether the columns of a group lie
+    anywhere in the matrix, so that no blocks of neighbours hold it. Raises CheckpointError for what
+    is not computed with.
     """
 
     store: WeightStore
@@ -83,8 +83,11 @@ class CodedMatrix(PackedMatrix):
     tensors: tuple[str, ...]
     bits: int
     group: int
-    form: type[Blocks]
+    zero_points: bool = False
+    offsets: bool = False
     is_shuffled: bool = False
+    first: int = 0
+    """Rows of the tensors before its own."""
 
     inputs_first = False
     """Whether columns lie under each other in the file, so that runs of columns are read fast."""
@@ -97,7 +100,7 @@ class CodedMatrix(PackedMatrix):
     @property
     def kind(self) -> Blocks:
         """Kind of its columns as they lie; if it is shuffled, of them sorted by their groups."""
-        return self.form(self.bits, self.block_size)
+        return Blocks(self.bits, self.block_size, self.zero_points, self.offsets)
 
     def sorted_columns(self) -> NDArray[np.int32] | None:
         """Group after group; None where some group, but the last, is not of `group` columns."""
@@ -111,7 +114,7 @@ class CodedMatrix(PackedMatrix):
     def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
         """Bytes [rows, …] of codes as kernels pack them, of whole words; more may follow.
 
-        `columns` begins at a multiple of the codes in 32 bits.
+        `rows` counts those of the tensors; `columns` begins at a multiple of the codes in 32 bits.
         """
 
     @abstractmethod
@@ -137,12 +140,12 @@ class CodedMatrix(PackedMatrix):
         for few, part in self._pieces(rows, whole):
             first = (part.start - whole.start) // per_byte
             width = -(-len(part) // per_byte)
-            found = self.codes(few, part)[:, :width]
+            found = self.codes(_shifted(few, self.first), part)[:, :width]
             if len(part) % per_byte:  # past the end is the zero code
                 found[:, -1] = found[:, -1] & 0x0F | 0x80
             flat[few.start - rows.start : few.stop - rows.start, first : first + width] = found
         groups = range(whole.start // self.group, -(-whole.stop // self.group))
-        grid = self.grid(rows, groups)
+        grid = self.grid(_shifted(rows, self.first), groups)
         if size != self.group:
             grid = grid.of(np.arange(whole.start, whole.stop, size) // self.group - groups.start)
         matrix = QuantizedMatrix(
@@ -162,9 +165,9 @@ class CodedMatrix(PackedMatrix):
         codes = np.empty((len(rows), columns), np.uint8)
         for few, part in self._pieces(rows, range(columns)):
             place = slice(few.start - rows.start, few.stop - rows.start)
-            found = unpack(self.codes(few, part), self.bits)
+            found = unpack(self.codes(_shifted(few, self.first), part), self.bits)
             codes[place, part.start : part.stop] = found[:, : len(part)]
-        grid = self.grid(rows, range(-(-columns // self.group)))
+        grid = self.grid(_shifted(rows, self.first), range(-(-columns // self.group)))
         size = self.block_size
         missing = -columns % size
         padded = np.pad(
@@ -189,12 +192,12 @@ class CodedMatrix(PackedMatrix):
             return result
         of_column = self.group_of(columns)
         groups = range(int(of_column.min()), int(of_column.max()) + 1)
-        grid, of_column = self.grid(rows, groups), of_column - groups.start
+        grid, of_column = self.grid(_shifted(rows, self.first), groups), of_column - groups.start
         word = 32 // self.bits
         whole = range(columns.start // word * word, columns.stop)
         for few, part in self._pieces(rows, whole):
             kept = range(max(part.start, columns.start), part.stop)
-            codes = unpack(self.codes(few, part), self.bits)
+            codes = unpack(self.codes(_shifted(few, self.first), part), self.bits)
             values = codes[:, kept.start - part.start :][:, : len(kept)].astype(np.float32)
             at = of_column[kept.start - columns.start : kept.stop - columns.start]
             place = slice(few.start - rows.start, few.stop - rows.start)
@@ -208,9 +211,9 @@ class CodedMatrix(PackedMatrix):
 
     def _zero_points(self, grid: Grid) -> NDArray[np.uint8] | None:
         """None where blocks have none; CheckpointError for what they cannot say then."""
-        if self.form is OffsetBlocks:
+        if self.offsets:
             return None
-        if self.form is Blocks:
+        if not self.zero_points:
             if not np.all(grid.zeros == 1 << (self.bits - 1)):
                 raise self._error(
                     "has zero points, and config.json says that it has none (sym); set sym to "
@@ -224,7 +227,7 @@ class CodedMatrix(PackedMatrix):
 
     def _offsets(self, grid: Grid) -> NDArray[np.float32] | None:
         """From the middle code, which stands for 0 where there are no zero points."""
-        if self.form is not OffsetBlocks:
+        if not self.offsets:
             return None
         with np.errstate(over="ignore", invalid="ignore"):  # no number: the caller looks
             offsets = (np.float32(1 << (self.bits - 1)) - grid.zeros) * grid.scales
@@ -255,27 +258,6 @@ class CodedMatrix(PackedMatrix):
                 yield range(first, min(first + step, rows.stop)), columns
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _CodedRows(CodedMatrix):
-    """Rows of a matrix of codes."""
-
-    whole: CodedMatrix
-    first: int
-
-    @property
-    def inputs_first(self) -> bool:  # type: ignore[override]
-        return self.whole.inputs_first
-
-    def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
-        return self.whole.codes(_shifted(rows, self.first), columns)
-
-    def grid(self, rows: range, groups: range) -> Grid:
-        return self.whole.grid(_shifted(rows, self.first), groups)
-
-    def group_of(self, columns: range) -> NDArray[np.int32]:
-        return self.whole.group_of(columns)
-
-
 class _SomeRows(PackedMatrix):
     """Rows of any."""
 
@@ -292,17 +274,8 @@ def rows_of(whole: PackedMatrix, rows: range) -> PackedMatrix:
     """Some rows of a matrix as a matrix of their own."""
     if not isinstance(whole, CodedMatrix):
         return _SomeRows(whole, rows)
-    return _CodedRows(
-        store=whole.store,
-        shape=(len(rows), whole.shape[1]),
-        tensors=whole.tensors,
-        bits=whole.bits,
-        group=whole.group,
-        form=whole.form,
-        is_shuffled=whole.is_shuffled,
-        whole=whole,
-        first=rows.start,
-    )
+    shape = len(rows), whole.shape[1]
+    return replace(whole, shape=shape, first=whole.first + rows.start)
 
 
 def _shifted(rows: range, first: int) -> range:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.models.config import Config
-from edge.weights.block_matrices import OffsetBlocks
 from edge.weights.packed.matrix import (
     CODE_BITS,
     FLOATS,
@@ -43,7 +42,7 @@ def find_mlx(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
             tensors=(codes, scales, biases),
             bits=bits,
             group=group,
-            form=OffsetBlocks,
+            offsets=True,
         )
     return found
 

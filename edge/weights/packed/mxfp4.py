@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from edge.models.config import Config
 from edge.models.experts import MAX_EXPERTS
 from edge.models.parts import MAX_SIZE
-from edge.weights.block_matrices import Blocks
 from edge.weights.packed.matrix import CodedMatrix, Grid, PackedMatrix, Tensors
 
 BLOCKS = "_blocks"
@@ -64,7 +63,6 @@ def find_mxfp4(_config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
                         tensors=(blocks, scales),
                         bits=8,
                         group=_BLOCK,
-                        form=Blocks,
                         number=number,
                         rows=range(place, shape[1], len(matrices)),
                     )

@@ -21,7 +21,7 @@ from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import LayerSpec, ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits
-from edge.weights.block_matrices import Blocks, OffsetBlocks, SortedZeroBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import shard_layout
 from edge.weights.recipe import Recipe, Rule
@@ -250,9 +250,9 @@ def test_other_parts_that_agree_are_loaded(spec: ModelSpec, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "recipe",
     [
-        Recipe(SortedZeroBlocks(code_bits=4, block_size=32, order_number=0)),
+        Recipe(Blocks(code_bits=4, block_size=32, order_number=0, zero_points=True)),
         Recipe(
-            OffsetBlocks(code_bits=4, block_size=32),
+            Blocks(code_bits=4, block_size=32, offsets=True),
             (Rule("up.weight", Blocks(code_bits=8, block_size=16)),),
         ),
     ],

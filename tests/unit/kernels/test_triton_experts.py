@@ -109,14 +109,15 @@ def test_no_routing_has_more_tiles_than_there_are() -> None:
 
 def stack_of(kind: str, count: int, outputs: int, inputs: int, seed: int) -> tuple[Any, Array]:
     """Matrices of experts on the device, and what they stand for [experts, outputs, inputs]."""
-    from edge.kernels.experts.triton import ExpertStack, ExpertWeight
+    from edge.kernels.experts.triton import ExpertStack
+    from edge.kernels.matmul_nbits.triton import Weight
 
     weights, values = [], []
     random = np.random.default_rng(seed)
     for number in range(count):
         plain = normal(seed + number, outputs, inputs)
         if kind == "float":
-            weights.append(ExpertWeight(matrix=tensor(plain)))
+            weights.append(Weight(matrix=tensor(plain)))
             values.append(plain)
             continue
         bits, *more = kind.split()
@@ -135,7 +136,7 @@ def stack_of(kind: str, count: int, outputs: int, inputs: int, seed: int) -> tup
             turned[:, order] = value
             value = turned
         weights.append(
-            ExpertWeight(
+            Weight(
                 matrix=packed_weight(matrix, zeros, half_scales=half),
                 offsets=None if offsets is None else tensor(offsets),
                 order=None if order is None else tensor(order),
@@ -263,7 +264,7 @@ def test_a_row_goes_through_whole_blocks_as_in_the_formula(rows: int) -> None:
         given = active @ downs[number].T + biases[1][number]
         return given.astype(np.float32)
 
-    expected = reference.experts(x, logits, routing, expert=expert)
+    expected = reference.experts(x, logits, routing=routing, expert=expert)
     chosen, weights = route(tensor(logits), routing, num_experts=count)
     gate_up = multiplied(tensor(x), up, chosen, tensor(biases[0]))
     active = gated(gate_up, activation="silu", clamp=clamp)
@@ -276,16 +277,16 @@ def test_what_does_not_fit_is_refused() -> None:
 
     from edge.kernels.experts.triton import (
         ExpertStack,
-        ExpertWeight,
         expert_product,
         mix,
         route,
         sort_uses,
     )
     from edge.kernels.gated_mlp.triton import gated
+    from edge.kernels.matmul_nbits.triton import Weight
     from edge.kernels.triton_launch import GemmTiles, GemvTiles
 
-    one, other = (ExpertWeight(matrix=torch.zeros(3, columns)) for columns in (8, 7))
+    one, other = (Weight(matrix=torch.zeros(3, columns)) for columns in (8, 7))
     with pytest.raises(ValueError, match="unlike matrices"):
         ExpertStack([one, other])
     stack, chosen = ExpertStack([one, one]), torch.zeros(2, 2, dtype=torch.int32)

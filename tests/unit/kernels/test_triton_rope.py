@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.kv_cache.token_cache import quantize_heads
-from edge.kernels.rms_norm.reference import rms_norm
 from edge.kernels.rope import reference
 from edge.models.config import Config
 from edge.models.rope import read_rotary
@@ -96,32 +96,33 @@ def test_rope_store(
     cos, sin = tables(rotary, 40)
     positions = np.asarray([0, 1, 31, 7, -1, 32])
     sequences = np.asarray([0, 0, 0, 1, 1, 1], np.int32)
-    packed = rounded(normal(seed, 6, num_heads + 2 * num_kv_heads, head_size), dtype)
-    norms = normal(seed + 1, 2, head_size) if normed else None
+    form = PackedAttention(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size,
+        turned_elements=rotary, interleaved=interleaved, value_norm=value_norm, gated=gated,
+        epsilon=EPSILON,
+    )  # fmt: skip
+    packed = rounded(normal(seed, 6, form.columns), dtype)
+    norms = tuple(normal(seed + 1, 2, head_size)) if normed else None
     query = output(6, num_heads, head_size, dtype=dtype)
-    gates = np.full((6, num_heads * gated, head_size), np.nan, np.float32)
-    fused = np.concatenate([packed[:, :num_heads], gates, packed[:, num_heads:]], axis=1)
+    fused = packed.copy()
+    fused[:, num_heads * head_size :][:, : gated * num_heads * head_size] = np.nan
     rope_store(
-        tensor(fused.reshape(6, -1), dtype), cache, tensor(cos), tensor(sin),
+        tensor(fused, dtype), cache, tensor(cos), tensor(sin),
         positions=tensor(positions), sequences=tensor(sequences), interleaved=interleaved,
         gated=gated, value_norm=value_norm, epsilon=EPSILON, out=query,
         norms=None if norms is None else (tensor(norms[0]), tensor(norms[1])),
     )  # fmt: skip
 
     real = positions[:4]
-    q, k, v = np.split(packed[:4], [num_heads, num_heads + num_kv_heads], axis=1)
-    if norms is not None:
-        q, k = (rms_norm(x, w, epsilon=EPSILON) for x, w in zip((q, k), norms, strict=True))
-    if value_norm:
-        v = rms_norm(v, np.ones(head_size, np.float32), epsilon=EPSILON)
-    q, k = (reference.rope(x, cos[real], sin[real], interleaved=interleaved) for x in (q, k))
-    assert_close(query[:4], q, dtype)
+    made = form.heads(packed[:4], cos[real], sin[real], norms)
+    assert_close(query[:4], made.query, dtype)
     assert is_untouched(query)[4:].all()
     assert_only_inside_written(query)
     written = np.zeros((2, 32), bool)
     written[sequences[:4], real] = True
     for stored, scales, expected in (
-        (cache.keys, cache.key_scales, k), (cache.values, cache.value_scales, v),
+        (cache.keys, cache.key_scales, made.keys),
+        (cache.values, cache.value_scales, made.values),
     ):  # fmt: skip
         found, is_new = read_cache(kind, cache, stored, scales)
         np.testing.assert_array_equal(is_new, written)

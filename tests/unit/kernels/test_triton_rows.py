@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.kernels.activation import reference as activation_reference
+from edge.kernels.cases import Case
 from edge.kernels.embedding import reference as embedding_reference
 from edge.kernels.gated_mlp import reference as gated_reference
 from edge.kernels.latent_heads import reference as latent_reference
@@ -23,6 +24,7 @@ from tests.support.triton_face import (
     FLOAT_DTYPES,
     array,
     assert_close,
+    assert_computed,
     assert_only_inside_written,
     is_untouched,
     output,
@@ -46,11 +48,10 @@ def test_rms_norm(seed: int, rows: int, columns: int, dtype: str, gain: float) -
     from edge.kernels.rms_norm.triton import rms_norm
 
     x = rounded(gain * normal(seed, rows, columns), dtype)
-    weight = normal(seed + 1, columns)
-    out = output(rows, columns, dtype=dtype)
-    assert rms_norm(tensor(x, dtype), tensor(weight), epsilon=EPSILON, out=out) is out
-    assert_close(out, norm_reference.rms_norm(x, weight, epsilon=EPSILON), dtype)
-    assert_only_inside_written(out)
+    weights = (normal(seed + 1, columns),)
+    assert_computed(
+        rms_norm, Case.of(norm_reference.rms_norm, x, weights=weights, epsilon=EPSILON), dtype
+    )
 
 
 @FEW
@@ -88,13 +89,9 @@ def test_layer_norm(seed: int, rows: int, columns: int, dtype: str, mean: float)
     from edge.kernels.layer_norm.triton import layer_norm
 
     x = rounded(mean + normal(seed, rows, columns), dtype)
-    weight, bias = normal(seed + 1, columns), normal(seed + 2, columns)
-    out = output(rows, columns, dtype=dtype)
-    inputs = tensor(x, dtype), tensor(weight), tensor(bias)
-    assert layer_norm(*inputs, epsilon=EPSILON, out=out) is out
-    expected = layer_norm_reference.layer_norm(x, weight, bias, epsilon=EPSILON)
-    assert_close(out, expected, dtype, tolerance=1e-4 if dtype == "float32" else None)
-    assert_only_inside_written(out)
+    weights = normal(seed + 1, columns), normal(seed + 2, columns)
+    case = Case.of(layer_norm_reference.layer_norm, x, weights=weights, epsilon=EPSILON)
+    assert_computed(layer_norm, case, dtype, tolerance=1e-4 if dtype == "float32" else None)
 
 
 @FEW
@@ -161,10 +158,7 @@ def test_gated(
     from edge.kernels.gated_mlp.triton import gated
 
     gate_up = rounded(gain * normal(seed, rows, 2 * columns), dtype)
-    out = output(rows, columns, dtype=dtype)
-    gated(tensor(gate_up, dtype), activation=activation, out=out)
-    assert_close(out, gated_reference.gated(gate_up, activation=activation), dtype)
-    assert_only_inside_written(out)
+    assert_computed(gated, Case.of(gated_reference.gated, gate_up, activation=activation), dtype)
 
 
 @FEW

@@ -89,9 +89,8 @@ def test_short_convolution(
     parts, kept = [], {}
     for slot, (first, last) in zip(slots, itertools.pairwise(starts), strict=True):
         found, kept[slot] = short_reference.short_convolution(
-            *np.split(mixed[first:last], 3, axis=-1),
-            past=before[slot], convolution=weights, bias=bias,
-        )  # fmt: skip
+            mixed[first:last], before[slot], weights, bias
+        )
         parts.append(found)
     assert_close(out, np.concatenate(parts), dtype)
     assert_only_inside_written(out)
@@ -145,11 +144,10 @@ def test_linear_attention(
     starts = np.cumsum([0, *counts])
     parts, kept = [], []
     for slot, (first, last) in zip(slots, itertools.pairwise(starts), strict=True):
-        found, past = linear_reference.linear_attention(
-            *np.split(mixed[first:last], [channels], axis=-1),
-            *np.split(gates[first:last], 2, axis=-1),
-            past=(before[0][slot], before[1][slot]), convolution=convolution, decay_bias=bias,
-            decay_rate=rate, scale=scale, key_heads=key_heads, key_size=key_size, epsilon=EPSILON,
+        found, *past = linear_reference.linear_attention(
+            mixed[first:last], gates[first:last], before[0][slot], before[1][slot],
+            convolution, bias, rate, scale,
+            key_heads=key_heads, key_size=key_size, epsilon=EPSILON,
         )  # fmt: skip
         parts.append(found)
         kept.append(past)

@@ -189,8 +189,8 @@ def test_tensor_names_are_those_of_transformers(model_type: str) -> None:
     named = {family.tensor_name(role): size for role, size in tensor_shapes(spec).items()}
     for name, part in fused_rows(family.fused, spec, family.tensor_name).items():
         rows, *columns = named.pop(name)
-        assert rows == len(part.rows)
-        named[part.tensor] = (part.rows.stop, *columns)
+        assert rows == part.num_rows
+        named[part.tensor] = (*part.extent, *columns)
     if spec.tied_embeddings:
         model.tie_weights()
     assert named == {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

@@ -10,9 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.weights.allotment import Choices, KindChoice, allot
-from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.block_matrices import Blocks
 
-KINDS = (ZeroBlocks(4, 128), ZeroBlocks(4, 64), ZeroBlocks(4, 32), Blocks(8, 128))
+KINDS = (
+    Blocks(4, 128, zero_points=True),
+    Blocks(4, 64, zero_points=True),
+    Blocks(4, 32, zero_points=True),
+    Blocks(8, 128),
+)
 ROLES = ("head", *(f"layers.{layer}.{local}" for layer in range(7) for local in ("a.w", "b.w")))
 
 
@@ -111,7 +116,7 @@ def with_2_bits(choices: Choices) -> dict[str, tuple[KindChoice, ...]]:
         role: (
             replace(
                 each[0],
-                kind=ZeroBlocks(2, 64),
+                kind=Blocks(2, 64, zero_points=True),
                 num_bytes=each[0].num_bytes // 2,
                 loss=6 * each[0].loss,
             ),

@@ -19,7 +19,7 @@ from edge.kernels.matmul_nbits.reference import QuantizedMatrix, quantize, unpac
 from edge.models.parts import MatrixSlice
 from edge.models.spec import tensor_shapes
 from edge.offload import SafetensorsFile
-from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.compressed_folder import CompressedFolder, Group
 from edge.weights.encoding import Encoding
@@ -40,7 +40,7 @@ def rounded(checkpoint: Checkpoint, role: str, kind: Blocks) -> QuantizedMatrix:
         checkpoint.store.read(checkpoint.tensor_name(role)),
         bits=kind.bits,
         block_size=kind.block_size,
-        zero_points=isinstance(kind, ZeroBlocks),
+        zero_points=kind.zero_points,
     )
 
 
@@ -80,13 +80,13 @@ def usual_kinds(checkpoint: Checkpoint, of: Mapping[str, Blocks], head: Blocks |
 
 
 MIXED = {
-    "query.weight": ZeroBlocks(4, 32),
+    "query.weight": Blocks(4, 32, zero_points=True),
     "key.weight": Blocks(8, 128),
     "value.weight": Blocks(8, 64),
-    "output.weight": ZeroBlocks(4, 64),
+    "output.weight": Blocks(4, 64, zero_points=True),
     "up.weight": Blocks(4, 16),
-    "gate.weight": ZeroBlocks(2, 64),
-    "down.weight": ZeroBlocks(8, 64),
+    "gate.weight": Blocks(2, 64, zero_points=True),
+    "down.weight": Blocks(8, 64, zero_points=True),
 }
 
 
@@ -135,7 +135,7 @@ def source(tiny_checkpoint: Make) -> Iterable[Checkpoint]:
 
 def test_what_was_given_is_read_back(source: Checkpoint, tmp_path: Path) -> None:
     """Kinds differ by matrix and layer; the head's rows share words of zero points with nobody."""
-    kinds = usual_kinds(source, MIXED, ZeroBlocks(4, 128))
+    kinds = usual_kinds(source, MIXED, Blocks(4, 128, zero_points=True))
     kinds["layers.2.down.weight"] = Blocks(8, 128)
     del kinds["layers.1.up.weight"]
     folder = write_folder(source, tmp_path / "out", kinds)
@@ -192,10 +192,10 @@ def test_config_names_each_module_once(source: Checkpoint, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "head"),
     [
-        ("qwen2", ZeroBlocks(8, 16)),
-        ("llama_with_biases", ZeroBlocks(4, 32)),
+        ("qwen2", Blocks(8, 16, zero_points=True)),
+        ("llama_with_biases", Blocks(4, 32, zero_points=True)),
         ("mistral", Blocks(4, 16)),
-        ("qwen3", ZeroBlocks(4, 16)),
+        ("qwen3", Blocks(4, 16, zero_points=True)),
         ("qwen3", None),
     ],
 )
@@ -204,10 +204,10 @@ def test_sizes_that_divide_by_nothing(
 ) -> None:
     """Last blocks are not whole, biases and norms of heads are there; qwen3's head is tied."""
     of = {
-        "query.weight": ZeroBlocks(4, 32),
+        "query.weight": Blocks(4, 32, zero_points=True),
         "value.weight": Blocks(8, 16),
-        "output.weight": ZeroBlocks(4, 16),
-        "down.weight": ZeroBlocks(8, 32),
+        "output.weight": Blocks(4, 16, zero_points=True),
+        "down.weight": Blocks(8, 32, zero_points=True),
         "up.weight": Blocks(4, 32),
     }
     path = tiny_checkpoint(name, stored_type="bfloat16").path
@@ -310,14 +310,16 @@ def test_two_writers_and_a_small_disk(
 
 def test_what_could_not_be_read_again_is_refused(source: Checkpoint, tmp_path: Path) -> None:
     sizes = (16, 32, 64, 128, 256)
-    every = [form(bits, size) for form in (Blocks, ZeroBlocks) for bits in (4, 8) for size in sizes]
+    every = [
+        Blocks(bits, size, zeros) for zeros in (False, True) for bits in (4, 8) for size in sizes
+    ]
     many = dict(zip(usual_kinds(source, MIXED, None), every, strict=False))
     wrong: list[tuple[Kinds, type[Exception], str]] = [
         ({}, RequestError, "no matrix is to be quantised"),
         (many, RequestError, "in more different ways than a format can say"),
         ({"embedding": Blocks(4, 32)}, ValueError, "'embedding' is not a matrix"),
         ({"final_norm": Blocks(4, 32)}, ValueError, "'final_norm' is not a matrix"),
-        ({"head": OffsetBlocks(4, 32)}, ValueError, "is not a kind that the layout has"),
+        ({"head": Blocks(4, 32, offsets=True)}, ValueError, "is not a kind that the layout has"),
     ]
     for kinds, error, words in wrong:
         with (
@@ -327,7 +329,7 @@ def test_what_could_not_be_read_again_is_refused(source: Checkpoint, tmp_path: P
             CompressedFolder(source, place, kinds, made_by=MADE_BY)
     head: Kinds = {"head": Blocks(4, 32)}
     with begun(source, tmp_path / "out", head) as folder:
-        for kind in (Blocks(8, 32), Blocks(4, 64), ZeroBlocks(4, 32)):
+        for kind in (Blocks(8, 32), Blocks(4, 64), Blocks(4, 32, zero_points=True)):
             with pytest.raises(ValueError, match=r"not .* in 4 bits in blocks of 32"):
                 folder.write(folder.groups[-1], {"head": rounded(source, "head", kind)})
         assert len(folder.missing) == 5
@@ -356,7 +358,9 @@ def test_a_folder_that_is_quantised_already(tiny_checkpoint: Make, tmp_path: Pat
     made = tiny_checkpoint("qwen2_in_blocks").path
     write_packed(tmp_path / "gptq", made, gptq())
     with Checkpoint.open(tmp_path / "gptq") as checkpoint:
-        kinds = usual_kinds(checkpoint, {"up.weight": ZeroBlocks(4, 32)}, Blocks(8, 32))
+        kinds = usual_kinds(
+            checkpoint, {"up.weight": Blocks(4, 32, zero_points=True)}, Blocks(8, 32)
+        )
         folder = write_folder(checkpoint, tmp_path / "out", kinds)
         assert_holds(folder, checkpoint, kinds)
 
@@ -365,7 +369,9 @@ def test_a_gguf_file_becomes_a_folder(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     file.write_bytes(gguf_bytes.sound())
     with Checkpoint.open(file) as checkpoint:
-        kinds = usual_kinds(checkpoint, {"down.weight": Blocks(4, 16)}, ZeroBlocks(8, 16))
+        kinds = usual_kinds(
+            checkpoint, {"down.weight": Blocks(4, 16)}, Blocks(8, 16, zero_points=True)
+        )
         folder = write_folder(checkpoint, tmp_path / "out", kinds)
         assert_holds(folder, checkpoint, kinds)
         with Checkpoint.open(folder) as opened:

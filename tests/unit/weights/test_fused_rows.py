@@ -19,18 +19,17 @@ from edge.offload import MemoryStore
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.fused_rows import (
     FusedStore,
-    RowsOfHeads,
-    RowsOfOne,
-    SomeRows,
     TensorPart,
-    TurnedRows,
+    rows_of,
+    rows_of_each,
+    turned,
     with_fused_rows,
 )
 from edge.weights.header import read_header
 from tests.support.checkpoints import make_checkpoint
 
 TABLE = np.arange(30, dtype=np.float32).reshape(6, 5)
-PARTS = {"q": SomeRows(tensor="qkv", rows=range(4)), "k": SomeRows(tensor="qkv", rows=range(4, 6))}
+PARTS = {"q": rows_of("qkv", range(4)), "k": rows_of("qkv", range(4, 6))}
 
 
 def fused() -> FusedStore:
@@ -56,7 +55,7 @@ def test_parts_are_tensors_and_the_whole_is_none() -> None:
 
 def test_what_is_taken_from_where_is_part_of_the_fingerprint() -> None:
     plain = MemoryStore({"qkv": TABLE})
-    others = {**PARTS, "k": SomeRows(tensor="qkv", rows=range(3, 6))}
+    others = {**PARTS, "k": rows_of("qkv", range(3, 6))}
     prints = {plain.fingerprint, FusedStore(plain, PARTS).fingerprint}
     assert len(prints | {FusedStore(plain, others).fingerprint}) == 3
     assert with_fused_rows(MemoryStore({"q": TABLE}), PARTS).names() == ("q",)
@@ -70,10 +69,10 @@ def test_a_fused_tensor_of_another_height_is_refused_by_its_name() -> None:
 def test_rows_of_heads_and_matrices_of_a_stack() -> None:
     """Every run of rows, also within a head and over several."""
     parts: dict[str, TensorPart] = {
-        "q": RowsOfHeads(tensor="qk", heads=3, rows=range(2), height=5),
-        "k": RowsOfHeads(tensor="qk", heads=3, rows=range(2, 5), height=5),
-        "gate": RowsOfOne(tensor="experts", number=1, rows=range(2)),
-        "up": RowsOfOne(tensor="experts", number=1, rows=range(2, 6)),
+        "q": rows_of_each("qk", 3, range(2), 5),
+        "k": rows_of_each("qk", 3, range(2, 5), 5),
+        "gate": rows_of("experts", range(2), number=1),
+        "up": rows_of("experts", range(2, 6), number=1),
     }
     table, stack = np.arange(60).reshape(15, 4), np.arange(60).reshape(2, 6, 5)
     store = FusedStore(MemoryStore({"qk": table, "experts": stack}), parts)
@@ -192,14 +191,14 @@ def test_a_text_part_that_leaves_out_what_is_usual_is_that_of_transformers(
 
 def test_columns_are_rows_of_another_matrix() -> None:
     parts = {
-        "q": TurnedRows(tensor="qk", columns=range(3), height=6),
-        "k": TurnedRows(tensor="qk", columns=range(3, 5), height=6),
+        "q": turned("qk", range(3), 6),
+        "k": turned("qk", range(3, 5), 6),
     }
     store = FusedStore(MemoryStore({"qk": TABLE}), parts)
     assert (store.shape("q"), store.shape("k")) == ((3, 6), (2, 6))
     np.testing.assert_array_equal(store.read("q"), TABLE.T[:3])
     np.testing.assert_array_equal(store.read("k", range(1, 2), range(2, 5)), TABLE.T[4:, 2:5])
-    taller = {"q": TurnedRows(tensor="qk", columns=range(5), height=7)}
+    taller = {"q": turned("qk", range(5), 7)}
     with pytest.raises(CheckpointError, match=r"\[6, 5\], and the configuration makes it 7 x 5"):
         FusedStore(MemoryStore({"qk": TABLE}), taller)
 

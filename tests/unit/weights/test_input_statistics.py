@@ -16,7 +16,7 @@ from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.models.spec import ModelSpec
 from edge.weights import input_statistics, observation
-from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.input_statistics import (
     FILE,
@@ -125,12 +125,14 @@ def test_what_each_kind_would_lose(
     assert seen == [(number, len(choices)) for number in range(len(choices))]
     assert len(choices) == 7 * spec.num_layers + 1
     some_bits = (4,) if has_room else (2, 4)
-    kinds: list[Blocks | ZeroBlocks] = [
-        ZeroBlocks(bits, size) for bits in some_bits for size in (128, 64, 32)
+    kinds: list[Blocks] = [
+        Blocks(bits, size, zero_points=True) for bits in some_bits for size in (128, 64, 32)
     ]
     kinds.append(Blocks(8, 128))
     assert [choice.kind for choice in choices["layers.1.value.weight"]] == kinds
-    assert choices["layers.1.down.weight"][0].kind == ZeroBlocks(some_bits[0], 64), "cut by columns"
+    assert choices["layers.1.down.weight"][0].kind == Blocks(some_bits[0], 64, zero_points=True), (
+        "cut by columns"
+    )
 
     value = checkpoint.weights["model.layers.1.self_attn.v_proj.weight"]
     x = inputs("layers.1.qkv", value.shape[1])
@@ -139,9 +141,11 @@ def test_what_each_kind_would_lose(
     else:
         coded = quantize_calibrated(value, [x.T @ x], bits=4, block_size=64, zero_points=True)
     error = np.square(x @ (value - dequantize(coded)).T).sum() / np.square(x @ value.T).sum()
-    (choice,) = (c for c in choices["layers.1.value.weight"] if c.kind == ZeroBlocks(4, 64))
+    (choice,) = (
+        c for c in choices["layers.1.value.weight"] if c.kind == Blocks(4, 64, zero_points=True)
+    )
     assert choice.loss == pytest.approx(0.4 * error, rel=1e-3)
-    arrays = ZeroBlocks(4, 64).arrays(*value.shape)
+    arrays = Blocks(4, 64, zero_points=True).arrays(*value.shape)
     assert choice.num_bytes == sum(each.nbytes for each in arrays)
 
     head = checkpoint.weights["lm_head.weight"]

@@ -17,13 +17,14 @@ from safetensors.numpy import load_file, save_file
 from edge.errors import CheckpointError
 from edge.models.parts import MatrixSlice
 from edge.models.spec import tensor_shapes
-from edge.weights.block_matrices import SORTED as SORTED_KINDS
-from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.float_matrices import Floats
 from edge.weights.format_sizes import in_words
 from edge.weights.formats import weight_format
 from edge.weights.layout import whole_layout
+from edge.weights.packed.folder import PackedStore
+from edge.weights.packed.matrix import rows_of
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.packed_folders import (
     Layout,
@@ -100,10 +101,11 @@ def written(made: Path, tmp_path: Path) -> Write:
 
 @pytest.mark.parametrize("name", [*EXACT, *SORTED, *AS_FLOATS])
 def test_floats_are_those_that_were_packed(name: str, written: Write) -> None:
-    """To the last bit, whole and in slices."""
+    """To the last bit, whole and in slices; also of rows that are a matrix of their own."""
     folder, meant = written({**EXACT, **SORTED, **AS_FLOATS}[name])
     with Checkpoint.open(folder) as opened:
         store = opened.store
+        assert isinstance(store, PackedStore)
         assert set(store.names()) == set(meant)
         for tensor, expected in meant.items():
             assert store.shape(tensor) == expected.shape
@@ -111,6 +113,10 @@ def test_floats_are_those_that_were_packed(name: str, written: Write) -> None:
         for layer in NAMES:
             tensor = f"model.layers.1.{layer}.weight"
             part = store.read(tensor, rows=range(5, 19), columns=range(13, 62))
+            np.testing.assert_array_equal(part, meant[tensor][5:19, 13:62])
+            few = rows_of(rows_of(store.packed[tensor], range(2, 40)), range(1, 30))
+            assert few.shape == (29, meant[tensor].shape[1])
+            part = few.floats(range(2, 16), range(13, 62))
             np.testing.assert_array_equal(part, meant[tensor][5:19, 13:62])
 
 
@@ -172,7 +178,8 @@ def test_codes_in_act_order_stand_for_the_same_weights(
                 }
                 found = each.kind.floats(arrays.__getitem__, each.columns)
                 if fused:
-                    assert type(each.kind) in SORTED_KINDS.values()
+                    assert isinstance(each.kind, Blocks)
+                    assert each.kind.is_sorted
                     np.testing.assert_array_equal(found, whole)
                 else:
                     assert isinstance(each.kind, Blocks)
@@ -216,7 +223,7 @@ def test_layers_that_stay_floats_are_floats(made: Path, tmp_path: Path) -> None:
         chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
         assert chosen.grades == (0, 1, 0, 0)
         assert chosen.recipe.kind("layers.1.down.weight", 1) == Floats()
-        assert chosen.recipe.kind("layers.0.down.weight", 0) == ZeroBlocks(4, 32)
+        assert chosen.recipe.kind("layers.0.down.weight", 0) == Blocks(4, 32, zero_points=True)
         assert chosen.recipe.kind("head", 0) == Blocks(8, 64)
 
 

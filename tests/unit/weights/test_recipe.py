@@ -10,7 +10,7 @@ import pytest
 
 from edge.memory.model_sizes import model_facts
 from edge.models.spec import ModelSpec, graded, tensor_shapes
-from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.block_matrices import Blocks
 from edge.weights.float_matrices import Floats
 from edge.weights.format_sizes import bytes_per_weight, counted_matrices, in_words
 from edge.weights.formats import WeightFormat, weight_format
@@ -121,12 +121,15 @@ def test_int3_and_int2_have_2_bits_where_most_weights_are(
     }
     assert {role for role, kind in found.items() if kind.bits == 2} == in_2_bits
     assert {kind.bits for kind in found.values()} == {2, 4}
-    assert found["up.weight"] == ZeroBlocks(2, 128)
+    assert found["up.weight"] == Blocks(2, 128, zero_points=True)
     assert found["down.weight"].column_multiple == 64  # devices share these columns out
-    assert found["head"] == found["value.weight"] == ZeroBlocks(4, 32)
+    assert found["head"] == found["value.weight"] == Blocks(4, 32, zero_points=True)
     assert bits[0] < 8 * bytes_per_weight(spec, chosen) < bits[1]
     given = weight_format(spec, dtype, 16).recipe.kinds
-    assert set(given) == {ZeroBlocks(4, 16), ZeroBlocks(2, 32)}  # no kernel has smaller ones
+    assert set(given) == {
+        Blocks(4, 16, zero_points=True),
+        Blocks(2, 32, zero_points=True),
+    }  # no kernel has smaller ones
 
 
 @pytest.mark.parametrize(
