@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from edge.answers.terms import GenerationOptions
 from edge.server.answers import Question
@@ -41,6 +42,12 @@ _NOT_RUN = {"web_search_options": "searches nothing", "moderation": "judges noth
 """What OpenAI does in addition to an answer, and what this server does instead."""
 
 
+_PLAIN_OPTIONS = (
+    {each.name for each in fields(GenerationOptions)}.intersection(OpenAIBody.__struct_fields__)
+) - {"top_p", "logit_bias", "stop", "seed", "priority"}
+"""Fields that mean the same in a body and in options."""
+
+
 def options_of(
     body: Fields,
     asked: OpenAIBody,
@@ -61,14 +68,9 @@ def options_of(
             raise body.refuse(name, f"is not supported: this server {instead}; leave it out")
     biases = asked.logit_bias
     return GenerationOptions(
+        **{name: getattr(asked, name) for name in _PLAIN_OPTIONS},
         max_new_tokens=most_new_tokens,
-        temperature=asked.temperature,
         top_p=share_of(asked.top_p),
-        top_k=asked.top_k,
-        min_p=asked.min_p,
-        repetition_penalty=asked.repetition_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        presence_penalty=asked.presence_penalty,
         logit_bias=None if biases is None else {id: bias or 0.0 for id, bias in biases.items()},
         stop=asked.stop or (),
         seed=None if asked.seed is None else asked.seed % SEEDS,
