@@ -147,6 +147,11 @@ class Terms:
             raise RequestError("the prompt is empty; give at least one token")
         if self.rows is None:
             check_max_new_tokens(self.max_new_tokens)
+            if self.sampling.min_tokens > self.max_new_tokens:
+                raise RequestError(
+                    f"min_tokens is {self.sampling.min_tokens}, and the answer has room for "
+                    f"{self.max_new_tokens} tokens"
+                )
         if any(not isinstance(each, str) or not each for each in self.stop):
             raise RequestError("stop strings must be texts that are not empty")
         asked = self.logprobs
@@ -188,6 +193,11 @@ class GenerationOptions:
     )
     """None: an answer in a conversation, or to token ids, is as long as the context has room. What
     goes on from a text has 128 tokens: a model that is asked nothing may find no end."""
+    min_tokens: int | None = option(
+        None, at_least=0, help="No end of the answer before so many tokens.  [default: 0]"
+    )
+    """End tokens are not chosen before; a stop string, or the end of a grammar, ends it all the
+    same."""
     temperature: float | None = option(
         None, help="0 is greedy.  [default, here and below: as the model says, else greedy]"
     )
@@ -253,7 +263,7 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None:
             check_max_new_tokens(self.max_new_tokens)
-        self.terms((0,), end_ids=frozenset(), room=1, usual=SamplingParameters())
+        self.terms((0,), end_ids=frozenset(), room=_MOST_TOKENS, usual=SamplingParameters())
 
     def terms(
         self,
@@ -327,6 +337,7 @@ class GenerationOverrides(TypedDict, total=False):
     """The fields of GenerationOptions as keywords, for type checkers."""
 
     max_new_tokens: int | None
+    min_tokens: int | None
     temperature: float | None
     top_k: int | None
     top_p: float | None

@@ -56,8 +56,10 @@ class _Request:
     history: array[int] = field(default_factory=lambda: array("q"))
     """Its tokens; numpy reads them where they lie."""
     new_tokens: int = 0
+    mask: Bits | None = None
+    """Tokens that the grammar allows in the step under way; None: any."""
     allowed: Bits | None = None
-    """Tokens that may come in the step under way; None: any."""
+    """Tokens that may be chosen in the step under way; None: any."""
     is_cancelled: bool = False
     """Set from the control plane's thread; read between the steps of a run."""
 
@@ -105,7 +107,7 @@ class TokenChoice:
     def allow(self, step: Step, masks: Mapping[str, Bits]) -> None:
         """In this step, tokens of these requests are among the tokens of their masks."""
         for _index, entry, request in self._choices(step):
-            request.allowed = masks.get(entry.request)
+            request.mask = masks.get(entry.request)
 
     def wants_logits(self, step: Step) -> bool:
         """Whether the step's logits themselves are wanted: of a request that was not announced."""
@@ -221,6 +223,23 @@ class TokenChoice:
                     prompt = self._recalled.pop(entry.request, array("q"))
                     request.history.extend(prompt[: entry.position])
                 request.history.extend(entry.tokens)
+                answered = entry.end - request.terms.prompt_tokens
+                request.allowed = self._allowed(request, answered)
+
+    def _allowed(self, request: _Request, answered: int) -> Bits | None:
+        """The mask without end tokens while the answer has too few tokens; the mask itself where
+        only end tokens are left of it."""
+        terms = request.terms
+        if answered >= terms.sampling.min_tokens or not terms.end_ids:
+            return request.mask
+        bits = np.full(-(-self._vocab_size // 8), 0xFF, np.uint8)
+        if request.mask is not None:
+            bits = request.mask.copy()
+        for id in terms.end_ids:
+            if id < self._vocab_size:
+                bits[id >> 3] &= ~(1 << (id & 7)) & 0xFF
+        left = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
+        return bits if left.any() else request.mask
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
         """The request says these, too; nobody computes them here. Of one that was not announced

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from edge.kernels.sampling.parameters import Penalty, RepetitionPenalty, Share, TopK
+from edge.kernels.sampling.parameters import Penalty, RepetitionPenalty, Share, TokenCount, TopK
 from edge.scheduling.fairness import Priority
 from edge.server.efforts import Effort
 from edge.server.priorities import Tier
@@ -110,6 +110,7 @@ class Form(Struct, kw_only=True):
 class OpenAIBody(_Body, kw_only=True):
     """Sampling, and what else all of OpenAI's dialects have."""
 
+    min_tokens: TokenCount | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
     top_k: TopK | None = None

@@ -21,6 +21,7 @@ RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-3.4e38, le=3.4e38)]
 """What a float32 holds."""
+TokenCount = Annotated[int, Meta(ge=0, lt=_COUNT_LIMIT)]
 Seed = Annotated[int, Meta(ge=0, lt=1 << 64)]
 
 
@@ -48,6 +49,7 @@ class SamplingParameters:
     frequency_penalty: taken off a token's logit for each time that the answer has it, -2 to 2.
     presence_penalty: taken off the logit of every token that the answer has, -2 to 2.
     logit_bias: added to the logits of tokens, by their ids.
+    min_tokens: no end token is chosen before the answer has so many tokens.
     seed: the same seed gives the same tokens, whatever the plan.
     """
 
@@ -59,6 +61,7 @@ class SamplingParameters:
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: TokenCount = 0
     seed: Seed = 0
 
     def __post_init__(self) -> None:

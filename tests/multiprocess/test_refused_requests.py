@@ -93,6 +93,8 @@ def test_a_prompt_that_cannot_be(model: edge.Model, prompt: Any, message: str) -
         ("top_p", 1.5, "at least 0 and at most 1, not 1.5"),
         ("top_k", -1, "a whole number of at least 0"),
         ("min_p", 2, "at least 0 and at most 1"),
+        ("min_tokens", -1, "a whole number of at least 0"),
+        ("min_tokens", 1000, "the answer has room for"),
         ("repetition_penalty", 0, "at least 0.01"),
         ("seed", -1, "a whole number of at least 0"),
         ("stop", "", "not empty"),

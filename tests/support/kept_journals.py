@@ -22,7 +22,9 @@ def asked() -> JournalHead:
     terms = Terms(
         prompt=(1, 2, 3),
         max_new_tokens=20,
-        sampling=SamplingParameters(temperature=0.7, logit_bias={5: -1.5}, seed=2**64 - 1),
+        sampling=SamplingParameters(
+            temperature=0.7, logit_bias={5: -1.5}, min_tokens=3, seed=2**64 - 1
+        ),
         stop=("\n\n", "é"),
         end_ids=frozenset({0, 4}),
         logprobs=2,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from transformers import MinNewTokensLengthLogitsProcessor
 
 from edge.answers.answer import Answer, OnEnd
 from edge.backends.interface import HostLogits
@@ -244,6 +247,64 @@ def test_an_answer_keeps_to_its_grammar_on_every_plan_that_runs_a_part_of_it(ste
             await second.aclose()
         assert sinks[0].tokens == kept_to_grammar(PROMPTS[0])
         assert sinks[1].tokens == expected(PROMPTS[1])
+
+    asyncio.run(main())
+
+
+END, MIN_TOKENS = 3, 6
+
+
+def expected_to_end(prompt: Sequence[int], sampling: SamplingParameters) -> list[int]:
+    """The tokens up to the first END, which `transformers` forbids before MIN_TOKENS."""
+    forbid = MinNewTokensLengthLogitsProcessor(len(prompt), MIN_TOKENS, END, device="cpu")
+    tokens = list(prompt)
+    while tokens[-1] != END or len(tokens) == len(prompt):
+        logits = logits_after(tokens)
+        processed = forbid(torch.tensor([tokens]), torch.from_numpy(logits)[None])
+        allowed = np.packbits(np.isfinite(processed[0].numpy()), bitorder="little")
+        tokens.append(
+            sample(
+                logits,
+                history=tokens,
+                prompt_tokens=len(prompt),
+                parameters=sampling,
+                position=len(tokens),
+                allowed=allowed,
+            )
+        )
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("steps", [0, 3, 8])
+def test_no_answer_ends_before_its_fewest_tokens_on_any_plan(steps: int) -> None:
+    """The end token is the likeliest from the first token on."""
+    sampling = replace(PARAMETERS, logit_bias={END: 50.0}, min_tokens=MIN_TOKENS)
+
+    async def main() -> None:
+        owner, sinks = Owner(), [Results() for _prompt in PROMPTS]
+        async with (
+            peer(SamplingPeer(steps=steps)) as lost,
+            peer(SamplingPeer(steps=None)) as other,
+            asyncio.timeout(60),
+        ):
+            model = await load(lost, owner)
+            for prompt, sink in zip(PROMPTS, sinks, strict=True):
+                model.submit(
+                    asked(prompt, sink, new_tokens=40, sampling=sampling, end_ids=frozenset({END}))
+                )
+            await owner.told.wait()
+            await model.aclose()
+            second = await load(other, Owner())
+            for each in owner.unfinished:
+                second.submit(each)
+            for sink in sinks:
+                await sink.ended.wait()
+            await second.aclose()
+        found = [sink.tokens for sink in sinks]
+        assert found == [expected_to_end(prompt, sampling) for prompt in PROMPTS]
+        assert {(len(tokens), sink.end) for tokens, sink in zip(found, sinks, strict=True)} == {
+            (MIN_TOKENS + 1, "stop")
+        }
 
     asyncio.run(main())
 
