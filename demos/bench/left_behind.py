@@ -46,10 +46,7 @@ class Watch:
     """Both by process id."""
 
     async def left(
-        self,
-        addresses: Sequence[str],
-        processes: Sequence[int],
-        credentials: Credentials | None,
+        self, addresses: Sequence[str], processes: Sequence[int], credentials: Credentials | None
     ) -> list[str]:
         """What is still there when no model is, in words; waits until nothing is, or for
         FREE_WITHIN_S."""
