@@ -18,6 +18,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+from msgspec import Meta
+
 from edge.coordinator.generation import GenerationRequest
 from edge.coordinator.kept_prefixes import Span, Spans
 from edge.errors import ProtocolError, RequestError
@@ -27,7 +29,7 @@ from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import parse_json, read_file
 from edge.partition import Parallel, Plan
 from edge.planning.load_options import ExpertCut, LoadOptions, Replan, Standby, Streaming
-from edge.protocol.fields import AtMost, ReadBy, from_json, to_json
+from edge.protocol.fields import from_json, to_json
 from edge.protocol.lease import MOST_TERMS, Lease
 from edge.protocol.step import MAX_END_IDS, FinishReason
 from edge.protocol.wire_rules import Wire
@@ -53,25 +55,8 @@ _MOST_VALUES_OF_A_TOKEN = 100
 _DAMAGED = "it was damaged, or is no journal"
 
 
-def _long_text(most: int) -> ReadBy:
-    def read(value: object, name: str) -> str:
-        if not isinstance(value, str) or len(value) > most:
-            raise ProtocolError(f"{name} must be a text of at most {most} characters")
-        return value
-
-    return ReadBy(read)
-
-
-_Path = Annotated[str, _long_text(4096)]
-
-
-def _finite(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e40:
-        raise ProtocolError(f"{name} must be a number")
-    return float(value)
-
-
-_Nats = Annotated[float, ReadBy(_finite)]
+_Path = Annotated[str, Meta(max_length=4096)]
+_Nats = Annotated[float, Meta(gt=-1e40, lt=1e40)]
 """Below 0, unlike other numbers of records."""
 
 
@@ -184,13 +169,13 @@ class Reading:
 class KeptRequest:
     """A GenerationRequest as a file holds it."""
 
-    prompt_ids: Annotated[tuple[int, ...], AtMost(_MOST_TOKENS)]
+    prompt_ids: Annotated[tuple[int, ...], Meta(max_length=_MOST_TOKENS)]
     max_new_tokens: int
     sampling: SamplingParameters
-    stop: tuple[Annotated[str, _long_text(1 << 16)], ...]
-    end_ids: Annotated[frozenset[int], AtMost(MAX_END_IDS)]
+    stop: tuple[Annotated[str, Meta(max_length=1 << 16)], ...]
+    end_ids: Annotated[frozenset[int], Meta(max_length=MAX_END_IDS)]
     logprobs: int | None
-    grammar: Annotated[str, _long_text(MOST_GRAMMAR_BYTES)] | None
+    grammar: Annotated[str, Meta(max_length=MOST_GRAMMAR_BYTES)] | None
     reading: Reading | None
     """None: all is said."""
 
