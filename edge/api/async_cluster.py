@@ -16,7 +16,7 @@ from collections.abc import (
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack, get_args
+from typing import Unpack
 
 from edge.api.async_model import AsyncModel
 from edge.api.counting_experts import CountedExperts, count_experts
@@ -345,9 +345,6 @@ class AsyncCluster:
         `changes` are made to what is known of the peers first, as "+4GiB on b", "without c" or
         "link a-b 1ms 1Gbit".
         """
-        if measure not in get_args(Measure):
-            known = ", ".join(map(repr, get_args(Measure)))
-            raise RequestError(f"measure must be one of {known}, not {shown(measure)}")
         options = with_overrides(LoadOptions, options, overrides)
         async with self._opened(path, options) as (checkpoint, peers):
             with progress_bars() as on_progress:

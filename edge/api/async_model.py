@@ -14,7 +14,6 @@ from edge.api.embedding import check_dimensions, pooled, rows_for
 from edge.api.generation_options import (
     GenerationOptions,
     GenerationOverrides,
-    check_priority,
 )
 from edge.api.kept_reply import KeptReply
 from edge.api.progress_bars import progress_bars
@@ -229,7 +228,6 @@ class AsyncModel(DescribedModel):
         ]
         rows = rows_for(pooling, self._held.pooling, name=self.name)
         check_dimensions(dimensions, self._held.hidden_size)
-        check_priority(priority)
         who = Who(client, priority)
         self._require_open()
         found = np.empty((len(checked), dimensions or self._held.hidden_size), np.float32)

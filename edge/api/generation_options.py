@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from edge.coordinator.generation import GenerationRequest
-from edge.coordinator.shares import PRIORITIES, Priority
+from edge.coordinator.shares import Priority
 from edge.errors import RequestError, shown
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import parse_json, read_file
@@ -18,13 +18,6 @@ from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar, JsonSchema, schema_gr
 
 MOST_TOKENS_OF_A_TEXT = 128
 """What a model goes on with from a text, where nobody says how long that may be."""
-
-
-def check_priority(priority: object) -> None:
-    """Raises RequestError for one that there is not."""
-    if not isinstance(priority, str) or priority not in PRIORITIES:
-        known = ", ".join(map(repr, PRIORITIES))
-        raise RequestError(f"priority must be one of {known}, not {shown(priority)}")
 
 
 def _read_schema(text: str) -> JsonSchema:
@@ -135,10 +128,6 @@ class GenerationOptions:
     `edge run` does it unless it is told `--no-journal`."""
 
     def __post_init__(self) -> None:
-        longest = self.max_new_tokens
-        if longest is not None and (type(longest) is not int or longest < 1):
-            raise RequestError(f"max_new_tokens must be 1 or more, not {shown(longest)}")
-        check_priority(self.priority)
         self.request((0,), end_ids=frozenset(), room=1, usual=SamplingParameters())
 
     def request(

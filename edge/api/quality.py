@@ -22,9 +22,9 @@ from edge.api.progress_bars import progress_bars
 from edge.api.quality_statistics import Positions, compare, figures, joined
 from edge.api.quality_text import bundled_text, windows_of
 from edge.concurrency.blocking import run_blocking
-from edge.errors import CheckpointError, RequestError, shown
+from edge.errors import CheckpointError, RequestError
 from edge.host.free_memory import format_size
-from edge.option_fields import option
+from edge.option_fields import checks_calls, option
 from edge.partition import Plan
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
@@ -35,12 +35,12 @@ from edge.weights.formats import AS_STORED, WeightFormat
 DECODE_PROMPT_TOKENS, DECODE_TOKENS = 16, 32
 """Lengths of the prompt and the reply whose speed is measured."""
 
-_FEWEST_WINDOW_TOKENS, _MOST_WINDOW_TOKENS, _MOST_WINDOWS = 64, 2048, 1024
 _SPARE_DISK_BYTES = 256 << 20
 
 Load = Callable[[str | Path, LoadOptions], Awaitable[AsyncModel]]
 
 
+@checks_calls
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityOptions:
     """How much of the text is read. Raises RequestError for what is out of range."""
@@ -48,24 +48,15 @@ class QualityOptions:
     windows: int = option(
         6,
         at_least=1,
-        at_most=_MOST_WINDOWS,
+        at_most=1024,
         help="Pieces that the text is read in, each from an empty context.",
     )
     window_tokens: int = option(
         384,
-        at_least=_FEWEST_WINDOW_TOKENS,
-        at_most=_MOST_WINDOW_TOKENS,
+        at_least=64,
+        at_most=2048,
         help="Length of each.",
     )
-
-    def __post_init__(self) -> None:
-        for name, least, most in (
-            ("windows", 1, _MOST_WINDOWS),
-            ("window_tokens", _FEWEST_WINDOW_TOKENS, _MOST_WINDOW_TOKENS),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise RequestError(f"{name} must be {least} to {most}, not {shown(value)}")
 
     @property
     def positions(self) -> int:

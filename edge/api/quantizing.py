@@ -20,7 +20,7 @@ from edge.api.progress_bars import progress_bars
 from edge.concurrency.blocking import StopFlag, held, run_blocking
 from edge.errors import RequestError, shown
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
-from edge.option_fields import option
+from edge.option_fields import checks_calls, option
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
 from edge.weights.allotment import allot
@@ -41,6 +41,7 @@ _METHOD = "GPTQ, 2"
 """Raise the number when the same statistics make other codes."""
 
 
+@checks_calls
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeOptions:
     """How a model is rounded. Raises RequestError for what is out of range."""
@@ -62,10 +63,6 @@ class QuantizeOptions:
         bits = self.bits
         if bits is not None and not (type(bits) in (int, float) and 0 < bits <= MOST_BITS):
             raise RequestError(f"bits must be a number up to {MOST_BITS}, not {shown(bits)}")
-        for name, least, most in (("windows", 1, 1024), ("window_tokens", 16, 2048)):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise RequestError(f"{name} must be {least} to {most}, not {shown(value)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
