@@ -8,8 +8,8 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, is_dataclass, replace
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from edge.errors import RequestError, shown
 
@@ -92,8 +92,8 @@ def checks_calls(made: type[Made]) -> type[Made]:
 
     They name the keyword that is near a wrong one; of `**overrides: Unpack[Overrides]` keywords are
     the keys of that dictionary. Values are checked by the types that are written there, of a
-    constructor those of a dataclass: switches, texts, functions, classes of Edge, lists of
-    these, and dictionaries. What has a range or a few values is checked where that is known.
+    constructor those of a dataclass: switches, texts, one of a few words, functions, classes of
+    Edge, lists of these, and dictionaries; and options that have a range.
     """
     for name, found in list(vars(made).items()):
         call = found.__func__ if isinstance(found, classmethod) else found
@@ -101,7 +101,9 @@ def checks_calls(made: type[Made]) -> type[Made]:
         if not (is_called and inspect.isfunction(call)):
             continue
         owner = made.__name__ if name == "__init__" else f"{made.__name__}.{name}"
-        checked = _checked(call, owner, by_type=name != "__init__" or is_dataclass(made))
+        options = fields(made) if name == "__init__" and is_dataclass(made) else ()
+        by_type = name != "__init__" or is_dataclass(made)
+        checked = _checked(call, owner, by_type=by_type, options=options)
         setattr(made, name, classmethod(checked) if call is not found else checked)
     return made
 
@@ -118,13 +120,17 @@ def _keywords(call: Callable[..., Any]) -> Sequence[str]:
     return known + [each.name for each in kinds if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
 
 
-def _checked(call: Callable[..., Any], owner: str, *, by_type: bool) -> Callable[..., Any]:
+def _checked(
+    call: Callable[..., Any], owner: str, *, by_type: bool, options: Sequence[Field[Any]]
+) -> Callable[..., Any]:
+    """options: that are given by keywords of the same name."""
     known, signature = _keywords(call), inspect.signature(call)
 
     @functools.cache
     def kinds() -> dict[str, _Kind]:  # at the first call: modules may be imported by halves now
         hints = get_type_hints(call) if by_type else {}
         found = {name: _kind(hint) for name, hint in hints.items() if name not in _TOLD_ELSEWHERE}
+        found |= {each.name: kind for each in options if (kind := _ranged(each, hints[each.name]))}
         return {name: kind for name, kind in found.items() if kind is not None}
 
     def check(given: Sequence[Any], named: Mapping[str, Any]) -> None:
@@ -155,8 +161,8 @@ def _checked(call: Callable[..., Any], owner: str, *, by_type: bool) -> Callable
     return called
 
 
-_TOLD_ELSEWHERE = frozenset({"options", "return"})
-"""Options by `with_overrides`."""
+_TOLD_ELSEWHERE = frozenset({"options", "return", "dtype", "kv_dtype", "accuracy"})
+"""Options by `with_overrides`, formats by those that know what helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +183,10 @@ def _kind(hint: Any) -> _Kind | None:
     if hint is types.NoneType:
         return _Kind(has=lambda value: value is None, words="None")
     parts = get_args(hint)
+    if get_origin(hint) is Literal:
+        *first, last = map(repr, parts)
+        words = f"{', '.join(first)} or {last}" if first else last
+        return _Kind(has=lambda value: isinstance(value, str) and value in parts, words=words)
     if get_origin(hint) in (types.UnionType, Union):
         return _any(list(map(_kind, parts)))
     if get_origin(hint) is Callable:
@@ -192,6 +202,21 @@ def _kind(hint: Any) -> _Kind | None:
             has=lambda value: isinstance(value, hint), words=f"an {name}", plural=f"{name} objects"
         )
     return None
+
+
+def _ranged(option: Field[Any], hint: Any) -> _Kind | None:
+    """None for an option without a range."""
+    facts = option_facts(option)
+    if facts is None or facts.at_least is None:
+        return None
+    least, most, may_be_none = facts.at_least, facts.at_most, types.NoneType in get_args(hint)
+
+    def has(value: Any) -> bool:
+        if value is None:
+            return may_be_none
+        return type(value) is int and least <= value and (most is None or value <= most)
+
+    return _Kind(has=has, words=f"{least} or more" if most is None else f"{least} to {most}")
 
 
 def _any(kinds: Sequence[_Kind | None]) -> _Kind | None:

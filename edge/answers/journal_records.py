@@ -8,14 +8,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
-from edge.answers.terms import Terms, long_text
-from edge.errors import ProtocolError
+from msgspec import Meta
+
+from edge.answers.terms import Terms
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.offload import parse_json
 from edge.partition import Parallel, Plan
 from edge.planning.load_options import ExpertCut, LoadOptions, Replan, Standby, Streaming
-from edge.protocol.fields import ReadBy, from_json
+from edge.protocol.fields import from_json
 from edge.protocol.lease import MOST_TERMS, Lease
 from edge.protocol.step import FinishReason
 from edge.protocol.wire_rules import Wire
@@ -33,16 +34,10 @@ _MOST_VALUES_OF_A_TOKEN = 100
 _DAMAGED = "it was damaged, or is no journal"
 
 
-FilePath = Annotated[str, long_text(4096)]
+FilePath = Annotated[str, Meta(max_length=4096)]
 
 
-def _finite(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e40:
-        raise ProtocolError(f"{name} must be a number")
-    return float(value)
-
-
-_Nats = Annotated[float, ReadBy(_finite)]
+_Nats = Annotated[float, Meta(gt=-1e40, lt=1e40)]
 """A log probability. It is negative, which other numbers of records are not."""
 
 

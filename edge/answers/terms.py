@@ -14,14 +14,16 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, TypedDict
 
+from msgspec import Meta
+
 from edge.errors import ProtocolError, RequestError, shown
 from edge.kernels.sampling.logprobs import MOST_LOGPROBS
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import parse_json, read_file
 from edge.option_fields import checks_calls, option
-from edge.protocol.fields import AtMost, ReadBy
+from edge.protocol.fields import ReadBy
 from edge.protocol.step import MAX_END_IDS, Rows, SamplingTerms
-from edge.scheduling.fairness import PRIORITIES, Priority, Who
+from edge.scheduling.fairness import Priority, Who
 from edge.text.answer_forms import AnswerForm
 from edge.text.answer_parser import read_answer
 from edge.text.answer_parts import ReadAnswer
@@ -33,19 +35,6 @@ MOST_TOKENS_OF_A_TEXT = 128
 _MOST_TOKENS = 1 << 20
 _LONGEST_STOP = 1 << 16
 _LONGEST_NAME = 1 << 16
-
-
-def check_priority(priority: object) -> None:
-    """Raises RequestError for a priority that does not exist."""
-    if not isinstance(priority, str) or priority not in PRIORITIES:
-        known = ", ".join(map(repr, PRIORITIES))
-        raise RequestError(f"priority must be one of {known}, not {shown(priority)}")
-
-
-def check_max_new_tokens(count: object) -> None:
-    """Raises RequestError for anything but a whole number of 1 or more."""
-    if type(count) is not int or count < 1:
-        raise RequestError(f"max_new_tokens must be 1 or more, not {shown(count)}")
 
 
 def _read_schema(text: str) -> JsonSchema:
@@ -93,22 +82,11 @@ class AnswerReading:
         return read_answer(text, self.form, thinking=self.thinking, tools=self.tools)
 
 
-def long_text(most: int) -> ReadBy:
-    """Reads a text of at most `most` characters, which may be empty."""
-
-    def read(value: object, name: str) -> str:
-        if not isinstance(value, str) or len(value) > most:
-            raise ProtocolError(f"{name} must be a text of at most {most} characters")
-        return value
-
-    return ReadBy(read)
-
-
-def _grammar(value: object, name: str) -> Grammar | None:
+def _grammar(value: object) -> Grammar | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or not isinstance(value.get("rules"), str):
-        raise ProtocolError(f"{name} must be an object with rules, or null")
+        raise ProtocolError("a grammar must be an object with rules, or null")
     return Grammar(value["rules"])
 
 
@@ -119,14 +97,14 @@ class Terms:
     A journal holds it as it is, so it has one form on disk (`to_json`, `from_json`).
     """
 
-    prompt: Annotated[tuple[int, ...], AtMost(_MOST_TOKENS)]
+    prompt: Annotated[tuple[int, ...], Meta(max_length=_MOST_TOKENS)]
     """Token ids."""
     max_new_tokens: int = 0
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     """How a token is chosen, with a seed."""
-    stop: tuple[Annotated[str, long_text(_LONGEST_STOP)], ...] = ()
+    stop: tuple[Annotated[str, Meta(max_length=_LONGEST_STOP)], ...] = ()
     """Texts that end the answer, which does not contain them."""
-    end_ids: Annotated[frozenset[int], AtMost(MAX_END_IDS)] = frozenset()
+    end_ids: Annotated[frozenset[int], Meta(max_length=MAX_END_IDS)] = frozenset()
     """Tokens that end the answer."""
     logprobs: int | None = None
     """How many of the likeliest tokens are told with each token; None: not even its own."""
@@ -136,17 +114,19 @@ class Terms:
     """None: the whole text is content."""
     rows: Rows | None = None
     """What is wanted of each token of the prompt in place of an answer; None: an answer."""
-    client: Annotated[str, long_text(_LONGEST_NAME)] = ""
+    client: Annotated[str, Meta(max_length=_LONGEST_NAME)] = ""
     """On whose behalf; fair queueing serves clients alike."""
     priority: Priority = "normal"
-    cache_salt: Annotated[str, long_text(_LONGEST_NAME)] = ""
+    cache_salt: Annotated[str, Meta(max_length=_LONGEST_NAME)] = ""
     """Prefix caches are shared between requests of one salt alone."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise RequestError("the prompt is empty; give at least one token")
         if self.rows is None:
-            check_max_new_tokens(self.max_new_tokens)
+            longest = self.max_new_tokens
+            if type(longest) is not int or longest < 1:
+                raise RequestError(f"max_new_tokens must be 1 or more, not {shown(longest)}")
             if self.sampling.min_tokens > self.max_new_tokens:
                 raise RequestError(
                     f"min_tokens is {self.sampling.min_tokens}, and the answer has room for "
@@ -159,7 +139,6 @@ class Terms:
             raise RequestError(
                 f"logprobs must be 0 to {MOST_LOGPROBS}, or None, not {shown(asked)}"
             )
-        check_priority(self.priority)
 
     @property
     def who(self) -> Who:
@@ -261,8 +240,6 @@ class GenerationOptions:
     `edge run` does it unless it is told `--no-journal`."""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens is not None:
-            check_max_new_tokens(self.max_new_tokens)
         self.terms((0,), end_ids=frozenset(), room=_MOST_TOKENS, usual=SamplingParameters())
 
     def terms(

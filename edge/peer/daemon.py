@@ -24,7 +24,7 @@ from edge.profiling.link_probe import answer_probe
 from edge.protocol.assignment import key_of
 from edge.protocol.carrying import carry_along
 from edge.protocol.client import map_transport_error, software_difference
-from edge.protocol.fields import integer, text
+from edge.protocol.fields import from_json
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.transport import Channel, Credentials, Link, Member
 from edge.version import __version__
@@ -169,9 +169,11 @@ class PeerDaemon:
                 await answer_probe(link)
             return
         try:
-            seat = (integer(hello.get("stage"), "stage"), integer(hello.get("rank"), "rank"))
-            to = (integer(hello.get("to_stage"), "stage"), integer(hello.get("to_rank"), "rank"))
-            key = key_of(text(hello.get("session"), "session"), to)
+            seat, to = (
+                (from_json(int, hello.get(stage)), from_json(int, hello.get(rank)))
+                for stage, rank in (("stage", "rank"), ("to_stage", "to_rank"))
+            )
+            key = key_of(from_json(str, hello.get("session")), to)
             hosted = self.resources.sessions.get(key)
         except ProtocolError:
             hosted = None

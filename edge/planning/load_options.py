@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypedDict, get_args
+from typing import Literal, TypedDict
 
 from edge.errors import RequestError, shown
 from edge.kernels.kv_cache.cache_size import keeps_remainders
@@ -18,7 +18,7 @@ from edge.option_fields import checks_calls, option
 from edge.partition import Parallel, Plan, Workload
 from edge.protocol.messages import MOST_TRUSTED
 from edge.protocol.step import StepLimits
-from edge.protocol.wire_rules import WIRES, Wire
+from edge.protocol.wire_rules import Wire
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import (
     AUTO,
@@ -269,30 +269,10 @@ class LoadOptions:
     requests have at once. Set while planning."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.plan, Plan) and self.plan not in get_args(Parallel):
-            raise RequestError(
-                f"plan must be 'auto', 'pipeline', 'tensor' or a Plan, not {shown(self.plan)}"
-            )
-        if type(self.concurrency) is not int or not 1 <= self.concurrency <= MAX_REQUESTS_AT_ONCE:
-            raise RequestError(
-                f"concurrency must be 1 to {MAX_REQUESTS_AT_ONCE}, not {shown(self.concurrency)}"
-            )
-        if self.wire not in WIRES:
-            raise RequestError(f"wire must be one of {', '.join(WIRES)}, not {shown(self.wire)}")
-        if self.experts not in get_args(ExpertCut):
-            raise RequestError(
-                f"experts must be 'auto', 'columns' or 'whole', not {shown(self.experts)}"
-            )
-        if self.stream not in get_args(Streaming):
-            raise RequestError(f"stream must be 'auto', 'on' or 'off', not {shown(self.stream)}")
         if self.prefixes_of is not None:
             _check_devices(self.prefixes_of)
         if not isinstance(self.lora, str | Path | None):
             raise RequestError(f"lora must be the path of a folder, not {shown(self.lora)}")
-        if self.standby not in get_args(Standby):
-            raise RequestError(f"standby must be 'auto', 'none' or 'kv', not {shown(self.standby)}")
-        if self.replan not in get_args(Replan):
-            raise RequestError(f"replan must be 'auto' or 'off', not {shown(self.replan)}")
         wait_s = self.wait_for_peers_s
         if type(wait_s) not in (int, float) or not 0 <= wait_s <= MOST_WAIT_S:
             raise RequestError(

@@ -30,8 +30,8 @@ _KINDS: dict[str, type[EdgeError]] = {
     "protocol": ProtocolError,
 }
 
-_Message = Annotated[str, ReadBy(lambda value, _name: printable(value, limit=_LONGEST_MESSAGE))]
-_Remedy = Annotated[str, ReadBy(lambda value, _name: printable(value, limit=_LONGEST_REMEDY))]
+_Message = Annotated[str, ReadBy(lambda value: printable(value, limit=_LONGEST_MESSAGE))]
+_Remedy = Annotated[str, ReadBy(lambda value: printable(value, limit=_LONGEST_REMEDY))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

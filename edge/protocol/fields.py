@@ -1,19 +1,32 @@
 """Records as JSON and back: what comes from outside is read by the annotations of its dataclass.
 
-Classes with `to_json` and `from_json` of their own keep to these; ranges and what fields mean
-together are a record's own to check when it is made.
+Plain types have limits here; `Meta` in an annotation gives another one. Classes with `to_json` and
+`from_json` of their own keep to these. What fields mean together is a record's own to check when it
+is made.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)  # fmt: skip
 
+import msgspec
 import numpy as np
+from msgspec import Meta
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from edge import partition
@@ -30,16 +43,18 @@ MALFORMED = (
 )  # fmt: skip
 """The errors of reading something that nobody wrote."""
 
-_LONGEST_TEXT = 1024
-_LARGEST_INTEGER = 1 << 53
-_MOST_ITEMS = 4096
-"""Items of a list or an object that is not marked otherwise: tokens of a chunk, layers of a
-model."""
-_LARGEST_NUMBER = 1e18
+Text = Annotated[str, Meta(min_length=1, max_length=1024)]
+Whole = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Number = Annotated[float, Meta(ge=0, lt=1e18)]
 
+_PLAIN: Mapping[Any, Any] = {str: Text, int: Whole, float: Number, bool: bool, NoneType: None}
+"""What is read where an annotation says no more."""
 
-Reader = Callable[[Any, str], Any]
-"""Makes a value of JSON; gets the field's name, too, for its ProtocolError."""
+_MOST_ITEMS = Meta(max_length=4096)
+"""The limit of a list or an object without one of its own: tokens of a chunk, layers of a model."""
+
+Reader = Callable[[Any], Any]
+"""Makes a value of JSON. Raises one of `MALFORMED`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +62,6 @@ class ReadBy:
     """Marks a field that has a reader of its own."""
 
     reader: Reader
-
-
-@dataclass(frozen=True, slots=True)
-class AtMost:
-    """Marks a list or an object whose limit is another than that of most."""
-
-    items: int
 
 
 def to_json(value: Any) -> Any:
@@ -79,39 +87,13 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(cls: type[Record], value: object) -> Record:
-    """Raises ProtocolError for anything `to_json` could not have written."""
+    """Raises ProtocolError, with the place, for anything `to_json` could not have written."""
     annotation: Any = cls
-    record: Record = reader(annotation)(value, "a record")
-    return record
-
-
-def text(value: object, name: str) -> str:
-    """1 to 1024 characters. Raises ProtocolError, as all of these do."""
-    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_TEXT:
-        raise ProtocolError(f"{name} must be a short text, not {shown(value)}")
-    return value
-
-
-def integer(value: object, name: str) -> int:
-    """0 or more."""
-    if type(value) is not int or not 0 <= value < _LARGEST_INTEGER:
-        raise ProtocolError(f"{name} must be a whole number, not {shown(value)}")
-    return value
-
-
-def number(value: object, name: str) -> float:
-    """0 or more, finite, and no absurd one."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ProtocolError(f"{name} must be a number, not {shown(value)}")
-    if not 0 <= value < _LARGEST_NUMBER:
-        raise ProtocolError(f"{name} must be a number of 0 or more, not {shown(value)}")
-    return float(value)
-
-
-def boolean(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise ProtocolError(f"{name} must be true or false, not {shown(value)}")
-    return value
+    try:
+        record: Record = convert(value, shape(annotation))
+        return record
+    except MALFORMED as error:
+        raise ProtocolError(located(error)) from error
 
 
 def printable(value: object, *, limit: int = 200) -> str:
@@ -120,13 +102,13 @@ def printable(value: object, *, limit: int = 200) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in letters).strip() or "?"
 
 
-def _address(value: object, name: str) -> str:
-    address = text(value, name)
-    _made(name, lambda: parse_number(address))
+def _address(value: object) -> str:
+    address = from_json(str, value)
+    parse_number(address)
     return address
 
 
-Printable = Annotated[str, ReadBy(lambda value, name: printable(text(value, name)))]
+Printable = Annotated[str, ReadBy(lambda value: printable(from_json(str, value)))]
 """Shown to people."""
 
 Address = Annotated[str, ReadBy(_address)]
@@ -153,92 +135,92 @@ def token_ids(payload: Buffer, vocab_size: int, *, most_tokens: int) -> NDArray[
     return tokens
 
 
-_PLAIN: dict[Any, Reader] = {str: text, int: integer, float: number, bool: boolean}
-
-
 @cache
-def reader(annotation: Any, most: int = _MOST_ITEMS) -> Reader:
-    """The reader of a field with this annotation, of at most `most` items.
+def shape(annotation: Any, limit: Meta = _MOST_ITEMS) -> Any:
+    """The type by which msgspec reads a field with this annotation: with the limits of plain types,
+    and with a `_Held` for each record.
 
     TypeError for one that no record may hold.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        for mark in arguments[1:]:
-            if isinstance(mark, ReadBy):
-                return mark.reader
-            if isinstance(mark, AtMost):
-                return reader(arguments[0], mark.items)
-        return reader(arguments[0])
-    if origin is Literal:
-        return partial(_one_of, arguments)
-    if origin in (Union, UnionType) and NoneType in arguments:
-        (held,) = (reader(each) for each in arguments if each is not NoneType)
-        return lambda value, name: None if value is None else held(value, name)
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return partial(_fixed, [reader(each) for each in arguments])
-    if origin in (tuple, frozenset):
-        item = reader(arguments[0])
-        return lambda value, name: origin([item(each, name) for each in _items(value, name, most)])
-    if origin is Mapping and arguments[0] is str:
-        item = reader(arguments[1])
-        return lambda value, name: {
-            text(key, name): item(held, name) for key, held in _object(value, name, most).items()
-        }
-    if origin is Mapping:
-        pairs = reader(tuple[tuple[arguments], ...], most)  # type: ignore[valid-type]
-        return lambda value, name: dict(pairs(value, name))
+        held, mark, *_others = arguments
+        if isinstance(mark, ReadBy):
+            return _held(mark.reader)
+        return Annotated[held, mark] if held in _PLAIN else shape(held, mark)
     if annotation in _PLAIN:
         return _PLAIN[annotation]
+    if origin is Literal:
+        return annotation
+    if origin in (Union, UnionType):
+        return Union[tuple(map(shape, arguments))]  # noqa: UP007 - of types that are computed
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return tuple[tuple(map(shape, arguments))]  # type: ignore[misc]
+    if origin in (tuple, frozenset):
+        item = (shape(arguments[0]), ...) if origin is tuple else shape(arguments[0])
+        return Annotated[origin[item], limit]
+    if origin is Mapping and arguments[0] is str:
+        item = shape(arguments[1])
+        return Annotated[dict[Text, item], limit]  # type: ignore[valid-type]
+    if origin is Mapping:
+        pairs = shape(tuple[tuple[arguments], ...], limit)  # type: ignore[valid-type]
+        return _held(lambda value: dict(convert(value, pairs)))
     if hasattr(annotation, "from_json"):
-        return lambda value, name: _made(name, lambda: annotation.from_json(value))
+        return _held(annotation.from_json)
     if dataclasses.is_dataclass(annotation):
-        hints = get_type_hints(annotation, include_extras=True)
-        fields = [each.name for each in dataclasses.fields(annotation)]
-        return partial(_record, annotation, {each: reader(hints[each]) for each in fields})
+        return _record(annotation)
     raise TypeError(f"no record holds {annotation}")
 
 
-def _one_of(choices: tuple[Any, ...], value: object, name: str) -> object:
-    if not isinstance(value, str) or value not in choices:
-        raise ProtocolError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")
-    return value
+def _record(cls: Any) -> Any:
+    """The dataclass itself, for msgspec to read, if it says all limits and has no defaults."""
+    has_defaults = any(
+        each.default is not MISSING or each.default_factory is not MISSING
+        for each in dataclasses.fields(cls)
+    )
+    fields = fields_of(cls)
+    if not has_defaults and get_type_hints(cls, include_extras=True) == get_type_hints(
+        fields, include_extras=True
+    ):
+        return cls
+    return _held(lambda value: cls(**asdict(convert(value, fields))))
 
 
-def _items(value: object, name: str, most: int = _MOST_ITEMS) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise ProtocolError(f"{name} must be a list, not {shown(value)}")
-    if len(value) > most:
-        raise ProtocolError(f"{name} has {len(value)} items, and {most} is the most")
-    return list(value)
+def fields_of(cls: Any, without: Collection[str] = ()) -> type[msgspec.Struct]:
+    """The type of an object with the fields of a dataclass, every one of which must be there."""
+    hints = get_type_hints(cls, include_extras=True)
+    names = [each.name for each in dataclasses.fields(cls) if each.name not in without]
+    return msgspec.defstruct(cls.__name__, [(name, shape(hints[name])) for name in names])
 
 
-def _object(value: object, name: str, most: int = _MOST_ITEMS) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise ProtocolError(f"{name} must be an object, not {shown(value)}")
-    if len(value) > most:
-        raise ProtocolError(f"{name} has {len(value)} items, and {most} is the most")
-    return value
+class _Held(type):
+    """What msgspec leaves to a reader of ours. What that makes counts as one of these."""
+
+    read: Reader
+
+    def __instancecheck__(cls, _value: object) -> bool:
+        return True
 
 
-def _fixed(parts: list[Reader], value: object, name: str) -> tuple[Any, ...]:
-    items = _items(value, name)
-    if len(items) != len(parts):
-        raise ProtocolError(f"{name} must be a list of {len(parts)}")
-    return tuple(part(item, name) for part, item in zip(parts, items, strict=True))
+def _held(read: Reader) -> _Held:
+    return _Held("Held", (), {"read": staticmethod(read)})
 
 
-def _record(cls: Any, parts: Mapping[str, Reader], value: object, name: str) -> Any:
-    given = _object(value, name)
-    for each in parts:
-        if each not in given:
-            raise ProtocolError(f"{name} has no {each}")
-    found = {each: part(given[each], each) for each, part in parts.items()}
-    return _made(name, lambda: cls(**found))
-
-
-def _made(name: str, make: Callable[[], Any]) -> Any:
+def _read(kind: Any, value: object) -> Any:
     try:
-        return make()
-    except MALFORMED as error:
-        raise ProtocolError(f"{name} cannot be: {error}") from error
+        return kind.read(value)
+    except MALFORMED as error:  # msgspec adds the place to errors of this type alone
+        raise ValueError(str(error)) from error
+
+
+convert = partial(msgspec.convert, dec_hook=_read)
+"""Raises one of `MALFORMED`, whose sentence `located` makes readable."""
+
+_LONGEST_SENTENCE = 200
+
+
+def located(error: Exception) -> str:
+    """The sentence of an error of `convert`, after the place where it was."""
+    what, *within = str(error).split(" - at `$")
+    place = "".join(each.rstrip("`") for each in reversed(within)).lstrip(".")
+    return f"{place}: {what:.{_LONGEST_SENTENCE}}" if place else what[:_LONGEST_SENTENCE]

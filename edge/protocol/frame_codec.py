@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
 
+from msgspec.structs import asdict
+
 from edge.errors import ProtocolError
-from edge.protocol.fields import MALFORMED, Reader, reader, to_json
+from edge.protocol.fields import MALFORMED, convert, fields_of, located, shape, to_json
 from edge.transport import Frame
 from edge.transport.frame import Buffer, FrameLimits
 
@@ -43,13 +45,13 @@ Raw = Annotated[Buffer, Payload(lambda value: value, lambda payload: payload)]
 
 def long_json(annotation: Any) -> Payload:
     """JSON of such a value, with few lists and objects in it."""
-    held = reader(annotation)
+    held = shape(annotation)
 
     def read(payload: Buffer) -> Any:
         text = bytes(payload)
         if text.count(b"[") + text.count(b"{") > _MOST_CONTAINERS:
             raise ProtocolError("the payload has more lists and objects than such a value")
-        return held(json.loads(text), "the payload")
+        return convert(json.loads(text), held)
 
     return Payload(lambda value: json.dumps(to_json(value)).encode(), read)
 
@@ -102,37 +104,36 @@ def to_frame(kind: str, body: object, *, call: int | None = None) -> Frame:
     header: dict[str, Any] = {} if call is None else {"call": call}
     payload: Buffer = b""
     cls: Any = type(body)
-    for name, part in _parts(cls).items():
-        if isinstance(part, Payload):
-            payload = part.write(getattr(body, name))
-        else:
-            header[name] = to_json(getattr(body, name))
+    payloads, names, _header = _parts(cls)
+    for name, part in payloads.items():
+        payload = part.write(getattr(body, name))
+    for name in names:
+        header[name] = to_json(getattr(body, name))
     return Frame(kind, header, payload)
 
 
 def from_frame(cls: type[Body], frame: Frame) -> Body:
     """Raises ProtocolError for anything `to_frame` could not have written."""
-    found: dict[str, Any] = {}
     hashed: Any = cls
+    payloads, _names, header = _parts(hashed)
     try:
-        for name, part in _parts(hashed).items():
-            if isinstance(part, Payload):
-                found[name] = part.read(frame.payload)
-            elif name in frame.header:
-                found[name] = part(frame.header[name], name)
-            else:
-                raise ProtocolError(f"it has no {name}")
+        found = asdict(convert(frame.header, header))
+        for name, part in payloads.items():
+            found[name] = part.read(frame.payload)
         return cls(**found)
     except MALFORMED as error:
-        raise ProtocolError(f"a malformed {frame.kind[:80]!r}: {error}") from error
+        raise ProtocolError(f"a malformed {frame.kind[:80]!r}: {located(error)}") from error
 
 
 @cache
-def _parts(cls: type[Any]) -> Mapping[str, Reader | Payload]:
+def _parts(cls: type[Any]) -> tuple[Mapping[str, Payload], Sequence[str], Any]:
+    """The payload, the names of the other fields, and their type."""
     hints = get_type_hints(cls, include_extras=True)
-    return {each.name: _part(hints[each.name]) for each in dataclasses.fields(cls)}
-
-
-def _part(annotation: Any) -> Reader | Payload:
-    marks = [mark for mark in get_args(annotation)[1:] if isinstance(mark, Payload)]
-    return marks[0] if marks else reader(annotation)
+    payloads = {
+        name: mark
+        for name, hint in hints.items()
+        for mark in get_args(hint)[1:]
+        if isinstance(mark, Payload)
+    }
+    names = [each.name for each in dataclasses.fields(cls) if each.name not in payloads]
+    return payloads, names, fields_of(cls, without=payloads)

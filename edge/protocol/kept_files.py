@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from edge.protocol.fields import AtMost, Printable
+from msgspec import Meta
+
+from edge.protocol.fields import Printable
 from edge.protocol.frame_codec import SMALL, Call, long_json
 from edge.transport.frame import FrameLimits
 
@@ -33,8 +35,8 @@ class KeptFiles:
             raise ValueError("files of no size or age")
 
 
-_Names = Annotated[tuple[Printable, ...], AtMost(MOST_FILES)]
-_Files = Annotated[tuple[KeptFiles, ...], AtMost(MOST_FILES)]
+_Names = Annotated[tuple[Printable, ...], Meta(max_length=MOST_FILES)]
+_Files = Annotated[tuple[KeptFiles, ...], Meta(max_length=MOST_FILES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

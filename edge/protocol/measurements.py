@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from msgspec import Meta
+
 from edge.models.spec import ModelSpec
 from edge.partition import ComputeRates
-from edge.protocol.fields import AtMost, Printable
+from edge.protocol.fields import Printable
 from edge.protocol.frame_codec import SMALL, Call
 from edge.protocol.topology import Place
 from edge.transport.frame import MAX_HEADER_BYTES, FrameLimits
@@ -44,7 +46,7 @@ class PeerProfile:
     """How far its samples were apart: the slowest over the fastest, less 1."""
     is_unsteady: bool
     """A third sample agreed with neither of two that disagreed."""
-    busy: Annotated[tuple[Printable, ...], AtMost(_MAX_BUSY)]
+    busy: Annotated[tuple[Printable, ...], Meta(max_length=_MAX_BUSY)]
     """Models that were loaded there meanwhile: they were slowed down, and so was this."""
 
     def __post_init__(self) -> None:

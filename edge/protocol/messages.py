@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from msgspec import Meta
+
 from edge.errors import ProtocolError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.offload import PIECE_BYTES, Manifest
@@ -17,7 +19,6 @@ from edge.partition import MOST_SHARDS
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed
-from edge.protocol.fields import AtMost
 from edge.protocol.frame_codec import (
     ANSWER,
     SMALL,
@@ -63,7 +64,9 @@ _LARGE_HEADER = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=SMALL.p
 _ANSWER_LIMITS = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=MAX_MANIFEST_BYTES)
 """Which call it answers is not known when they are asked for."""
 
-_Digests = Annotated[tuple[str, ...], long_json(Annotated[tuple[str, ...], AtMost(_MOST_PIECES)])]
+_Digests = Annotated[
+    tuple[str, ...], long_json(Annotated[tuple[str, ...], Meta(max_length=_MOST_PIECES)])
+]
 _SentManifest = Annotated[
     Manifest,
     Payload(
@@ -186,7 +189,7 @@ class Open(Call[Opened]):
     """Sessions of earlier terms of the same run end first."""
     prefix_secret: _Secret
     """Secret of the owner of beginnings of prompts that are kept. Forgotten with the session."""
-    prefixes_of: Annotated[tuple[str, ...], AtMost(MOST_TRUSTED)] = ()
+    prefixes_of: Annotated[tuple[str, ...], Meta(max_length=MOST_TRUSTED)] = ()
     """Beginnings of ids of other devices with the same secret: what they have left is taken."""
     expected: ExpectedStep | None = None
     """What its steps should take; a peer that takes longer says so."""
@@ -208,7 +211,7 @@ class Connect(Call[Connected]):
     kind, limit_s = "connect", 900.0
     limits = _LARGE_HEADER
     session: str
-    places: Annotated[Mapping[Seat, Place], AtMost(MOST_SHARDS)]
+    places: Annotated[Mapping[Seat, Place], Meta(max_length=MOST_SHARDS)]
 
 
 # Posts, in the order in which every peer gets them, and the events that tell their outcome
@@ -269,11 +272,11 @@ class RunStep(Post):
     limits = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=MAX_PAYLOAD_BYTES)
     session: str
     step: Step
-    terms: Annotated[Mapping[str, SamplingTerms], AtMost(MAX_REQUESTS)] = field(
+    terms: Annotated[Mapping[str, SamplingTerms], Meta(max_length=MAX_REQUESTS)] = field(
         default_factory=dict
     )
     """Terms of each request whose first step this is and that wants tokens; others want logits."""
-    masked: Annotated[tuple[str, ...], AtMost(MAX_REQUESTS)] = ()
+    masked: Annotated[tuple[str, ...], Meta(max_length=MAX_REQUESTS)] = ()
     """Requests whose next token not every token may be."""
     masks: Raw = b""
     """Which may be, for each of these; see `edge.protocol.token_masks`. Of no consequence but in
@@ -313,7 +316,7 @@ class KvRows(Event):
 
     kind = "kv_rows"
     limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MOST_COPY_BYTES)
-    parts: Annotated[tuple[CopiedTokens, ...], AtMost(MAX_REQUESTS)]
+    parts: Annotated[tuple[CopiedTokens, ...], Meta(max_length=MAX_REQUESTS)]
     rows: Raw
 
     def each(self) -> Iterator[tuple[CopiedTokens, Buffer]]:
@@ -341,7 +344,7 @@ class PutKv(Call[Done]):
     session: str
     request: str
     first: int
-    tokens: Annotated[tuple[int, ...], AtMost(MAX_CHUNK_TOKENS)]
+    tokens: Annotated[tuple[int, ...], Meta(max_length=MAX_CHUNK_TOKENS)]
     """Their ids."""
     rows: Raw
 
@@ -354,8 +357,8 @@ class Tokens(Event):
     limits = FrameLimits(
         header_bytes=SMALL.header_bytes, payload_bytes=MAX_REQUESTS * MOST_BYTES_OF_A_TOKEN
     )
-    tokens: Annotated[tuple[int, ...], AtMost(MAX_REQUESTS)]
-    ends: Annotated[tuple[FinishReason | None, ...], AtMost(MAX_REQUESTS)]
+    tokens: Annotated[tuple[int, ...], Meta(max_length=MAX_REQUESTS)]
+    ends: Annotated[tuple[FinishReason | None, ...], Meta(max_length=MAX_REQUESTS)]
     """Why each of them is its request's last, if it is."""
     last: bool
     """The step, or the run, is over."""

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from msgspec import Meta
+
 from edge.kernels.sampling.logprobs import MOST_LOGPROBS
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.protocol.fields import AtMost
+from edge.protocol.fields import Text, Whole
 
 Rows = Literal["logits", "states", "last state"]
 """What is wanted of a prompt that gets no answer: the logits of each of its rows, the hidden states
@@ -38,10 +40,10 @@ class StepEntry:
     The last `logit_rows` of them want logits.
     """
 
-    request: str
-    position: int
-    tokens: Annotated[tuple[int, ...], AtMost(MAX_CHUNK_TOKENS)]
-    logit_rows: int
+    request: Text
+    position: Whole
+    tokens: Annotated[tuple[Whole, ...], Meta(max_length=MAX_CHUNK_TOKENS)]
+    logit_rows: Whole
 
     @property
     def end(self) -> int:
@@ -64,7 +66,7 @@ class Step:
     last norm, which the head is given.
     """
 
-    entries: Annotated[tuple[StepEntry, ...], AtMost(MAX_REQUESTS)]
+    entries: Annotated[tuple[StepEntry, ...], Meta(max_length=MAX_REQUESTS)]
     run: int = 1
     singly: bool = False
     states: bool = False
@@ -146,7 +148,7 @@ class SamplingTerms:
     """What the shards of the last stage need to know of a request before its first token."""
 
     sampling: SamplingParameters
-    end_ids: Annotated[frozenset[int], AtMost(MAX_END_IDS)]
+    end_ids: Annotated[frozenset[int], Meta(max_length=MAX_END_IDS)]
     max_new_tokens: int
     prompt_tokens: int = 0
     """How many of its tokens are the prompt that its caller gave: what follows is the answer, also

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from edge.protocol.fields import Address, AtMost, Printable
+from msgspec import Meta
+
+from edge.protocol.fields import Address, Printable
 
 _MAX_ADDRESSES = 64
 
@@ -19,7 +21,7 @@ class Place:
 
     name: Printable
     """The device's, for messages."""
-    addresses: Annotated[tuple[Address, ...], AtMost(_MAX_ADDRESSES)]
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=_MAX_ADDRESSES)]
     """Tried in this order."""
     device: str | None = None
     """Whose certificate it shows; None: it has none."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
+from msgspec import Meta
+
 from edge.partition import MOST_SHARDS
-from edge.protocol.fields import AtMost
 from edge.transport import WireRule
 
 Wire = Literal["float32", "float16", "int8", "auto"]
@@ -19,9 +20,9 @@ WIRES: tuple[Wire, ...] = get_args(Wire)
 class WireRules:
     """One rule for each sum of a stage and each hop between stages of a plan."""
 
-    sums: Annotated[tuple[WireRule, ...], AtMost(MOST_SHARDS)]
+    sums: Annotated[tuple[WireRule, ...], Meta(max_length=MOST_SHARDS)]
     """By stage."""
-    hops: Annotated[tuple[WireRule, ...], AtMost(MOST_SHARDS)]
+    hops: Annotated[tuple[WireRule, ...], Meta(max_length=MOST_SHARDS)]
     """By the stage that sends; the last sends none."""
 
     def before(self, stage: int) -> WireRule:

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CheckpointError, RequestError
 from edge.host.free_memory import format_size
-from edge.option_fields import option
+from edge.option_fields import checks_calls, option
 from edge.partition import Plan
 from edge.planning.load_options import LoadOptions
 from edge.progress import Progress
 from edge.studies.logit_statistics import Positions, compare, figures, joined
-from edge.studies.study import Study, check_ranges
+from edge.studies.study import Study
 from edge.studies.text_windows import bundled_text, windows_of
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight
@@ -37,6 +37,7 @@ DECODE_PROMPT_TOKENS, DECODE_TOKENS = 16, 32
 _SPARE_DISK_BYTES = 256 << 20
 
 
+@checks_calls
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityOptions:
     """How much of the text is read. Raises RequestError for what is out of range."""
@@ -53,9 +54,6 @@ class QualityOptions:
         at_most=2048,
         help="Length of each.",
     )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     @property
     def positions(self) -> int:

@@ -18,11 +18,11 @@ from typing import Any
 from edge.concurrency.blocking import StopFlag, held, run_blocking
 from edge.errors import RequestError, shown
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
-from edge.option_fields import option
+from edge.option_fields import checks_calls, option
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
 from edge.studies.observe import ReadingTask, observation_of, observed
-from edge.studies.study import Study, check_ranges
+from edge.studies.study import Study
 from edge.weights.allotment import allot
 from edge.weights.block_matrices import Blocks
 from edge.weights.calibrated import rounded_matrix
@@ -41,6 +41,7 @@ _METHOD = "GPTQ, 2"
 """Raise the number when the same statistics make other codes."""
 
 
+@checks_calls
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeOptions:
     """How a model is rounded. Raises RequestError for what is out of range."""
@@ -62,7 +63,6 @@ class QuantizeOptions:
         bits = self.bits
         if bits is not None and not (type(bits) in (int, float) and 0 < bits <= MOST_BITS):
             raise RequestError(f"bits must be a number up to {MOST_BITS}, not {shown(bits)}")
-        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

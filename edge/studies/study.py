@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.answers.terms import GenerationOptions
-from edge.errors import RequestError, shown
 from edge.models.spec import ModelSpec
-from edge.option_fields import option_facts
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress
 from edge.weights.observation import Observed
@@ -70,16 +68,3 @@ class Study:
     """Folder of the caches of this device."""
     bars: Callable[[], AbstractContextManager[OnProgress]]
     """Opens a display of progress for one phase."""
-
-
-def check_ranges(options: Any) -> None:
-    """Raises RequestError for a field that is no whole number in the range that its option has."""
-    for each in fields(options):
-        facts = option_facts(each)
-        if facts is None or facts.at_least is None or facts.at_most is None:
-            continue
-        value = getattr(options, each.name)
-        if type(value) is not int or not facts.at_least <= value <= facts.at_most:
-            raise RequestError(
-                f"{each.name} must be {facts.at_least} to {facts.at_most}, not {shown(value)}"
-            )

@@ -151,33 +151,6 @@ class ComputeRates:
         }
         return replace(self, **scaled)
 
-    def to_json(self) -> dict[str, object]:
-        """Built-in types only; `from_json` of it is equal."""
-        values: dict[str, object] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            values[field.name] = list(value) if isinstance(value, tuple) else value
-        return values
-
-    @classmethod
-    def from_json(cls, obj: object) -> "ComputeRates":
-        """Read rates from untrusted JSON, already parsed. ValueError if wrong, nothing else."""
-        names = [field.name for field in fields(cls)]
-        if not isinstance(obj, dict) or set(obj) != set(names):
-            raise ValueError(f"rates must be an object with the fields {', '.join(names)}.")
-        return cls(
-            rows=tuple(_integers(obj["rows"])),
-            **{name: _numbers(name, obj[name]) for name in _BY_ROWS},
-            run_s=_number("run_s", obj["run_s"]),
-            jitter=_number("jitter", obj["jitter"]),
-            sample_s=_number("sample_s", obj["sample_s"]),
-            step_s=_number("step_s", obj["step_s"]),
-            expert_s=_number_or_none("expert_s", obj["expert_s"]),
-            disk_bytes_per_s=_number_or_none("disk_bytes_per_s", obj["disk_bytes_per_s"]),
-            copy_bytes_per_s=_number_or_none("copy_bytes_per_s", obj["copy_bytes_per_s"]),
-            spread=_pair("spread", obj["spread"]),
-        )
-
 
 def between(rows: Sequence[int], times: Sequence[float], at: float) -> float:
     """The time of a step at `at` rows: straight between two points, and on with the last slope.
@@ -199,35 +172,3 @@ def between(rows: Sequence[int], times: Sequence[float], at: float) -> float:
 def _require_seconds(name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} of rates must be finite and 0 or more, not {value}.")
-
-
-def _number(name: str, value: object) -> float:
-    # bool is an int to Python and is not a number to JSON; an int may be too large for a float.
-    if type(value) is float or (type(value) is int and abs(value) < 2**63):
-        return float(value)
-    raise ValueError(f"{name} of rates must be a number.")
-
-
-def _number_or_none(name: str, value: object) -> float | None:
-    return None if value is None else _number(name, value)
-
-
-def _pair(name: str, value: object) -> tuple[float, float]:
-    numbers = _numbers(name, value)
-    if len(numbers) != 2:
-        raise ValueError(f"{name} of rates must be two numbers.")
-    return numbers[0], numbers[1]
-
-
-def _numbers(name: str, value: object) -> tuple[float, ...]:
-    if not isinstance(value, list) or len(value) > MOST_POINTS:
-        raise ValueError(f"{name} of rates must be a list of at most {MOST_POINTS} numbers.")
-    return tuple(_number(name, item) for item in value)
-
-
-def _integers(value: object) -> list[int]:
-    if not isinstance(value, list) or len(value) > MOST_POINTS:
-        raise ValueError(f"rows of rates must be a list of at most {MOST_POINTS} numbers.")
-    if any(type(item) is not int or not 0 < item <= LARGEST_ROWS for item in value):
-        raise ValueError(f"rows of rates must be whole numbers from 1 to {LARGEST_ROWS:,}.")
-    return value

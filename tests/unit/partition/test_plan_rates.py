@@ -1,7 +1,5 @@
 """Rates: reading between the points that were measured, and what is refused."""
 
-import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -86,50 +84,6 @@ def test_a_pace_is_that_of_its_rows_and_goes_on_as_it_ends() -> None:
     assert found.feed_forward_slice_s == (0.4, 1.5, 28.0)
     assert replace(RATES, run_s=1.0).at_pace((1, 7), (2.0, 4.0)).run_s == 1.0
     assert found.attention_s == RATES.attention_s
-
-
-def test_json_and_back() -> None:
-    for rates in (RATES, replace(RATES, disk_bytes_per_s=1e9, expert_s=1e-4)):
-        assert ComputeRates.from_json(json.loads(json.dumps(rates.to_json()))) == rates
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("rows", [2, 4, 32]),
-        ("rows", [1, 4, 4]),
-        ("rows", [1, 4]),
-        ("rows", [1, 4, 32.0]),
-        ("rows", [1, 4, 10**9]),
-        ("rows", []),
-        ("rows", "1"),
-        ("seconds_per_byte", [1.0, -4.0, 60.0]),
-        ("seconds_per_byte", [1.0, math.nan, 60.0]),
-        ("seconds_per_byte", [1.0, True, 60.0]),
-        ("seconds_per_byte", [1.0, 10**400, 60.0]),
-        ("shared_seconds_per_byte", [1.0]),
-        ("slice_seconds_per_byte", [1.0, 2.0]),
-        ("attention_slice_s", [1.0, -1.0, 0.0]),
-        ("feed_forward_slice_s", None),
-        ("attention_s", [0.0] * 65),
-        ("attention_s", None),
-        ("run_s", math.inf),
-        ("jitter", -0.1),
-        ("sample_s", "0"),
-        ("step_s", None),
-        ("expert_s", -1e-9),
-        ("disk_bytes_per_s", 0),
-    ],
-)
-def test_nonsense_from_outside_is_refused(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match="rates"):
-        ComputeRates.from_json({**RATES.to_json(), name: value})
-
-
-@pytest.mark.parametrize("obj", [None, [], {}, {"rows": [1]}, {**RATES.to_json(), "more": 1}])
-def test_another_shape_is_refused(obj: object) -> None:
-    with pytest.raises(ValueError, match="object with the fields"):
-        ComputeRates.from_json(obj)
 
 
 def test_a_host_is_a_name() -> None:

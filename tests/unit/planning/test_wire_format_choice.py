@@ -136,5 +136,7 @@ def test_bytes_of_a_number_on_the_wire() -> None:
 def test_options_know_the_wires() -> None:
     assert LoadOptions().wire == "float32"
     assert [LoadOptions(wire=wire).wire for wire in WIRES] == list(WIRES)
-    with pytest.raises(RequestError, match="wire must be one of float32, float16, int8, auto, not"):
+    with pytest.raises(
+        RequestError, match="wire must be 'float32', 'float16', 'int8' or 'auto', not"
+    ):
         LoadOptions(wire="bfloat16")  # type: ignore[arg-type]

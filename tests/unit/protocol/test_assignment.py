@@ -109,15 +109,15 @@ EXACT = {"format": "float32", "above_bytes": 0}
     [
         ({"sums": [EXACT], "hops": []}, "wire rules for 1 stages; the plan has 2"),
         ({"sums": [EXACT] * 2, "hops": [EXACT] * 2}, "wire rules for 2 stages"),
-        ({"sums": [EXACT] * 2, "hops": "none"}, "must be a list"),
-        ({"sums": [EXACT] * 2, "hops": [EXACT | {"format": "int3"}]}, "format must be one of"),
-        ({"sums": [EXACT] * 2, "hops": [EXACT | {"format": ["int8"]}]}, "format must be one of"),
+        ({"sums": [EXACT] * 2, "hops": "none"}, "hops: Expected `array`"),
+        ({"sums": [EXACT] * 2, "hops": [EXACT | {"format": "int3"}]}, r"\[0\].format: Invalid"),
+        ({"sums": [EXACT] * 2, "hops": [EXACT | {"format": ["int8"]}]}, r"\[0\].format: Exp"),
         (
             {"sums": [EXACT] * 2, "hops": [EXACT | {"above_bytes": -1}]},
-            "above_bytes must be a whole number",
+            r"hops\[0\].above_bytes: Expected `int` >= 0",
         ),
         ({"sums": [EXACT] * 2, "hops": [{"format": "int8"}]}, "above_bytes"),
-        ({"sums": [EXACT] * 2, "hops": ["int8"]}, "hops must be an object"),
+        ({"sums": [EXACT] * 2, "hops": ["int8"]}, r"hops\[0\]: Expected `object`"),
         ({"sums": [EXACT] * 2}, "hops"),
     ],
 )

@@ -33,7 +33,9 @@ def step(entries: list[Any], terms: dict[str, Any]) -> Frame:
 def test_a_reply_ends_with_few_tokens() -> None:
     most = list(range(MAX_END_IDS))
     from_frame(messages.RunStep, step([ENTRY], {"r": TERMS | {"end_ids": most}}))
-    with pytest.raises(ProtocolError, match=f"end_ids has {MAX_END_IDS + 1} items"):
+    with pytest.raises(
+        ProtocolError, match=f"end_ids: Expected `array` of length <= {MAX_END_IDS}"
+    ):
         from_frame(messages.RunStep, step([ENTRY], {"r": TERMS | {"end_ids": [*most, 99]}}))
 
 
@@ -48,7 +50,7 @@ def test_a_reply_ends_with_few_tokens() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_long_lists(frame: Frame, name: str) -> None:
-    with pytest.raises(ProtocolError, match=rf"{name} has \d+ items"):
+    with pytest.raises(ProtocolError, match=rf"{name}: Expected `(array|object)` of length <= \d+"):
         from_frame(messages.FRAMES[frame.kind], frame)
 
 

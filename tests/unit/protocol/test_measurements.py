@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -105,12 +107,11 @@ def test_an_order_to_probe_that_makes_no_sense(change: dict[str, Any]) -> None:
     "change",
     [
         {"rates": None},
-        {"rates": {**RATES.to_json(), "run_s": -1}},
-        {"rates": {**RATES.to_json(), "rows": [1, 1]}},
-        {"rates": {**RATES.to_json(), "more": 1}},
-        {"rates": {**RATES.to_json(), "seconds_per_byte": [0, 1e-10]}},
-        {"rates": {**RATES.to_json(), "slice_seconds_per_byte": [0, 1e-10]}},
-        {"rates": {**RATES.to_json(), "slice_seconds_per_byte": [1e-10, 5e-10]}},
+        {"rates": {**to_json(RATES), "run_s": -1}},
+        {"rates": {**to_json(RATES), "rows": [1, 1]}},
+        {"rates": {**to_json(RATES), "seconds_per_byte": [0, 1e-10]}},
+        {"rates": {**to_json(RATES), "slice_seconds_per_byte": [0, 1e-10]}},
+        {"rates": {**to_json(RATES), "slice_seconds_per_byte": [1e-10, 5e-10]}},
         {"sample_bytes": 0},
         {"sample_bytes": 1.5},
         {"sample": ["x"]},
@@ -214,3 +215,46 @@ def test_a_link_that_is_not_steady_differs_by_more() -> None:
         now = spanned(*(1e3 * times * each for each in (echo.low_s, echo.middle_s, echo.high_s)))
         glance = replace(GLANCE, echo_s=now)
         assert (TIMES.differs_from(glance), rough.differs_from(glance)) == differs_s
+
+
+def test_rates_are_read_as_they_were_written() -> None:
+    for rates in (RATES, replace(RATES, disk_bytes_per_s=1e9, expert_s=1e-4)):
+        assert from_json(ComputeRates, json.loads(json.dumps(to_json(rates)))) == rates
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rows", [2, 4]),
+        ("rows", [4, 4]),
+        ("rows", [1, 4.0]),
+        ("rows", [1, 10**9]),
+        ("rows", []),
+        ("rows", "1"),
+        ("seconds_per_byte", [1.0, -4.0]),
+        ("seconds_per_byte", [1.0, math.nan]),
+        ("seconds_per_byte", [1.0, True]),
+        ("seconds_per_byte", [1.0, 10**400]),
+        ("shared_seconds_per_byte", [1.0]),
+        ("slice_seconds_per_byte", [1.0, 2.0, 3.0]),
+        ("attention_slice_s", [1.0, -1.0]),
+        ("feed_forward_slice_s", None),
+        ("attention_s", [0.0] * 65),
+        ("attention_s", None),
+        ("run_s", math.inf),
+        ("jitter", -0.1),
+        ("sample_s", "0"),
+        ("step_s", None),
+        ("expert_s", -1e-9),
+        ("disk_bytes_per_s", 0),
+    ],
+)
+def test_rates_that_cannot_be(name: str, value: object) -> None:
+    with pytest.raises(ProtocolError):
+        from_json(ComputeRates, {**to_json(RATES), name: value})
+
+
+@pytest.mark.parametrize("value", [None, [], {}, {"rows": [1]}])
+def test_rates_of_another_shape(value: object) -> None:
+    with pytest.raises(ProtocolError):
+        from_json(ComputeRates, value)

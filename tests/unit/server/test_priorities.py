@@ -51,7 +51,7 @@ def test_others_have_a_field_for_it() -> None:
 
 
 def test_what_is_no_priority_is_refused() -> None:
-    with pytest.raises(RequestError, match="'high', 'normal', 'low', not 'urgent'"):
+    with pytest.raises(RequestError, match="'high', 'normal' or 'low', not 'urgent'"):
         edge.GenerationOptions(priority="urgent")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="not 7"):
         edge.GenerationOptions(priority=7)  # type: ignore[arg-type]
