@@ -12,7 +12,7 @@ from edge.transport.collective import Collective, MeshCollective, SoloCollective
 from edge.transport.credentials import Credentials, Member, Past
 from edge.transport.discovery.interface import Discovery, DiscoveryBus, MemoryDiscovery
 from edge.transport.discovery.peers import PeerEvent, PeerFound, PeerGone, PeerRecord
-from edge.transport.encoded import EncodedHop, open_mesh
+from edge.transport.encoded_collective import EncodedHop, open_mesh
 from edge.transport.errors import (
     AddressError,
     ChannelClosedError,

@@ -14,10 +14,10 @@ from cryptography.x509.oid import NameOID
 from edge.errors import RequestError
 from edge.membership.authority import MALFORMED, Authority, counted, maker_of, superseded
 from edge.membership.identity import Identity, PublicKey, key_id, key_pem
-from edge.membership.lengths import joined, parted
+from edge.membership.length_prefix import joined, parted
 from edge.membership.roles import ROLES
 from edge.membership.rotation import MOST_CARRIED, MOST_ROTATIONS, Rotation
-from edge.membership.shown_certificate import Shown, member_of, shown_tag_key
+from edge.membership.tls_credentials import TlsCredentials, member_of, shown_tag_key
 from edge.transport import Credentials, Member, Past, RefusedError
 
 TAG_KEY_BYTES = 32
@@ -212,9 +212,9 @@ class Membership:
         """What this device may do in the cluster."""
         return roles_in(self.certificate)
 
-    def shown(self) -> Shown:
+    def shown(self) -> TlsCredentials:
         """What others are shown, with the keys for that."""
-        return Shown(
+        return TlsCredentials(
             id=self.identity.id,
             certificate=self.certificate.public_bytes(Encoding.PEM).decode(),
             key=key_pem(self.identity.key).decode(),

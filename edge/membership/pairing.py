@@ -42,8 +42,8 @@ from edge.membership.membership import (
     read_past,
     told_past,
 )
+from edge.membership.pairing_words import WORDS
 from edge.membership.roles import ROLES
-from edge.membership.words import WORDS
 from edge.transport import Channel, Frame, ProtocolError
 from edge.transport.frame import FrameLimits
 
@@ -89,7 +89,7 @@ class CannotKeepError(RequestError):
 
 
 class HeldMembership(Protocol):
-    """This device's place in its cluster, where it is kept: `OwnMembership`, for one."""
+    """This device's place in its cluster, where it is kept: `CurrentMembership`, for one."""
 
     def current(self) -> Membership:
         """As it is now."""

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from edge.errors import RequestError
 from edge.membership.authority import MALFORMED
 from edge.membership.identity import Identity, PrivateKey, PublicKey, key_id, new_key
-from edge.membership.lengths import joined, parted
+from edge.membership.length_prefix import joined, parted
 
 MOST_CARRIED = 256
 """Devices, or a handshake would have to carry more than MAX_ROTATION_BYTES of transport."""

@@ -33,7 +33,7 @@ from edge.membership.identity import (
     key_pem,
     read_key,
 )
-from edge.membership.lengths import joined, parted
+from edge.membership.length_prefix import joined, parted
 from edge.membership.membership import (
     TAG_KEY_BYTES,
     Change,

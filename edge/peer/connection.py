@@ -25,12 +25,12 @@ from edge.errors import (
     ProtocolError,
     RequestError,
 )
-from edge.peer.arriving_weights import ArrivingWeights
 from edge.peer.coordinator_sessions import CoordinatorSessions
-from edge.peer.incoming_frames import IncomingFrames, Taken
+from edge.peer.frame_memory import FrameBytes, FrameMemory
 from edge.peer.outgoing_frames import OutgoingFrames
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.resources import PeerResources
+from edge.peer.weight_uploads import WeightUploads
 from edge.protocol import messages
 from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed, map_store_error
@@ -100,12 +100,12 @@ class Connection:
         self._hearing = Hearing(channel, silent_after_s=silent_after_s)
         self._copy_room = resources.copy_room.of(self._owner)
         self._outgoing = OutgoingFrames(channel, self._copy_room, silent_after_s=silent_after_s)
-        self._incoming = IncomingFrames(
+        self._incoming = FrameMemory(
             resources.frames, resources.small_frames, self._owner, self._hearing
         )
-        self._calls_read: asyncio.Queue[tuple[Frame, Taken]] = asyncio.Queue(MAX_WAITING_CALLS)
+        self._calls_read: asyncio.Queue[tuple[Frame, FrameBytes]] = asyncio.Queue(MAX_WAITING_CALLS)
         """And what each has taken of the rooms for frames."""
-        self._weights = ArrivingWeights(resources, self._user, self._owner)
+        self._weights = WeightUploads(resources, self._user, self._owner)
         self._profiling = ProfilingCalls(resources, self._user, self._owner)
         self._sessions = CoordinatorSessions(
             resources,
@@ -226,23 +226,23 @@ class Connection:
             del frame  # no payload is kept while the next is waited for
             self._incoming.give_back(taken)
 
-    async def _post(self, post: Any, taken: Taken) -> None:
+    async def _post(self, post: Any, taken: FrameBytes) -> None:
         """Hand it to its session, once that has not too many that wait. What is large of it stays
         taken until the compute thread begins with it."""
         if not isinstance(post, AT_ONCE):
             hosted = self._sessions.get(post.session)
-            begun = await hosted.unbegun.take(taken.large + taken.small)
+            begun = await hosted.backlog.take(taken.large + taken.small)
             try:
                 self._sessions.get(post.session)  # it may have ended meanwhile
             except EdgeError:
                 begun()
                 raise
             # It is the post's turn once all that was posted before is over.
-            hosted.shard.at_turn(partial(self._begun, begun, Taken(large=taken.large)))
+            hosted.shard.at_turn(partial(self._begun, begun, FrameBytes(large=taken.large)))
             taken.large = 0
         self._posts[type(post)](post)
 
-    def _begun(self, begun: Callable[[], None], taken: Taken) -> None:
+    def _begun(self, begun: Callable[[], None], taken: FrameBytes) -> None:
         """For the compute thread."""
         begun()
         if taken.large:

@@ -18,7 +18,7 @@ from edge.backends.interface import ShardWeights, StageProgram
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.engine.kv_copies import CopyRoom
 from edge.engine.prefix_cache import PrefixPlaces
-from edge.engine.reports import Reports
+from edge.engine.report_batching import ReportBatcher
 from edge.engine.shard_engine import NO_MASKS
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
 from edge.host.free_memory import process_memory
@@ -26,12 +26,12 @@ from edge.memory.ledger import MEASURING, Use
 from edge.memory.shard_memory import check_plan, host_share, shard_use
 from edge.memory.step_memory import load_bytes
 from edge.offload import DerivedCache, Manifest
-from edge.peer.arriving_weights import ArrivingWeights
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.outgoing_frames import OutgoingFrames
 from edge.peer.profiling_calls import ProfilingCalls
-from edge.peer.quota import Held
+from edge.peer.quota import QuotaShare
 from edge.peer.resources import PeerResources
+from edge.peer.weight_uploads import WeightUploads
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import MAX_SESSIONS
@@ -55,7 +55,7 @@ class CoordinatorSessions:
         user: Member | None,
         owner: object,
         *,
-        weights: ArrivingWeights,
+        weights: WeightUploads,
         profiling: ProfilingCalls,
         outgoing: OutgoingFrames,
         hearing: Hearing,
@@ -72,8 +72,8 @@ class CoordinatorSessions:
         self._outgoing = outgoing
         self._hearing = hearing
         self._copy_room = copy_room
-        self._shards = Held(resources.shards, owner)
-        self._links = Held(resources.links, owner)
+        self._shards = QuotaShare(resources.shards, owner)
+        self._links = QuotaShare(resources.links, owner)
         self._mine: dict[str, HostedShard] = {}
         self._ending: dict[str, asyncio.Event] = {}
         """Sessions that are being closed, by this coordinator or for another one."""
@@ -201,7 +201,7 @@ class CoordinatorSessions:
         parked = await self._reserve_for(call, use)
         host_free_bytes = self._peer.host_free_bytes
         host_bytes = self._host_share(assignment, manifest) or 0  # others may have come
-        reports = Reports(self._outgoing.report)
+        reports = ReportBatcher(self._outgoing.report)
         try:
             hosted = HostedShard(
                 assignment,

@@ -17,15 +17,15 @@ from typing import Any
 from edge import transport
 from edge.errors import NetworkError, ProtocolError, RequestError
 from edge.peer.connection import Connection
-from edge.peer.news import News
+from edge.peer.expulsion_sync import ExpulsionSync
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.profiling.link_probe import answer_probe
 from edge.protocol.assignment import key_of
-from edge.protocol.carrying import carry_along
 from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import integer, text
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
+from edge.protocol.key_rotation_push import push_key_rotation
 from edge.transport import Channel, Credentials, Link, Member
 from edge.version import __version__
 
@@ -51,7 +51,7 @@ class PeerDaemon:
         self.resources = PeerResources(settings, credentials, id, epoch)
         self._listener: transport.Listener | None = None
         self._discovery: transport.Discovery | None = None
-        self._news: News | None = None
+        self._expulsion_sync: ExpulsionSync | None = None
         self._gossip: list[asyncio.Task[None]] = []
         self._told: set[object] = set()
 
@@ -73,8 +73,8 @@ class PeerDaemon:
                     interfaces=settings.interfaces or None,
                 )
                 if credentials is not None:  # before anybody can come
-                    self._news = News(credentials, self._discovery, hello)
-                    self._gossip = [asyncio.create_task(self._news.run())]
+                    self._expulsion_sync = ExpulsionSync(credentials, self._discovery, hello)
+                    self._gossip = [asyncio.create_task(self._expulsion_sync.run())]
             self._listener = await transport.listen(
                 settings.listen,
                 hello={**hello, "id": resources.id},
@@ -98,7 +98,7 @@ class PeerDaemon:
                 )
                 await self._discovery.announce(record)
                 if credentials is not None:
-                    carrying = carry_along(
+                    carrying = push_key_rotation(
                         credentials,
                         settings.cluster,
                         settings.interfaces or None,
@@ -179,4 +179,4 @@ class PeerDaemon:
             link.close()
 
     async def _lets_in(self, member: Member | None) -> bool:
-        return self._news is None or member is None or await self._news.lets_in(member)
+        return self._expulsion_sync is None or member is None or await self._news.lets_in(member)

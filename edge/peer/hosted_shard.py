@@ -14,8 +14,8 @@ from edge.errors import NetworkError, ProtocolError
 from edge.memory.kv_budget import KvRoom
 from edge.memory.step_memory import cache_token_bytes
 from edge.offload import Manifest
+from edge.peer.backlog import Backlog
 from edge.peer.dialling import dial
-from edge.peer.unbegun import Unbegun
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
 from edge.protocol.step import MAX_REQUESTS
@@ -62,7 +62,7 @@ class HostedShard:
         self.kv = kv_room.share(assignment, assignment.layout, host_bytes=kv_host_bytes)
         self._kv_room = kv_room
         self._end_reports = end_reports
-        self.unbegun = Unbegun()
+        self.backlog = Backlog()
         try:
             self.shard = ShardEngine(assignment, report, copy_room=copy_room, expected=expected)
         except BaseException:

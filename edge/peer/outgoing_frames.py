@@ -6,7 +6,7 @@ import asyncio
 
 from edge import transport
 from edge.engine.kv_copies import CopyRoom
-from edge.engine.reports import Sent, Told
+from edge.engine.report_batching import Sent, Told
 from edge.protocol.frame_codec import Event, to_frame
 from edge.protocol.heartbeat import patience_s
 from edge.protocol.messages import KvRows

@@ -43,7 +43,7 @@ class Quota:
             del self._held[owner]
 
 
-class Held:
+class QuotaShare:
     """What one connection of an owner has of a quota."""
 
     def __init__(self, quota: Quota, owner: object) -> None:
@@ -64,7 +64,7 @@ class Held:
         self.give_back(self._count)
 
 
-class SharedRoom:
+class OwnerSemaphore:
     """Bytes that owners hold for moments; who finds too few free waits."""
 
     def __init__(self, *, of_one: int, of_all: int) -> None:

@@ -33,13 +33,13 @@ from edge.memory.shard_memory import rebalance_options
 from edge.offload import DerivedCache, ShardCache
 from edge.peer.access import UserLimits, check_may_use
 from edge.peer.audit import Audit
+from edge.peer.fair_lock import FairLock
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.leases import Leases
-from edge.peer.parked import Parked, ParkedKey
-from edge.peer.quota import Quota, SharedRoom
-from edge.peer.rare_log import RareLog
+from edge.peer.parked_programs import ParkedKey, ParkedPrograms
+from edge.peer.quota import OwnerSemaphore, Quota
+from edge.peer.rate_limited_log import RateLimitedLog
 from edge.peer.settings import PeerSettings
-from edge.peer.turns import Turns
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import MAX_SESSIONS, HostedModel, PeerDescription
@@ -107,24 +107,26 @@ class PeerResources:
         """By the keys of their assignments."""
         self.leaving = asyncio.Event()
         """Set once whoever runs this daemon has stopped it: no session begins any more."""
-        self.measurement = Turns()
+        self.measurement = FairLock()
         """While the device is measured: two at once would measure each other."""
-        self.loading = Turns()
+        self.loading = FairLock()
         """While a shard is loaded, which takes more for moments."""
-        self.reading = Turns()
+        self.reading = FairLock()
         """While a large frame is read, likewise."""
-        self.probes = Turns()
+        self.probes = FairLock()
         """While a link is made to be probed: each holds a thread."""
-        self.probes_answered = Turns(MAX_PROBES_ANSWERED)
+        self.probes_answered = FairLock(MAX_PROBES_ANSWERED)
         self.reached: dict[str, str] = {}
         """Where other members answered, by their ids."""
         self.leases = Leases()
         """Whose sessions are open, and who was replaced."""
-        self.frames = SharedRoom(of_one=LARGE_FRAMES_BYTES * 4 // 5, of_all=LARGE_FRAMES_BYTES)
+        self.frames = OwnerSemaphore(of_one=LARGE_FRAMES_BYTES * 4 // 5, of_all=LARGE_FRAMES_BYTES)
         """For large ones, from their first byte until they are answered; by device."""
-        self.small_frames = SharedRoom(of_one=SMALL_FRAMES_BYTES // 4, of_all=SMALL_FRAMES_BYTES)
+        self.small_frames = OwnerSemaphore(
+            of_one=SMALL_FRAMES_BYTES // 4, of_all=SMALL_FRAMES_BYTES
+        )
         """Likewise for small ones: a step does not wait for weights of others."""
-        self.large_answers = SharedRoom(of_one=MAX_LARGE_ANSWERS // 4, of_all=MAX_LARGE_ANSWERS)
+        self.large_answers = OwnerSemaphore(of_one=MAX_LARGE_ANSWERS // 4, of_all=MAX_LARGE_ANSWERS)
         """How many are made and sent at once."""
         self.copy_room = CopyRooms()
         """For copies of keys and values on their way to coordinators."""
@@ -136,7 +138,7 @@ class PeerResources:
             of_one=MAX_MANIFEST_ENTRIES * 3 // 4,
             of_all=MAX_MANIFEST_ENTRIES,
         )
-        self.failures = RareLog(_log)
+        self.failures = RateLimitedLog(_log)
         self.audit = Audit(settings.audit)
         self._user_limits = settings.each_user or UserLimits()
         self._users: dict[str, Member] = {}
@@ -160,9 +162,9 @@ class PeerResources:
         """What a shard takes over its own while it is loaded."""
         self._host_bytes: int | None = None
         """For what the device has no room for, in another memory; None: there is none."""
-        self._parked = Parked(self.release)
+        self._parked = ParkedPrograms(self.release)
         self._released = asyncio.Event()
-        self._promising = Turns()
+        self._promising = FairLock()
         self._backend: Backend | None = None
         self._backend_mutex = threading.Lock()
 

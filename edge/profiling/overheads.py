@@ -13,7 +13,7 @@ import numpy as np
 
 from edge.backends.interface import Backend
 from edge.concurrency.loop_thread import LoopThread
-from edge.engine.reports import Reports, Told
+from edge.engine.report_batching import ReportBatcher, Told
 from edge.engine.shard_engine import ShardEngine
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.shortlist import choose, make_shortlist
@@ -149,8 +149,8 @@ class _Listener:
     def close(self) -> None:
         self._loop.close()
 
-    async def _reports_of_the_loop(self) -> Reports:
-        return Reports(lambda *told: self._unsent.put_nowait(told))
+    async def _reports_of_the_loop(self) -> ReportBatcher:
+        return ReportBatcher(lambda *told: self._unsent.put_nowait(told))
 
     async def _send_reports(self) -> None:
         while True:

@@ -16,7 +16,7 @@ from edge.demos.bench.results import Metric, Row
 from edge.demos.bench.sealed_messages import WAYS
 from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.host.state_paths import STATE_VARIABLE
-from edge.peer.news import FIRST_LOOK_S
+from edge.peer.expulsion_sync import FIRST_LOOK_S
 from edge.weights.checkpoint import Checkpoint
 from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S

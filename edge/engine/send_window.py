@@ -17,7 +17,7 @@ much again."""
 _EVENT_BYTES, _TOKEN_BYTES = 500, 64
 
 
-class Unsent:
+class SendWindow:
     """Bytes of reports that wait to be sent: who makes more waits, too. For all threads."""
 
     def __init__(self, most_bytes: int = MOST_UNSENT_BYTES) -> None:

@@ -16,7 +16,7 @@ from edge.membership.store import (
 from edge.transport import Credentials
 
 
-class OwnMembership:
+class CurrentMembership:
     """This process's place in its cluster. Raises RequestError for files that cannot be used.
 
     A device that is in no cluster makes one of its own.

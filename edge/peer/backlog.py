@@ -7,14 +7,14 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
-MOST_UNBEGUN_BYTES = 1 << 20
+MOST_BACKLOG_BYTES = 1 << 20
 """Bytes of one session: prompts of 200,000 tokens, or 500 steps of one token."""
 
 
-class Unbegun:
+class Backlog:
     """Bytes of posts that wait for a compute thread: who sends more is not read meanwhile."""
 
-    def __init__(self, most_bytes: int = MOST_UNBEGUN_BYTES) -> None:
+    def __init__(self, most_bytes: int = MOST_BACKLOG_BYTES) -> None:
         self._most_bytes = most_bytes
         self._loop = asyncio.get_running_loop()
         self._told_bytes = 0

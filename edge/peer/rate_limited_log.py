@@ -15,7 +15,7 @@ BURST = 10
 EVERY_S = 60.0
 
 
-class RareLog:
+class RateLimitedLog:
     """One line for a failure, without a traceback, and few lines in all."""
 
     def __init__(self, log: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:

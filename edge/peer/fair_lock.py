@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turns:
+class FairLock:
     """`at_once` owners work at the same time, each at one thing: one that asks a hundred times
     keeps the others waiting for one of these, not for all."""
 

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from edge.engine.unsent import Unsent, event_bytes
+from edge.engine.send_window import SendWindow, event_bytes
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import Tokens
 
@@ -24,14 +24,14 @@ Told = tuple[Event, Sent]
 """And what is to be called once it is sent."""
 
 
-class Reports:
-    """Reports of one session. `report` is for any thread but the loop's, all else for the loop."""
+class ReportBatcher:
+    """Reports of one session. `report` is for any thread but the loop's, the rest for the loop."""
 
     def __init__(self, tell: Callable[[Event, Sent], None]) -> None:
         """For the running loop, which calls `tell`."""
         self._tell = tell
         self._loop = asyncio.get_running_loop()
-        self._unsent = Unsent()
+        self._unsent = SendWindow()
         self._lock = threading.Lock()
         self._held: list[Told] = []
         self._timer: asyncio.TimerHandle | None = None

@@ -62,7 +62,7 @@ class _Parked:
     """None: as long as whoever parked it is there."""
 
 
-class Parked:
+class ParkedPrograms:
     """One peer's. What is parked is in the ledger, and gives way to all else."""
 
     def __init__(self, release: Callable[[str], None]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import math
 from dataclasses import dataclass, replace
 
-from edge.peer.quota import SharedRoom
+from edge.peer.quota import OwnerSemaphore
 from edge.protocol.heartbeat import Hearing, patience_s
 
 SMALL_PART_BYTES = 32 << 10
@@ -17,7 +17,7 @@ _LOOK_EVERY_S = 0.25
 
 
 @dataclass(slots=True)
-class Taken:
+class FrameBytes:
     """Bytes of the two rooms."""
 
     large: int = 0
@@ -30,20 +30,20 @@ class Taken:
             self.small += num_bytes
 
 
-class IncomingFrames:
+class FrameMemory:
     """From the first byte of each until it is done with. For the loop."""
 
     def __init__(
-        self, large: SharedRoom, small: SharedRoom, owner: object, hearing: Hearing
+        self, large: OwnerSemaphore, small: OwnerSemaphore, owner: object, hearing: Hearing
     ) -> None:
         """hearing: who waits for room is not silent."""
         self._large = large
         self._small = small
         self._owner = owner
         self._hearing = hearing
-        self._frame = Taken()
+        self._frame = FrameBytes()
         """By the frame which is being read, and by all that are not done with, too:"""
-        self._all = Taken()
+        self._all = FrameBytes()
         self._admitted_s = 0.0
         """When a part of the frame that is being read was."""
 
@@ -58,12 +58,12 @@ class IncomingFrames:
         for taken in (self._frame, self._all):
             taken.add(num_bytes, is_large=is_large)
 
-    def received(self) -> Taken:
+    def received(self) -> FrameBytes:
         """The frame that was being read is whole: what it takes, until that is given back."""
-        taken, self._frame = self._frame, Taken()
+        taken, self._frame = self._frame, FrameBytes()
         return taken
 
-    def give_back(self, taken: Taken) -> None:
+    def give_back(self, taken: FrameBytes) -> None:
         self._all.large -= taken.large
         self._all.small -= taken.small
         if taken.large:

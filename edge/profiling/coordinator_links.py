@@ -18,7 +18,7 @@ _LARGE_BYTES = 8 << 20
 """Two thirds of a second at 100 Mbit/s; whatever is slower is sent less."""
 
 
-async def own_links(peers: Sequence[PeerInfo]) -> dict[str, LinkTimes | EdgeError]:
+async def coordinator_links(peers: Sequence[PeerInfo]) -> dict[str, LinkTimes | EdgeError]:
     """By the peer's id; one after the other, for they share this device's network."""
     found: dict[str, LinkTimes | EdgeError] = {}
     for peer in peers:

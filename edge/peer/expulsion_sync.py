@@ -51,7 +51,7 @@ class _Other:
     telling: asyncio.Task[None] | None = None
 
 
-class News:
+class ExpulsionSync:
     """`run` it once, from the start of the daemon on."""
 
     def __init__(

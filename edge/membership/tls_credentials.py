@@ -29,7 +29,7 @@ clock that is wrong, or many certificates, would make it one to come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class TlsCredentials:
     """One device's, as it may be handed to another process of its user. As secret as its key."""
 
     id: str
@@ -47,7 +47,7 @@ class Shown:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, text: bytes) -> Shown:
+    def from_bytes(cls, text: bytes) -> TlsCredentials:
         """Raises RequestError for anything `to_bytes` could not have written."""
         try:
             return cls(**{str(name): str(value) for name, value in json.loads(text).items()})

@@ -9,22 +9,22 @@ from typing import Any
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CapacityError, ProtocolError
 from edge.offload import CachedShard, Manifest, ShardWriter
-from edge.peer.quota import Held
+from edge.peer.quota import QuotaShare
 from edge.peer.resources import PeerResources
 from edge.protocol import messages
 from edge.protocol.frame_codec import Call
 from edge.transport import Member
 
 
-class ArrivingWeights:
+class WeightUploads:
     """One coordinator's. Close it with `aclose`."""
 
     def __init__(self, resources: PeerResources, user: Member | None, owner: object) -> None:
         """What they take of the disk counts as the user's, and what is open as the owner's."""
         self._peer = resources
         self._user = user
-        self._offers = Held(resources.offers, owner)
-        self._manifest_entries = Held(resources.manifest_entries, owner)
+        self._offers = QuotaShare(resources.offers, owner)
+        self._manifest_entries = QuotaShare(resources.manifest_entries, owner)
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
         self._kept = ExitStack()
