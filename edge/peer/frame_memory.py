@@ -1,4 +1,4 @@
-"""What the frames of one connection take of the rooms that all of a peer's share."""
+"""Memory of the incoming frames of one connection, taken from limits shared by the whole peer."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from edge.peer.quota import OwnerSemaphore
 from edge.protocol.heartbeat import Hearing, patience_s
 
 SMALL_PART_BYTES = 32 << 10
-"""A part of a frame that is larger has its place in the ledger, with the record in which it comes.
-Smaller ones have a room of their own, which is a part of what the process takes."""
+"""Larger parts of a frame are counted in the ledger, with the record that carries them. Smaller
+ones have a separate limit, which is part of the process's baseline."""
 
 _LOOK_EVERY_S = 0.25
 
 
 @dataclass(slots=True)
 class FrameBytes:
-    """Bytes of the two rooms."""
+    """Bytes held of each of the two limits."""
 
     large: int = 0
     small: int = 0
@@ -31,24 +31,24 @@ class FrameBytes:
 
 
 class FrameMemory:
-    """From the first byte of each until it is done with. For the loop."""
+    """Counts each frame from its first byte until it is handled. For the loop."""
 
     def __init__(
         self, large: OwnerSemaphore, small: OwnerSemaphore, owner: object, hearing: Hearing
     ) -> None:
-        """hearing: who waits for room is not silent."""
+        """hearing: a sender that waits for memory is not counted as silent."""
         self._large = large
         self._small = small
         self._owner = owner
         self._hearing = hearing
         self._frame = FrameBytes()
-        """By the frame which is being read, and by all that are not done with, too:"""
+        """Bytes of the frame being read; `_all` includes the frames not handled yet."""
         self._all = FrameBytes()
         self._admitted_s = 0.0
-        """When a part of the frame that is being read was."""
+        """When the last part of the frame being read was admitted."""
 
     async def admit(self, num_bytes: int) -> None:
-        """What many coordinators send at once does not take more than was promised."""
+        """Wait until `num_bytes` fit under the shared limit (backpressure)."""
         is_large = num_bytes > SMALL_PART_BYTES
         self._hearing.not_listening()
         self._admitted_s = math.inf
@@ -59,7 +59,7 @@ class FrameMemory:
             taken.add(num_bytes, is_large=is_large)
 
     def received(self) -> FrameBytes:
-        """The frame that was being read is whole: what it takes, until that is given back."""
+        """The bytes of the frame that is complete now, to be given back later."""
         taken, self._frame = self._frame, FrameBytes()
         return taken
 
@@ -72,12 +72,12 @@ class FrameMemory:
             self._small.give_back(self._owner, taken.small)
 
     def give_back_all(self) -> None:
-        """Once nobody has anything left to give back."""
+        """Call it when no single frame will be given back any more."""
         self.give_back(replace(self._all))
 
     async def until_too_slow(self) -> int:
-        """Return when a large frame does not come in time, for whose room others wait: its bytes
-        so far."""
+        """Return the bytes so far of a large frame that arrives too slowly while it holds shared
+        memory."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
