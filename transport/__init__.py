@@ -1,6 +1,7 @@
-"""The movement of bytes between peers: channels for control, links for data, discovery first.
+"""Transport between peers: channels for control, links for data, discovery.
 
-Knows nothing of models or plans. Faulty twins for tests are in ``edge.transport.testing``.
+Knows nothing of models or plans. Faulty implementations for tests are in
+``edge.transport.testing``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from edge.transport.collective import Collective, MeshCollective, SoloCollective
 from edge.transport.credentials import Credentials, Member, Past
 from edge.transport.discovery.interface import Discovery, DiscoveryBus, MemoryDiscovery
 from edge.transport.discovery.peers import PeerEvent, PeerFound, PeerGone, PeerRecord
-from edge.transport.encoded import EncodedHop, open_mesh
+from edge.transport.encoded_collective import EncodedHop, open_mesh
 from edge.transport.errors import (
     AddressError,
     ChannelClosedError,
@@ -87,10 +88,11 @@ __all__ = [
     "parse_number",
 ]
 
-if not TYPE_CHECKING:  # or every name would be one of transport's to a type checker
+if not TYPE_CHECKING:  # otherwise a type checker accepts any name
 
     def __getattr__(name: str) -> Any:
-        """Zeroconf is imported at its first use: most processes are told where their peers are."""
+        """Zeroconf is imported at its first use: most processes are given their peers'
+        addresses."""
         if name != "ZeroconfDiscovery":
             raise AttributeError(f"module 'edge.transport' has no attribute {name!r}")
         from edge.transport.discovery.zeroconf import ZeroconfDiscovery

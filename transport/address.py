@@ -1,4 +1,4 @@
-"""Addresses as people write them.
+"""Parsing and resolving of network addresses.
 
 Knows the text forms and how the system resolves them; opens no connection.
 """
@@ -50,7 +50,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def parse_number(text: str) -> tuple[IPAddress, int]:
-    """The same of an address whose host is a number: nobody is asked what it stands for.
+    """As `parse_address`, for a host that must be a number: no name server is asked.
 
     Raises AddressError, also for a name.
     """
@@ -67,14 +67,14 @@ def format_address(host: str, port: int) -> str:
 
 
 def describe(error: OSError) -> str:
-    """Cause and, where there is one, remedy of a failure to listen or connect."""
+    """Cause and, if known, remedy of a failure to listen or connect."""
     cause = os.strerror(error.errno) if error.errno else str(error)
     remedy = _REMEDIES.get(error.errno or 0)
     return f"{cause}; {remedy}" if remedy else cause
 
 
 def number_of(place: SocketAddress) -> str:
-    """The host as a number; a link-local one of IPv6 with its interface."""
+    """The host as a number; a link-local IPv6 address includes its interface."""
     _, where = place
     host, _ = socket.getnameinfo(where, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
     return host
@@ -110,7 +110,7 @@ async def resolve(address: str, *, to_listen: bool) -> list[SocketAddress]:
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
             )
         except socket.gaierror:
-            if _number(host) is not None:  # with an interface that is not here
+            if _number(host) is not None:  # an address with an interface that does not exist here
                 raise
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:

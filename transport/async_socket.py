@@ -1,11 +1,11 @@
-"""A connected stream socket for asyncio whose every wait can be cancelled without losing a byte.
+"""A connected stream socket for asyncio: every wait can be cancelled without losing a byte.
 
 Knows bytes and the operating system's errors; knows no frames.
 
-Why not ``loop.sock_recv_into`` and its like: they move the bytes in a callback, so a task that is
-cancelled just then never learns how many were moved. Here a callback only says "ready"; the bytes
-move in the task itself. Why not ``asyncio`` streams: they read ahead, and a link's socket must be
-handed to the compute thread with nothing taken from it.
+Why not ``loop.sock_recv_into`` and similar calls: they move bytes in a callback, so a task that is
+cancelled at that moment never learns how many. Here a callback only says "ready", and the task
+itself moves the bytes. Why not ``asyncio`` streams: they read ahead, and a link's socket must reach
+the compute thread with nothing read from it.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from edge.transport.errors import ChannelClosedError, PeerLostError
 from edge.transport.frame import Buffer
 
 _TURN_BYTES = 1 << 20
-"""Most bytes moved before other tasks get their turn; a heartbeat must not wait for a shard."""
+"""Most bytes moved before other tasks run: a heartbeat must not wait for a shard."""
 
 _LEAST_COST_BYTES = 16 << 10
-"""The least that one read counts for: many small frames in a row must end a turn too."""
+"""The least that one read counts for: many small frames in a row must yield, too."""
 
 _NOT_READY = (BlockingIOError, InterruptedError)
 
@@ -29,7 +29,7 @@ class AsyncSocket:
     """Owns a non-blocking socket. One task may receive and one may send at the same time."""
 
     record_bytes = 0
-    """The most of what is received that waits outside the space for it."""
+    """Most received bytes that are held outside the caller's space."""
 
     def __init__(self, connected: socket.socket, peer: str) -> None:
         connected.setblocking(False)
@@ -53,7 +53,7 @@ class AsyncSocket:
         while True:
             self._check_open()
             if self._turn_left <= 0:
-                # Before the bytes move, never after: a cancellation here must lose none.
+                # Yield before the bytes move, never after: a cancellation here must lose none.
                 self._turn_left = _TURN_BYTES
                 await asyncio.sleep(0)
                 continue
@@ -88,7 +88,7 @@ class AsyncSocket:
                     await self._writable()
                     continue
                 except OSError as error:
-                    # What the peer sent before it went may still be read: do not close.
+                    # Do not close: what the peer sent before it closed may still be read.
                     in_the_middle = False
                     raise PeerLostError(self.peer, _reason(error)) from error
                 rest = drop_bytes(rest, count)
@@ -101,7 +101,7 @@ class AsyncSocket:
             raise
 
     def ends(self) -> tuple[Any, Any]:
-        """The socket's own address and the other end's, as `socket` has them. Raises OSError."""
+        """The addresses of both ends, as `socket` has them. Raises OSError."""
         return self._socket.getsockname(), self._socket.getpeername()
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class AsyncSocket:
 
     def _release(self) -> socket.socket:
         self.is_closed = True
-        # Before the descriptor goes: the number may be another socket's a moment later.
+        # Before the descriptor is freed: another socket may get its number at once.
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         for waiter in (self._reading, self._writing):
@@ -130,7 +130,7 @@ class AsyncSocket:
 
     async def _readable(self) -> None:
         waiter = self._reading = self._loop.create_future()
-        # Where the one before is still there, this replaces it without a system call.
+        # Replaces a reader that is still registered, without a system call.
         self._loop.add_reader(self._socket, self._on_readable, waiter)
         try:
             await waiter
@@ -138,7 +138,7 @@ class AsyncSocket:
             self._reading = None
 
     def _on_readable(self, waiter: "asyncio.Future[None]") -> None:
-        if waiter.done():  # nobody reads just now
+        if waiter.done():  # no read is waiting
             self._loop.remove_reader(self._socket)
         else:
             waiter.set_result(None)
@@ -155,10 +155,11 @@ class AsyncSocket:
 
 
 def watch_for_death(connected: socket.socket, *, within_s: int) -> None:
-    """Have the system notice, in about ``within_s`` seconds, that an idle peer's device vanished.
+    """Have the system detect a vanished device behind an idle connection in about ``within_s``
+    seconds (keepalive).
 
-    A peer that is merely busy is not affected: its system answers the probes for it. That is why
-    TCP_USER_TIMEOUT is left alone, which also ends a connection whose reader takes its time.
+    A busy peer is not affected: its system answers the probes. TCP_USER_TIMEOUT is not set, because
+    it also ends connections with a slow reader.
     """
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
@@ -167,7 +168,7 @@ def watch_for_death(connected: socket.socket, *, within_s: int) -> None:
         "TCP_KEEPCNT": 3,
     }
     for name, value in options.items():
-        if hasattr(socket, name):  # Not every system has each of these.
+        if hasattr(socket, name):  # Some systems lack some of these.
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
@@ -186,7 +187,7 @@ def drop_bytes(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
 
 
 def _first_turn(buffers: list[memoryview]) -> list[memoryview]:
-    """The first buffers, cut off at one turn's bytes."""
+    """The first buffers, cut at one turn's bytes."""
     head, room = [], _TURN_BYTES
     for buffer in buffers:
         head.append(buffer[:room])

@@ -1,4 +1,4 @@
-"""One thread that makes calls one after the other, so that a caller need not wait for each.
+"""A background thread that makes calls one after the other, so that callers need not wait.
 
 Knows nothing of what the calls do.
 """
@@ -13,27 +13,27 @@ from edge.transport.errors import ChannelClosedError
 
 
 class BackgroundWork(Protocol):
-    """Something under way."""
+    """A call under way."""
 
     def wait(self) -> None:
-        """Return when it is done; raise what it raised. May be called again."""
+        """Return when the call is done; raise what it raised. May be called again."""
 
 
 class DoneWork:
-    """Work that was over before anybody could wait for it. See :class:`BackgroundWork`."""
+    """Work that is done already. See :class:`BackgroundWork`."""
 
     def wait(self) -> None:
         """See :class:`BackgroundWork`."""
 
 
 class Background:
-    """Calls in the order they were begun, on a thread made for the first of them.
+    """Makes calls in the order they were begun, on a thread that starts with the first.
 
-    After a call that fails none of the later ones is made: each fails as the first did.
+    After a failed call no later one is made: each fails with the same error.
     """
 
     def __init__(self, name: str) -> None:
-        """``name`` is the thread's."""
+        """``name``: the thread's."""
         self._name = name
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -41,7 +41,7 @@ class Background:
         self._is_closed = False
 
     def begin(self, function: Callable[[], None]) -> BackgroundWork:
-        """Have the function called; raises ``ChannelClosedError`` after :meth:`close`."""
+        """Queue a call; raises ``ChannelClosedError`` after :meth:`close`."""
         with self._lock:
             if self._is_closed:
                 raise ChannelClosedError("the collective was closed")
@@ -53,7 +53,7 @@ class Background:
         return call
 
     def close(self) -> None:
-        """End the thread once the call it is at returns. Its owner makes it return."""
+        """End the thread once its present call returns. The owner makes that call return."""
         with self._lock:
             self._is_closed = True
             thread, self._thread = self._thread, None
@@ -69,7 +69,7 @@ class Background:
 
 
 class _Call:
-    """One call under way. See :class:`BackgroundWork`."""
+    """A queued call. See :class:`BackgroundWork`."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -79,7 +79,7 @@ class _Call:
         self._done.result()
 
     def make(self, failure: BaseException | None) -> BaseException | None:
-        """Call, unless one before has failed; the first failure so far."""
+        """Make the call unless ``failure`` is given. Returns the first failure so far."""
         try:
             if failure is not None:
                 raise failure

@@ -1,4 +1,4 @@
-"""The control plane's one interface, and its twin in memory.
+"""Channels: the interface of the control plane, and an in-memory implementation.
 
 Knows frames and their order; knows nothing of what they mean.
 """
@@ -24,35 +24,35 @@ from edge.transport.frame import (
 )
 
 MEMORY_QUEUE_FRAMES = 64
-"""Frames that wait in one direction of a memory channel before ``send`` does, as on a socket."""
+"""Frames that wait in one direction of a memory channel before ``send`` blocks."""
 
 
 class Channel(Protocol):
     """An ordered two-way stream of frames to one peer, used from one event loop.
 
-    A frame is delivered whole or not at all, and in the order sent. That ``send`` returned does
-    not promise that the peer has read the frame: only an answer proves that. Frames that the peer
-    sent before it closed usually still arrive, which is not promised either.
+    A frame is delivered whole or not at all, in the order sent. A returned ``send`` does not mean
+    that the peer has read the frame: only an answer does. Frames that the peer sent before it
+    closed usually arrive, which is not promised.
 
-    Whether a silent peer still lives is not decided here: whoever expects frames looks whether
+    A channel does not decide whether a silent peer is alive. A receiver watches whether
     ``received_bytes`` grows, and counts the time.
     """
 
     @property
     def peer(self) -> str:
-        """Printable name of the other end, for messages to people."""
+        """Printable name of the other end, for messages."""
 
     @property
     def host(self) -> str:
-        """Number of the other end's device, without a port; empty within one process."""
+        """Numeric address of the other end's device, without a port; empty within one process."""
 
     @property
     def remote_hello(self) -> Mapping[str, Any]:
-        """The other end's words about itself when the connection was made."""
+        """What the other end said about itself when the connection was made."""
 
     @property
     def received_bytes(self) -> int:
-        """That have arrived so far, also of a frame that is not whole yet: the peer's life."""
+        """Bytes that have arrived so far, those of incomplete frames included: a sign of life."""
 
     async def send(self, frame: Frame) -> None:
         """Send one frame; several tasks may call this at once.
@@ -73,13 +73,12 @@ class Channel(Protocol):
         *,
         most: FrameLimits = OF_ALL_FRAMES,
     ) -> Frame:
-        """The next frame. One task at a time. A cancelled receive loses nothing.
+        """Receive the next frame. One task at a time. A cancelled receive loses nothing.
 
-        No frame may be larger than ``most``, which is looked at before anything of it is read: for
-        who receives from strangers. ``limits_of`` is asked how large a frame of a kind may be
-        before its payload is read, and ``admit`` is waited for before memory is set aside for a
-        header, for its values or for a payload. A receive that goes on where a cancelled one
-        stopped may ask for the same again.
+        ``most``: the size limit, checked before anything of a frame is read. ``limits_of``: asked
+        for the limits of a kind before the payload is read. ``admit``: awaited before memory is
+        allocated for a header, its values or a payload. A receive that continues a cancelled one
+        may ask for the same again.
 
         Raises:
             ChannelClosedError: this side closed the channel, also while this call waited.
@@ -103,8 +102,7 @@ class _Pipe:
 class MemoryChannel:
     """A channel to another object in the same event loop.
 
-    Frames are encoded and decoded as on a socket, so that what a socket would refuse or change is
-    refused or changed here too.
+    Frames are encoded and decoded as on a socket, so both refuse and change the same values.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Operations of a group of ranks: sums, gathers, broadcasts.
+"""Collective operations of a group of ranks: sums, gathers, broadcasts.
 
 Knows ranks and links; knows nothing of sockets or of what the numbers mean. All ranks make the same
-calls in the same order. Sums are taken in rank order on every rank, so each holds the same bits,
-also across runs: a decoder that repeats a request repeats its tokens.
+calls in the same order. Sums are taken in rank order on every rank, so all hold the same bits, also
+across runs: a repeated request gives the same tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,27 +26,28 @@ SLICED_ABOVE_BYTES = 64 << 10
 Measured with one process per rank over loopback on two cores, median time of a direct sum against
 one in slices: 3 ranks, 32 KiB 94 and 160 µs, 64 KiB 166 and 168, 128 KiB 286 and 196, 1 MiB 4284
 and 1027; 4 ranks, 64 KiB 322 and 352, 128 KiB 519 and 394. A gigabit network with 0.15 ms between
-neighbours turns at the same size: there, slices save 0.3 ms of sending and cost two more rounds.
+neighbours breaks even at the same size: there, slices save 0.3 ms of sending and cost two more
+rounds.
 """
 
 
 class Collective(Protocol):
-    """The ranks of one group, used from one thread, each rank calling the same in the same order.
+    """The ranks of one group, used from one thread; each rank calls the same in the same order.
 
-    Arrays are C-contiguous (``ValueError`` otherwise, before anything is sent). When a rank is
-    lost, the ranks that hear of it raise ``PeerLostError``; the others may wait for them until
-    their links' timeout, or until their owner calls :meth:`close`. After any error but
-    ``ValueError`` the group is spent: the buffers' contents are undefined and it must be closed.
-    ``ProtocolError`` means that the ranks did not make the same calls with the same sizes.
+    Arrays are C-contiguous (``ValueError`` otherwise, before anything is sent). If a rank is lost,
+    its direct neighbours raise ``PeerLostError``; others may wait until their links' timeout, or
+    until their owner calls :meth:`close`. After any error but ``ValueError`` the buffers' contents
+    are undefined and the group must be closed. ``ProtocolError`` means that the ranks did not make
+    the same calls with the same sizes.
     """
 
     @property
     def rank(self) -> int:
-        """This member, 0 to ``size`` - 1."""
+        """This rank, 0 to ``size`` - 1."""
 
     @property
     def size(self) -> int:
-        """The number of members."""
+        """The number of ranks."""
 
     @property
     def memory(self) -> Literal["host", "device"]:
@@ -56,14 +57,14 @@ class Collective(Protocol):
         """Replace ``array`` by the sum over all ranks, in rank order; any numeric dtype."""
 
     def begin_all_reduce(self, array: Array) -> BackgroundWork:
-        """:meth:`all_reduce` while the caller does something else, until it waits for the work.
+        """:meth:`all_reduce` in the background, until the caller waits for the work.
 
-        Sums are taken in the order they are begun in. Before the last one begun has been waited
-        for, the arrays must be left alone and no other method but :meth:`close` called.
+        Sums are taken in the order they are begun. Until the last one is waited for, leave the
+        arrays alone and call no other method but :meth:`close`.
         """
 
     def settle(self) -> None:
-        """Wait for sums on the device; raise what one of them failed with after its own wait."""
+        """Wait for sums on the device; raise the error of one that failed after its own wait."""
 
     def all_gather(self, own: Array, into: Sequence[Array]) -> None:
         """Put each rank's ``own`` into ``into[rank]`` on every rank; sizes may differ."""
@@ -78,11 +79,11 @@ class Collective(Protocol):
         """Return when all ranks have called this."""
 
     def close(self) -> None:
-        """Close the links, from any thread; calls that wait raise ``ChannelClosedError``."""
+        """Close the links, from any thread; waiting calls raise ``ChannelClosedError``."""
 
 
 class SoloCollective:
-    """The group of one: everything is there already. See :class:`Collective`."""
+    """A group of one rank, without communication. See :class:`Collective`."""
 
     rank = 0
     size = 1
@@ -131,17 +132,16 @@ class SoloCollective:
 class MeshCollective:
     """A group in which every rank has a link to every other. See :class:`Collective`.
 
-    Up to ``EAGER_BYTES`` everything is sent to all before anything is received: one latency. A
-    socket's buffers hold no more for certain, so larger arrays are exchanged pair by pair, and
-    nobody waits to send to somebody who waits to send. Above ``SLICED_ABOVE_BYTES`` each of more
-    than two ranks sums one slice and the slices are gathered: every rank then moves 2 (n - 1) / n
-    arrays instead of n - 1.
+    Up to ``EAGER_BYTES`` every rank sends to all before it receives: one latency. Socket buffers
+    may hold no more, so larger arrays are exchanged pair by pair, which cannot deadlock. Above
+    ``SLICED_ABOVE_BYTES`` each of more than two ranks sums one slice, and the slices are gathered:
+    every rank then moves 2 (n - 1) / n arrays instead of n - 1.
     """
 
     memory: Literal["host"] = "host"
 
     def __init__(self, rank: int, links: Mapping[int, Link]) -> None:
-        """``links`` has one link for each other rank; they belong to the collective from now on."""
+        """``links``: one for each other rank; the collective owns them from now on."""
         size = len(links) + 1
         if not 0 <= rank < size or set(links) != set(range(size)) - {rank}:
             raise ValueError(
@@ -163,7 +163,7 @@ class MeshCollective:
             _other, link = self._rounds[0]
             term = self._scratch.take(flat.size, flat.dtype)[0]
             link.exchange(flat, term)
-            np.add(flat, term, out=flat)  # of two terms either order gives the same bits
+            np.add(flat, term, out=flat)  # the sum of two terms does not depend on their order
             return
         if array.nbytes > SLICED_ABOVE_BYTES:
             self._reduce_in_slices(flat)
@@ -234,7 +234,7 @@ class MeshCollective:
                 link.exchange(own, into[other])
 
     def _reduce_in_slices(self, flat: Array) -> None:
-        """Each rank sums one slice, still in rank order: the same bits as summing it all."""
+        """Reduce by slices, one for each rank, in rank order: the same bits as one sum."""
         bounds = [flat.size * rank // self.size for rank in range(self.size + 1)]
         slices = [flat[start:stop] for start, stop in pairwise(bounds)]
         own = slices[self.rank]
@@ -247,18 +247,20 @@ class MeshCollective:
 
 
 def partners(rank: int, size: int) -> list[int]:
-    """Whom a rank meets, in order: all others, each pair at the same time for both.
+    """The order in which a rank meets all others, so that both of a pair meet at the same time.
 
-    As in a tournament, by the circle method (Kirkman, 1847): in round k the ranks meet whose sum is
-    k modulo an odd number, ``size`` or the one before; whoever would meet itself meets the last
-    rank of an even number, or rests. So ``size`` - 1 rounds do for an even number of ranks and
-    ``size`` for an odd one, and as all meet in the same order, no circle of waiting can close.
+    A round-robin tournament by the circle method (Kirkman, 1847): in round k the ranks meet whose
+    sum is k modulo an odd number, ``size`` or the one before. A rank that would meet itself meets
+    the last rank of an even number, or rests. So ``size`` - 1 rounds do for an even number of ranks
+    and ``size`` for an odd one. All meet in the same order, so waits cannot form a cycle.
     """
     odd = size - 1 + size % 2
     found: list[int] = []
     for turn in range(odd):
         if rank == odd:
-            found.append(turn * (odd + 1) // 2 % odd)  # who would meet itself: twice it is turn
+            found.append(
+                turn * (odd + 1) // 2 % odd
+            )  # the rank that would meet itself: twice it is turn
             continue
         other = (turn - rank) % odd
         if other != rank:
@@ -280,7 +282,7 @@ def _sum_in_order(terms: Sequence[Array], into: Array) -> None:
 
 
 def _copy(source: Array, target: Array) -> None:
-    """Copy bytes as a link would: whatever the shapes, as long as the sizes agree."""
+    """Copy bytes as a link would: shapes may differ, sizes may not."""
     if source.nbytes != target.nbytes:
         raise ValueError(
             f"this rank's own array has {source.nbytes} bytes, its place to gather into "

@@ -1,4 +1,4 @@
-"""What a device shows to others of its cluster, and how it knows them."""
+"""Credentials: what a device shows to other members of its cluster, and how it verifies them."""
 
 import hashlib
 import hmac
@@ -13,25 +13,25 @@ TAG_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """Who has shown a certificate."""
+    """A device that has shown a valid certificate."""
 
     id: str
-    """Id of the device."""
+    """The device's id."""
     name: str
-    """As those who took it in know it; for people."""
+    """The name given by the device that took it in, for display."""
     roles: frozenset[str]
     """What it may do."""
     edition: int
-    """How many certificates it has got before this one."""
+    """Number of earlier certificates that it has got."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """A key that the cluster had before."""
+    """An earlier key of the cluster."""
 
     tag_key: bytes = field(repr=False)
     rotation: bytes = field(repr=False)
-    """What whoever still has that is told, signed: by it a member of then becomes one of now."""
+    """The signed rotation, by which members with this key get the current one."""
 
     def tag(self, who: bytes, transcript: bytes) -> bytes:
         """See `Credentials`."""
@@ -42,46 +42,46 @@ class Past:
 class Credentials:
     """Membership in a cluster, as connections need it.
 
-    A stranger is turned away by the tag, for which it would need the cluster's key: it costs a
-    hash, and sees no certificate. Members then show each other certificates by mutual TLS 1.3.
+    Strangers fail at the tag, which needs the cluster's key: they cost a hash and see no
+    certificate. Members then show each other certificates in mutual TLS 1.3.
     """
 
     tag_key: bytes = field(repr=False)
-    """Known to members alone."""
+    """Known to members only."""
     listening: ssl.SSLContext
     connecting: ssl.SSLContext
-    """Both require the certificate of the other end."""
+    """Both contexts require a certificate of the other end."""
     admitted: Callable[[Mapping[str, Any], bytes], Member]
-    """Who shows this certificate, as `ssl` describes one that TLS has verified, and as it is (DER).
-    RefusedError for one that is not to be talked to (any more)."""
+    """The member of a certificate, given as `ssl` describes it after TLS has verified it, and in
+    DER. Raises RefusedError for a device that is not accepted (any more)."""
     is_admitted: Callable[[str, int | None], bool]
-    """Whether the device with this id may still be talked to, by the edition of its certificate
-    where that is known."""
+    """Whether the device with this id is still accepted, by its certificate's edition if that is
+    known."""
 
     is_spared: Callable[[str], bool]
-    """Whether nobody can have expelled the device with this id: this one, or the cluster's
-    maker."""
+    """Whether this device can never be expelled: it is this one, or the cluster's maker."""
 
     news: Callable[[], bytes]
-    """What members tell each other with every connection, signed: who has been expelled."""
+    """Signed news that members exchange with every connection: the expelled devices."""
     heard: Callable[[bytes], None]
-    """Takes what another member has told; RefusedError for what nobody may tell."""
+    """Takes another member's news; raises RefusedError for invalid news."""
 
     past: Callable[[], Sequence[Past]]
-    """Keys of before, the newest first."""
+    """Earlier keys, the newest first."""
     follow: Callable[[bytes], None]
-    """Takes the rotation to the cluster's next key, in any thread; RefusedError where this device
-    may not."""
+    """Takes the rotation to the cluster's next key, in any thread. Raises RefusedError if this
+    device may not follow."""
     now: Callable[[], "Credentials"]
-    """These, or what has taken their place since: by a new key of the cluster."""
+    """The current credentials: these, or their successor after a key rotation."""
 
     own_secret: bytes = field(repr=False)
-    """Known to this device alone: keys of what it leaves with others are made of it."""
+    """Known to this device only: it derives the keys of data that it stores on others."""
     tells_apart: bool = True
-    """Whether each of the others gets keys of its own for that; else all are this user's own."""
+    """Whether each other device gets keys of its own for that. Otherwise all devices belong to one
+    user."""
 
     def tag(self, who: bytes, transcript: bytes) -> bytes:
-        """A member's proof that it is one, for these nonces only; ``who`` makes it."""
+        """Proof of membership, valid for these nonces only; ``who`` makes it."""
         return _tag(self.tag_key, who, transcript)
 
 

@@ -1,16 +1,16 @@
-"""Errors of moving bytes, by who is to blame.
+"""Transport errors, by which side caused them.
 
 ::
 
     TransportError
     ├── ChannelClosedError         we closed it: the caller's own aclose() or close()
     ├── PeerLostError              they closed it, died, or were silent for too long
-    │   └── UnwantedError          they closed it once they had seen our certificate
+    │   └── UnwantedError          they closed it when they saw our certificate
     ├── ProtocolError              what arrived, or was to be sent, is not what the protocol allows
     │   └── VersionMismatchError   the other side speaks another version of the protocol
-    ├── RefusedError               the other side is not, or no longer, to be talked to
+    ├── RefusedError               the other side is not, or no longer, a member
     │   ├── UnknownHereError       it does not know us: perhaps it has an older key of our cluster
-    │   └── OutdatedError          we had an older key, and have been told the one of now
+    │   └── OutdatedError          we had an older key, and have got the current one
     └── AddressError               an address that cannot be read, listened on or connected to
 
 The operating system's own errors are mapped onto this tree once, where a socket is touched;
@@ -30,7 +30,7 @@ class PeerLostError(TransportError):
     """The other side closed the connection, died, or was silent for too long."""
 
     def __init__(self, peer: str, reason: str) -> None:
-        # Both go to the base class so that the error can be copied and raised once more.
+        # Both go to the base class, so that the error can be copied and raised again.
         super().__init__(peer, reason)
         self.peer = peer
         self.reason = reason
@@ -40,7 +40,7 @@ class PeerLostError(TransportError):
 
 
 class UnwantedError(PeerLostError):
-    """The other side closed the connection when it had seen our certificate, and said nothing."""
+    """The other side closed the connection after it saw our certificate, without an answer."""
 
     def __init__(self, peer: str) -> None:
         super().__init__(
@@ -52,7 +52,8 @@ class UnwantedError(PeerLostError):
 
 
 class ProtocolError(TransportError):
-    """Something that the protocol does not allow: garbage, a size over a limit, a wrong size."""
+    """Something that the protocol does not allow: malformed bytes, a size over a limit, a wrong
+    size."""
 
 
 class VersionMismatchError(ProtocolError):
@@ -74,11 +75,12 @@ class RefusedError(TransportError):
 
 
 class UnknownHereError(RefusedError):
-    """The other side has another key than we: of another cluster, or of ours before."""
+    """The other side does not know our key: it belongs to another cluster, or to ours earlier or
+    later."""
 
 
 class OutdatedError(RefusedError):
-    """We had a key that the cluster had before, and have been told the one that it has now."""
+    """We had an earlier key of the cluster, and have got the current one."""
 
 
 class AddressError(TransportError):

@@ -1,4 +1,4 @@
-"""One message of the control plane, as bytes.
+"""Frames: the encoding of the control plane's messages.
 
 Knows the layout and its limits; knows no socket. A frame on the wire is
 
@@ -11,8 +11,8 @@ header part           UTF-8 JSON: ``{"kind": text, "header": {...}}``
 payload               opaque bytes
 ====================  =====================================================
 
-Both sizes are compared with the limits before memory is set aside for them, those among them that a
-receiver may give for whatever comes; once the kind is known, also with limits of its own.
+Both sizes are compared with the limits before memory is allocated for them: first with those of any
+frame, and once the kind is known, with those of the kind.
 """
 
 import json
@@ -37,12 +37,12 @@ MAX_HEADER_CONTAINERS = 1 << 15
 second."""
 
 MOST_VALUES_BYTES = 8 << 20
-"""Bytes of one header's values that are asked for: an odd one may take twice as much, and a reader
-that waits for more room than there is waits for ever."""
+"""Limit for the admitted bytes of a header's values. A rare header takes up to twice as much; a
+reader that waits for more memory than there is would wait for ever."""
 
 _VALUE_BYTES, _ENTRY_BYTES, _CONTAINER_BYTES = 88, 110, 240
-"""The most that CPython takes for a short value with its place in a list, for the place of a key in
-an object, and for a list or an object: see `value_bytes`."""
+"""The most that CPython takes for a short value with its place in a list, for a key's place in an
+object, and for a list or an object: see `value_bytes`."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -66,30 +66,29 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameLimits:
-    """Largest parts that a receiver takes of one kind of frame."""
+    """Size limits of one kind of frame."""
 
     header_bytes: int = MAX_HEADER_BYTES
     payload_bytes: int = MAX_PAYLOAD_BYTES
 
 
 LimitsOf = Callable[[str], FrameLimits]
-"""The limits of a kind of frame, which is any text; asked before memory is set aside for the
-payload."""
+"""The limits of a kind of frame (any text). Called before memory is allocated for the payload."""
 
 Admit = Callable[[int], Awaitable[None]]
-"""Returns once this many bytes may be set aside: for a part of a frame, and for the record in which
-it comes; or for what a header becomes when it is read."""
+"""Awaited until this many bytes may be allocated: for a part of a frame and the record that carries
+it, or for a header's values."""
 
 
 async def admit_all(_num_bytes: int) -> None:
-    """For whoever needs no bound of all frames together."""
+    """For receivers without a limit on all frames together."""
 
 
 OF_ALL_FRAMES = FrameLimits()
 
 
 def no_other_limits(_kind: str) -> FrameLimits:
-    """Those of all frames."""
+    """The limits of all frames."""
     return OF_ALL_FRAMES
 
 
@@ -145,24 +144,24 @@ def decode(
 
 
 def value_bytes(document: bytes | bytearray) -> int:
-    """No more than that is taken by the values of a header once it is read, as long as it is less
-    than MOST_VALUES_BYTES."""
+    """An upper bound of the memory of a header's values, as long as it is below
+    MOST_VALUES_BYTES."""
     containers = document.count(b"[") + document.count(b"{")
     entries = document.count(b":")
     values = 1 + document.count(b",") + entries + containers
-    texts = 4 * len(document)  # where one letter is beyond U+FFFF, each takes so much
+    texts = 4 * len(document)  # with a character beyond U+FFFF, each character takes four bytes
     taken = _VALUE_BYTES * values + _ENTRY_BYTES * entries + _CONTAINER_BYTES * containers + texts
     return min(taken, MOST_VALUES_BYTES)
 
 
 class FrameAssembler:
-    """Makes frames out of pieces of any size; touches no socket.
+    """Assembles frames from pieces of any size; touches no socket.
 
-    Ask :meth:`wanted` for the space where the next bytes go, put some there, and say how many to
-    :meth:`advance`; or to :meth:`put`, and then :meth:`read`, for who wants to know before how much
-    a header takes. The space never reaches past the end of the current frame, so nothing that
-    follows a frame is taken from the socket. What has arrived is kept between calls, so a reader
-    that is cancelled halfway can go on later. After a ``ProtocolError`` the assembler is spent.
+    Ask :meth:`wanted` for the space of the next bytes, fill some of it, and pass their number to
+    :meth:`advance`; or to :meth:`put` and then :meth:`read`, to know first how much memory a header
+    takes. The space never reaches past the end of the current frame, so nothing after a frame is
+    taken from the socket. Received bytes are kept between calls, so a cancelled reader can
+    continue. After a ``ProtocolError`` the assembler cannot be used.
     """
 
     def __init__(
@@ -179,14 +178,15 @@ class FrameAssembler:
     def _start(self) -> None:
         self._document: bytearray | None = None
         self._is_read = False
-        """The header: its values are there, not only its bytes."""
+        """Whether the header's values were parsed."""
         self._payload: bytearray | None = None
         self._space = memoryview(self._prefix)
         self._due_bytes = 0
 
     @property
     def due_bytes(self) -> int:
-        """What the next :meth:`wanted` sets aside for a part of a frame; 0 if it has done so."""
+        """Bytes that the next :meth:`wanted` allocates for a part of a frame; 0 if it is
+        allocated."""
         return self._due_bytes
 
     def wanted(self) -> memoryview:
@@ -203,13 +203,13 @@ class FrameAssembler:
 
     @property
     def unread_bytes(self) -> int:
-        """What the next :meth:`read` takes for the values of a header; 0 if it takes nothing."""
+        """Bytes that the next :meth:`read` allocates for a header's values; 0 if none."""
         if self._document is None or self._space.nbytes or self._due_bytes or self._is_read:
             return 0
         return value_bytes(self._document)
 
     def advance(self, count: int, limits_of: LimitsOf = no_other_limits) -> Frame | None:
-        """`put`, then `read`."""
+        """:meth:`put`, then :meth:`read`."""
         self.put(count)
         return self.read(limits_of)
 
@@ -237,7 +237,7 @@ class FrameAssembler:
         if self._due_bytes or self._space.nbytes or self._document is None:
             return None
         if not self._is_read:
-            # The header is read before the payload is set aside: garbage costs no 64 MiB.
+            # Parse the header before the payload is allocated: an invalid frame costs no 64 MiB.
             self._kind, self._header = _decode_document(self._document)
             self._is_read = True
             limits = limits_of(self._kind)
@@ -278,7 +278,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-# Functions of json make one of these for each call, which takes longer than the call.
+# The functions of json make a new one for each call, which takes longer than the call.
 _ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
@@ -291,7 +291,7 @@ def _decode_document(document: bytearray) -> tuple[str, dict[str, Any]]:
             f"of {MAX_HEADER_CONTAINERS}"
         )
     try:
-        # bytes.decode, not json's guess: its guess would also take UTF-16 and UTF-32.
+        # bytes.decode instead of json's detection, which would also accept UTF-16 and UTF-32.
         decoded = _DECODER.decode(document.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the header of the incoming frame is not JSON: {error}") from error

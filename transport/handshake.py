@@ -1,29 +1,30 @@
-"""The first bytes of every connection: who speaks, which version, for what.
+"""The handshake of every connection: version, role, mutual authentication, then a hello of each
+side.
 
 Each side sends a preamble of seven bytes: ``EDGE``, the protocol version (2 bytes, big-endian) and
-the role of the connection (1 byte). The side that listens answers only after it has read a correct
-magic, so a stranger (a port scanner, a browser) gets nothing; but it does answer a wrong version,
-so that both sides learn of it. The first six bytes stay as they are in every version to come.
+the role of the connection (1 byte). The listening side answers only after a correct magic, so a
+port scanner or a browser gets nothing. It does answer a wrong version, so that both sides learn of
+it. The first six bytes stay the same in every later version.
 
-With credentials, the role says so, and three steps follow: a nonce of each side; a tag of each side
-over preamble and nonces, which only members of the cluster can make; TLS 1.3, in which each shows
-its certificate. The connecting side comes first each time. TLS is covered by records under a key
-that only members can make of the nonces: whoever passes nonces and tags on between two of them
-would else be shown a certificate.
+With credentials, the role says so and three steps follow: a nonce of each side; a tag of each side
+over preamble and nonces, which only members can make; TLS 1.3, in which each shows its certificate.
+The connecting side is first each time. TLS runs inside records whose key only members can derive
+from the nonces. Otherwise a man in the middle, who relays nonces and tags, would see a certificate.
 
 Then each side sends one frame of kind ``hello``, the connecting side first. Nothing is sent ahead
-of an answer: a listener that refuses would otherwise reset the connection, and its answer be lost.
-With credentials the hellos carry a secret each. TLS ends with them, and the keys of the records
-that follow are made of both.
+of an answer: a listener that refuses would reset the connection, and its answer would be lost. With
+credentials each hello carries a secret. TLS ends with the hellos, and the keys of later records are
+derived from both secrets.
 
-Where both hellos show that the ends are on one host, the listening side's names a Unix socket, and
-a frame ``near`` says whether the connecting one has come there (see `same_host`). Then each proves
-there that it knows both secrets, what follows goes that way, and the TCP connection is closed.
+If both hellos show that the ends are on one host, the listening side's hello names a Unix socket,
+and a frame ``near`` says whether the connecting side has reached it (see `same_host`). There each
+side proves that it knows both secrets. The connection continues on that socket, and the TCP
+connection is closed.
 
-A cluster may get a new key while a member is away. Whoever knows the key of before answers its tag,
-made with that key, by another one and by the rotation, under the same cover, and hangs up. Or it
-comes itself with a tag that says so, and brings the rotation. What is told is signed; the member
-then begins again with the key of now.
+A cluster may rotate its key while a member is away. A member that knows the earlier key answers its
+tag with another tag under that key, sends the rotation inside the same records, and closes the
+connection. Or it connects by itself with such a tag and brings the rotation. Rotations are signed;
+the member then starts again with the current key.
 """
 
 import asyncio
@@ -65,14 +66,13 @@ from edge.transport.tls_session import TlsSession
 MAGIC = b"EDGE"
 
 MAX_HELLO_BYTES = 64 << 10
-"""A stranger can make us set aside this much, times the number of unfinished handshakes."""
+"""Memory that one stranger can make us allocate; multiply by the unfinished handshakes."""
 
 _PREAMBLE = struct.Struct("!4sHB")
 _HELLO = "hello"
 
 MEMBER = "member"
-"""In a hello that was received: the `Member` whose certificate came with it. Nobody can say this of
-itself."""
+"""In a received hello: the `Member` of the verified certificate. The other side cannot set it."""
 _NEWS = "news"
 _WAY = "way"
 _DOOR = "door"
@@ -84,7 +84,7 @@ _ROTATION, _TAKEN = "rotation", "taken"
 _HEADER_BYTES = 1 << 10
 
 MAX_ROTATION_BYTES = 256 << 10
-"""Only who has shown a key of the cluster can make us set aside so much."""
+"""Only a device that has proved an earlier or current key can make us allocate this much."""
 
 
 class Role(enum.IntEnum):
@@ -96,20 +96,19 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeted:
-    """A connection whose handshake is done."""
+    """A connection after its handshake."""
 
     role: Role
     hello: dict[str, Any]
-    """What the other side says of itself; with credentials also its device, which it has
-    proved."""
+    """What the other side says about itself; with credentials, also its verified device."""
     secrets: RecordSecrets | None
-    """Secrets of the records that follow; None: what follows is plain."""
+    """Secrets of the records that follow. None: plain bytes follow."""
     connection: AsyncSocket
-    """That it follows on: the one that was greeted over, or what has taken its place."""
+    """The connection to use from now on: the original one, or a Unix socket in its place."""
 
 
 def encode_hello(hello: Mapping[str, Any], secret: bytes = b"") -> list[Buffer]:
-    """The hello as it is sent. Raises ``ProtocolError`` when it is not JSON or too large."""
+    """The encoded hello. Raises ``ProtocolError`` if it is not JSON or too large."""
     buffers = encode(Frame(_HELLO, hello, secret))
     size = len(buffers[0]) - PREFIX_BYTES
     if size > MAX_HELLO_BYTES:
@@ -124,7 +123,7 @@ async def greet(
     credentials: Credentials | None,
     device: str | None = None,
 ) -> Greeted:
-    """The connecting side's handshake. With `device`, nobody but this one is talked to.
+    """The connecting side's handshake. With `device`, only that one is accepted.
 
     Raises:
         VersionMismatchError: the other side speaks another version.
@@ -184,7 +183,8 @@ async def answer(
 ) -> Greeted:
     """The listening side's handshake. Raises the same errors as :func:`greet`.
 
-    ``on_tag`` is called once the other side has shown that it has the cluster's key for tags."""
+    ``on_tag``: called once the other side has proved that it has the cluster's tag key.
+    """
     try:
         asked = await _receive_preamble(connection)
     except VersionMismatchError:
@@ -222,7 +222,7 @@ async def answer(
     is_near = theirs.pop(_WAY, None) == same_host.way(connection, listens=True) != ""
     proved = _proved(theirs, certificate, credentials)
     known = their_secret + secret
-    door = same_host.Door.opened() if is_near else None
+    door = same_host.LocalSocket.opened() if is_near else None
     if door is None:
         await tls.send_all(encode_hello(_with_news(hello, credentials), secret))
     else:
@@ -238,7 +238,7 @@ async def answer(
 
 
 async def _come_near(tls: TlsSession, door: object, proofs: RecordSecrets) -> AsyncSocket | None:
-    """The connecting side's part; None: what follows stays where it is."""
+    """Connecting side: move to the Unix socket. None: the connection stays where it is."""
     came = same_host.enter(door, proofs.sending)
     near = None if came is None else AsyncSocket(came, tls.peer)
     try:
@@ -255,9 +255,9 @@ async def _come_near(tls: TlsSession, door: object, proofs: RecordSecrets) -> As
 
 
 async def _let_near(
-    tls: TlsSession, door: same_host.Door, proofs: RecordSecrets
+    tls: TlsSession, door: same_host.LocalSocket, proofs: RecordSecrets
 ) -> AsyncSocket | None:
-    """The listening side's part."""
+    """Listening side: wait for the other side at the Unix socket. None: it does not come."""
     assembler = FrameAssembler(max_header_bytes=_HEADER_BYTES, max_payload_bytes=0)
     if (await _receive_frame(tls, assembler, _NEAR)).header.get(_COMES) is not True:
         return None
@@ -274,14 +274,14 @@ async def _let_near(
 
 
 def _proofs(known: bytes, transcript: bytes, listens: bool) -> RecordSecrets:
-    """What each side shows of itself at the door, and nowhere else."""
+    """The proofs that both sides send on the Unix socket, and nowhere else."""
     return RecordSecrets.derived(known, transcript, listens=listens, purpose=b"edge near")
 
 
 async def bring(connection: AsyncSocket, past: Past) -> None:
-    """Tell a member that has this key of before how to follow; it has done so then.
+    """Bring the rotation to a member that has this earlier key; on return it has followed.
 
-    Raises UnknownHereError where it has another key, and the errors of :func:`greet`.
+    Raises UnknownHereError if it has another key, and the errors of :func:`greet`.
     """
     transcript, tag = await _exchange_tags(connection, Role.CHANNEL, past, _BRINGING)
     if not hmac.compare_digest(tag, past.tag(_LISTENING, transcript)):
@@ -294,7 +294,7 @@ async def bring(connection: AsyncSocket, past: Past) -> None:
 async def _exchange_preambles(
     connection: AsyncSocket, role: Role, credentials: Credentials | Past | None
 ) -> bytes:
-    """The connecting side's part; the preamble that both have."""
+    """Connecting side: exchange preambles and return the common one."""
     preamble = _preamble(role, credentials)
     await connection.send_all([preamble])
     answered = await _receive_preamble(connection)
@@ -307,7 +307,7 @@ async def _exchange_preambles(
 async def _exchange_tags(
     connection: AsyncSocket, role: Role, key: Credentials | Past, who: bytes
 ) -> tuple[bytes, bytes]:
-    """The connecting side's part; the transcript, and the tag that came."""
+    """Connecting side: exchange nonces and tags. Returns the transcript and the tag received."""
     preamble = await _exchange_preambles(connection, role, key)
     nonces = os.urandom(NONCE_BYTES)
     await connection.send_all([nonces])
@@ -326,9 +326,9 @@ async def _exchange_tags(
 async def _answer_other_key(
     connection: AsyncSocket, credentials: Credentials, transcript: bytes, tag: bytes
 ) -> None:
-    """Where one of the two sides has a key that the cluster had before: tell, or be told.
+    """Send or receive a key rotation, if one side has an earlier key of the cluster.
 
-    Returns where neither has. Raises RefusedError once it is done.
+    Returns if neither has. Otherwise raises RefusedError when it is done.
     """
     for past in credentials.past():
         if hmac.compare_digest(tag, past.tag(_CONNECTING, transcript)):
@@ -347,14 +347,14 @@ async def _answer_other_key(
 
 
 async def _follow(credentials: Credentials, cover: SealedSocket) -> None:
-    """Take what is told; in a thread, because it is read, checked and written to a file."""
+    """Receive and apply a rotation, in a thread: it is verified and written to a file."""
     rotation = await _receive_payload(cover, _ROTATION)
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(None, credentials.follow, rotation)
 
 
 def _cover(tag_key: bytes, transcript: bytes, *, listens: bool) -> RecordSecrets:
-    """What only those who have the key can make and look through."""
+    """Secrets of the records around TLS and rotations, which only members can derive."""
     digest = hashlib.sha256(transcript).digest()
     return RecordSecrets.derived(tag_key, digest, listens=listens, purpose=b"edge handshake")
 
@@ -370,16 +370,16 @@ async def _receive_payload(connection: SealedSocket, kind: str) -> bytes:
 def _begin_tls(
     connection: AsyncSocket, credentials: Credentials, transcript: bytes, *, listens: bool
 ) -> TlsSession:
-    """Under a cover that only members can make and look through."""
+    """A TLS session inside records that only members can read and write."""
     cover = _cover(credentials.tag_key, transcript, listens=listens)
     context = credentials.listening if listens else credentials.connecting
     return TlsSession(SealedSocket(connection, cover, reads_ahead=False), context, listens=listens)
 
 
 def display_name(hello: Mapping[str, Any], address: str) -> str:
-    """A printable name for a peer: the ``name`` of its hello, where there is one, and its address.
+    """A printable name of a peer: the ``name`` of its hello, if there is one, and its address.
 
-    The name comes from outside, so it is cut to a line's length and stripped of control characters.
+    The name comes from outside, so it is cut to one line and stripped of control characters.
     """
     name = hello.get("name")
     if not isinstance(name, str):
@@ -395,7 +395,8 @@ def _with_news(hello: Mapping[str, Any], credentials: Credentials) -> dict[str, 
 def _proved(
     theirs: dict[str, Any], certificate: tuple[Mapping[str, Any], bytes], credentials: Credentials
 ) -> dict[str, Any]:
-    """A member's hello, with its device; its news are taken, and may have been of itself."""
+    """A member's hello with its verified device. Its news are applied first; they may concern
+    itself."""
     try:
         credentials.heard(base64.b64decode(theirs.pop(_NEWS), validate=True))
     except (KeyError, TypeError, ValueError) as error:
@@ -423,11 +424,11 @@ def _check_secured_alike(
 
 
 async def _receive_preamble(connection: AsyncSocket) -> int:
-    """The other side's role, with its bit for credentials."""
+    """Receive the other side's role, with its bit for credentials."""
     data = bytearray(_PREAMBLE.size)
     filled = 0
     while filled < len(data):
-        # A stranger's few bytes are refused at once rather than when the time is over.
+        # Refuse a stranger's wrong bytes at once, not at the time limit.
         known = min(filled, len(MAGIC))
         if data[:known] != MAGIC[:known]:
             break
@@ -453,7 +454,7 @@ async def _receive_exactly(connection: AsyncSocket, count: int) -> bytes:
 async def _receive_hello(
     connection: AsyncSocket | TlsSession, secret_bytes: int
 ) -> tuple[dict[str, Any], bytes]:
-    """What the other side says of itself, and its secret, which has that many bytes."""
+    """Receive the other side's hello and its secret of ``secret_bytes`` bytes."""
     assembler = FrameAssembler(max_header_bytes=MAX_HELLO_BYTES, max_payload_bytes=secret_bytes)
     frame = await _receive_frame(connection, assembler, _HELLO)
     if len(frame.payload) != secret_bytes:

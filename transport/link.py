@@ -1,8 +1,8 @@
-"""The data plane: arrays from one compute thread to another, and into buffers made once.
+"""Links: the interface of the data plane, which moves arrays between compute threads.
 
 Knows bytes and one neighbour; knows nothing of ranks, models or asyncio. Each message is preceded
-by its size (8 bytes, big-endian), which the receiver compares with the size of its own buffer
-before it reads on: a message never decides how much memory is written.
+by its size (8 bytes, big-endian), which the receiver compares with its own buffer's before it reads
+on: a message never decides how much memory is written.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkState:
-    """What one end of a link can tell of it."""
+    """The state of one end of a link."""
 
     sent: int
     """Messages that this end has begun to send."""
     received: int
-    """Messages that have arrived here whole."""
+    """Messages that have arrived here completely."""
     silent_s: float
-    """For how long nothing has arrived, where somebody waits for it; 0 where nobody does, bytes
-    wait to be read, or the system does not say."""
+    """Seconds since something arrived while a call waits for it. 0 if no call waits, if bytes wait
+    to be read, or if the system does not tell."""
 
 
 class Link(Protocol):
@@ -36,7 +36,7 @@ class Link(Protocol):
 
     @property
     def peer(self) -> str:
-        """Printable name of the other end, for messages to people."""
+        """Printable name of the other end, for messages."""
 
     def send(self, array: Array) -> None:
         """Send the bytes of ``array``. May wait until the peer receives them.
@@ -59,14 +59,14 @@ class Link(Protocol):
         """
 
     def exchange(self, outgoing: Array, incoming: Array) -> None:
-        """Send ``outgoing`` and receive ``incoming``, whatever their sizes, without deadlock.
+        """Send ``outgoing`` and receive ``incoming``, of any sizes, without deadlock.
 
-        Both sides call this, or one sends and receives in whichever order. Raises what
-        :meth:`send` and :meth:`receive` raise. The arrays must not overlap.
+        Both sides call this, or one sends and receives in any order. Raises what :meth:`send` and
+        :meth:`receive` raise. The arrays must not overlap.
         """
 
     def state(self) -> LinkState:
-        """How it is doing, from any thread, also once it is closed."""
+        """The state of this end, from any thread, also after close."""
 
     def close(self) -> None:
         """Close this side from any thread; may be called again."""

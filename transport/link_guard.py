@@ -1,4 +1,4 @@
-"""Rules of every link, whatever carries its bytes: who is inside, and when it is over.
+"""Concurrency rules of every link: one sender, one receiver, and an orderly end.
 
 Knows threads and errors; moves no byte.
 """
@@ -14,11 +14,11 @@ from edge.transport.errors import ChannelClosedError, PeerLostError, ProtocolErr
 from edge.transport.link import LinkState
 
 EAGER_BYTES = 32 << 10
-"""``send`` of at most this much never waits for the peer when nothing else is under way."""
+"""``send`` of at most this many bytes never waits for the peer if nothing else is under way."""
 
 
 def check_outgoing(array: NDArray[Any]) -> None:
-    """Raise ``ValueError`` unless ``array`` can be sent as it lies in memory."""
+    """Raise ``ValueError`` unless ``array`` can be sent from its memory as it is."""
     if not array.flags.c_contiguous:
         raise ValueError(
             f"a link sends C-contiguous arrays; this one of shape {array.shape} has strides "
@@ -36,13 +36,12 @@ def check_incoming(array: NDArray[Any]) -> None:
 
 
 class LinkGuard:
-    """One sender and one receiver at a time, until one of them fails or anyone closes.
+    """Admits one sender and one receiver at a time, until a call fails or the link is closed.
 
-    ``interrupt`` makes calls that wait inside the link return or raise, from any thread.
-    ``release`` frees what the link holds; it runs once, when the link is over and nobody is inside:
-    a socket's number may belong to another socket the moment it is closed. It also runs after a
-    failure, without anyone closing: only then does a peer that blocks in a full send buffer hear
-    that nobody will read.
+    ``interrupt`` makes calls inside the link return or raise, from any thread. ``release`` frees
+    what the link holds. It runs once, when the link has ended and no call is inside: a closed
+    socket's number may at once belong to another socket. It also runs after a failure without a
+    close: otherwise a peer blocked in a full send buffer would not learn that nobody reads.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class LinkGuard:
         self._sent = self._received = 0
 
     def state(self, silent_s: Callable[[], float]) -> LinkState:
-        """`silent_s` is asked only where somebody receives, and what the link holds is there."""
+        """`silent_s`: called only while a call receives and the link's resources exist."""
         with self._lock:
             is_waited_for = self._has_receiver and not self._is_released
             return LinkState(
@@ -73,14 +72,15 @@ class LinkGuard:
             )
 
     def close(self) -> None:
-        """Let nobody in any more and send away whoever is inside. May be called again."""
+        """Admit no more calls and interrupt those inside. May be called again."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
                 self._end()
 
     def _end(self) -> None:
-        """Send away whoever is inside, and release once they have left; holds the lock."""
+        """Interrupt the calls inside, and release when they have left. The caller holds the
+        lock."""
         if self._is_released:
             return
         self._interrupt()
@@ -116,7 +116,7 @@ class LinkGuard:
             if is_closed or self._failure is not None:
                 self._end()
         if is_closed and isinstance(error, TransportError):
-            # What the socket said was only the echo of our own closing.
+            # The socket's error was caused by our own close.
             raise self._closed_error() from None
 
     def _lasting(self, error: BaseException) -> TransportError:
@@ -129,7 +129,7 @@ class LinkGuard:
 
 
 class _Passage:
-    """``with`` this around the moving of bytes in one or both directions."""
+    """A context manager around the moving of bytes in one or both directions."""
 
     __slots__ = ("_guard", "_receives", "_sends")
 

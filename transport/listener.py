@@ -1,7 +1,7 @@
-"""Accepts connections: the listening side of channels and links.
+"""The listener: accepts connections and makes channels and links of them.
 
-Knows how a stranger's socket becomes a channel or a link, and how to refuse it; a stranger that is
-slow, wrong or hostile costs the others nothing.
+A connection is a stranger's until its handshake is done. A slow, wrong or hostile stranger must
+cost other peers nothing.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from edge.transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
 from edge.transport.tcp_link import TcpLink
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""A handshake is three small messages each way: seconds are plenty, also for a slow radio."""
+"""Seconds for a handshake: three small messages each way, also over a slow radio."""
 
 MAX_UNFINISHED_HANDSHAKES = 64
-"""When one more stranger comes, one is dropped: of those that have shown a tag, which only members
-can make, where these have more than half of the places, and else of the others. Of these it is the
-oldest of those from one address that are most. An honest peer finishes in milliseconds, so slow
-ones can fill the places but not keep them. One address does not push out another, and strangers, of
-however many addresses, no member, whose longest part comes after its tag."""
+"""Most unfinished handshakes; for one more, an old one is dropped. If more than half have shown a
+tag, which only members can make, it is one of those; otherwise one of the rest. Among these it is
+the oldest from the address that has most. An honest peer finishes in milliseconds, so slow ones
+cannot keep the places. One address does not push out others, and strangers do not push out members,
+whose longest part comes after the tag."""
 
 MAX_CONNECTIONS = 512
-"""Served at once, all peers together; and of one device:"""
+"""Most connections served at once, of all peers; and of one device:"""
 MAX_CONNECTIONS_OF_ONE = 128
 
 _ACCEPT_RETRY_S = 0.2
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Stranger:
-    """Whoever has connected, before the handshake is done."""
+    """A connection before its handshake is done."""
 
     connection: AsyncSocket
     host: str
@@ -88,13 +88,13 @@ class Listener:
         self._handshake_timeout_s = handshake_timeout_s
         self._max_unfinished_handshakes = max_unfinished_handshakes
         self.addresses = tuple(format_address(*bound.getsockname()[:2]) for bound in sockets)
-        """``host:port`` of each socket that is bound; a wildcard host is given as it is."""
+        """``host:port`` of each bound socket; a wildcard host stays one."""
         self.port = int(sockets[0].getsockname()[1])
         """The port, the same on every address."""
-        # Insertion order is age: the first entry is the oldest handshake.
+        # In order of age: the first entry is the oldest handshake.
         self._unfinished: dict[asyncio.Task[None], _Stranger] = {}
         self._serving: dict[asyncio.Task[None], object] = {}
-        """Whose each is."""
+        """The owner of each task."""
         self._dropped: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -113,7 +113,7 @@ class Listener:
         for retry in self._retries.values():
             retry.cancel()
         self._retries.clear()
-        # A handler may be what closes us; a task cannot wait for itself.
+        # The caller may be a handler, and a task cannot wait for itself.
         tasks = {*self._unfinished, *self._serving, *self._dropped} - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -124,7 +124,7 @@ class Listener:
             connected, place = bound.accept()
         except OSError as error:
             if error.errno in _OUT_OF_RESOURCES:
-                # The connection stays in the queue and would wake us at once, for ever.
+                # The connection stays in the queue and would wake us again at once.
                 _log.warning("cannot accept connections for a moment: %s", describe(error))
                 self._loop.remove_reader(bound)
                 self._retries[bound] = self._loop.call_later(_ACCEPT_RETRY_S, self._resume, bound)
@@ -133,7 +133,7 @@ class Listener:
             watch_for_death(connected, within_s=DEATH_NOTICED_WITHIN_S)
             connection = AsyncSocket(connected, format_address(*place[:2]))
         except OSError:
-            connected.close()  # It was reset before we could look at it.
+            connected.close()  # It was reset before it could be read.
             return
         if len(self._unfinished) >= self._max_unfinished_handshakes:
             self._drop_one()
@@ -143,7 +143,7 @@ class Listener:
         task.add_done_callback(self._forget)
 
     def _drop_one(self) -> None:
-        """Make room for one more handshake."""
+        """Drop one handshake to make room for another."""
         having_tags = sum(each.has_tag for each in self._unfinished.values())
         of_those = 2 * having_tags > len(self._unfinished)
         among = {
@@ -162,7 +162,7 @@ class Listener:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._serving.pop(task, None)
         self._dropped.discard(task)
-        # A task that is cancelled before its first step never reaches its own clean-up.
+        # A task that is cancelled before its first step does not run its own clean-up.
         stranger = self._unfinished.pop(task, None)
         if stranger is not None:
             stranger.connection.close()
@@ -201,7 +201,7 @@ class Listener:
             records = records_of(greeted.secrets)
             link = TcpLink(connection.detach(), connection.peer, self._link_timeout_s, records)
             handler, close = self._on_link(link, greeted.hello), link.close
-        del greeted  # its secrets open all that is said, long after those keys are gone
+        del greeted  # its secrets decrypt the whole connection, even after the keys are gone
         await self._hand_over(handler, connection.peer, close)
 
     def _refuse(self, connection: AsyncSocket, error: TransportError) -> None:
@@ -236,11 +236,11 @@ async def listen(
 ) -> Listener:
     """Listen on ``address``: ``host:port``, ``[IPv6]:port``, ``:port`` for all IPv4 interfaces.
 
-    Port 0 takes a free port, the same for every address that a name stands for. Each channel and
-    link is given to its handler in a task of the listener. The handler owns what it is given and
-    may keep it after it returns; when it raises or is cancelled, the listener closes it.
-    ``credentials`` are shown to every connection and wanted of it; None takes anybody's.
-    ``on_refused`` is told the address and the error of each connection that failed its handshake.
+    Port 0 takes a free port, the same for every address of a name. Each channel and link goes to
+    its handler in a task of the listener. The handler owns it and may keep it after it returns; if
+    the handler raises or is cancelled, the listener closes it. ``credentials``: shown to and
+    required of every connection; None accepts any device. ``on_refused``: gets the address and
+    error of each connection whose handshake failed.
 
     Raises:
         AddressError: the address cannot be listened on.
@@ -255,7 +255,7 @@ async def listen(
             try:
                 sockets.append(_bind(family, (place[0], port, *place[2:])))
             except OSError as error:
-                # "localhost" stands for ::1 too, which a device without IPv6 cannot bind.
+                # "localhost" also means ::1, which a device without IPv6 cannot bind.
                 is_last_hope = place is places[-1][1] and not sockets
                 if error.errno not in _NOT_HERE or is_last_hope:
                     raise
@@ -280,7 +280,7 @@ def _bind(family: int, place: tuple[Any, ...]) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setblocking(False)
-        # A daemon that restarts must not wait for the system to forget its old connections.
+        # A restarted daemon must not wait for its old connections to time out.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

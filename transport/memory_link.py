@@ -1,6 +1,6 @@
-"""The link's twin in memory: two threads of one process, no socket.
+"""An in-memory link between two threads of one process, without a socket.
 
-It waits, refuses and fails where a socket would, so that what deadlocks there deadlocks here.
+It waits, refuses and fails as a socket does, so that the same errors deadlock in both.
 """
 
 import threading
@@ -15,11 +15,11 @@ from edge.transport.link import LinkState
 from edge.transport.link_guard import EAGER_BYTES, LinkGuard, check_incoming, check_outgoing
 
 _CAPACITY_BYTES = 4 * EAGER_BYTES
-"""Bytes that may lie unread in one direction before ``send`` waits, as in a socket's buffers."""
+"""Unread bytes in one direction before ``send`` blocks, as with a socket's buffers."""
 
 
 class _Pipe:
-    """One direction: messages, oldest first, and how many bytes they hold together."""
+    """One direction: messages, oldest first, and their bytes together."""
 
     def __init__(self) -> None:
         self.messages: deque[NDArray[np.uint8]] = deque()

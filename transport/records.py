@@ -1,9 +1,9 @@
-"""What a link's messages look like on the wire: plain, or sealed by AES-256-GCM.
+"""Records: the bytes of a message on the wire, plain or encrypted with AES-256-GCM.
 
-A sealed message is cut into records, so that what is under way needs little memory of its own. Each
-record is its ciphertext and a tag of 16 bytes; its nonce is the number of the record in its
-direction, which is never sent: a record that is lost, repeated, moved or of another link does not
-open. The message's size, which goes ahead in the clear, is bound in.
+An encrypted message is cut into records, to bound the memory of messages under way. A record is its
+ciphertext and a tag of 16 bytes. The nonce is the record's number in its direction and is never
+sent: a record that is lost, repeated, moved or of another link fails to decrypt. The message's size
+is sent in the clear and authenticated.
 """
 
 import struct
@@ -19,37 +19,38 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from edge.transport.frame import Buffer
 
 RECORD_BYTES = 256 << 10
-"""Plain bytes of a record."""
+"""Plaintext bytes of a record."""
 
 LARGE_RECORD_BYTES = 512 << 10
 LARGE_MESSAGE_BYTES = 1 << 20
-"""From this on, records are larger: two messages of 1 MiB cross in 385 µs instead of 580, of 2 MiB
+"""Messages of this size get larger records: two of 1 MiB cross in 385 µs instead of 580, of 2 MiB
 in 790 instead of 1190. One of 512 KiB is faster in two records than in one."""
 
 TAG_BYTES = 16
 SECRET_BYTES = 32
 
 RECORDS_PER_KEY = 1 << 19
-"""A key seals at most 2^38 bytes. NIST SP 800-38D allows 2^36 in one record and 2^32 records; for
-an attacker's chance of 2^-57, RFC 8446 (5.5) stops at 2^38.5 bytes in records of 16 KiB."""
+"""Records for one key, which encrypts at most 2^38 bytes. NIST SP 800-38D allows 2^36 in one record
+and 2^32 records; for an attacker's chance of 2^-57, RFC 8446 (5.5) stops at 2^38.5 bytes in records
+of 16 KiB."""
 
 Part = Any
-"""Bytes to be moved: a C-contiguous array, or a view of bytes. Both tell ``nbytes``, and that an
-array is a buffer typing learns in Python 3.12."""
+"""A C-contiguous array or a view of bytes. Both have ``nbytes``. Python's types know that an array
+is a buffer only from 3.12 on."""
 
 _NONCE = struct.Struct("!4xQ")
 
 _MOST_ROOMS = 64
-"""Views kept for reuse; a message may have any size, so there must be an end."""
+"""Views kept for reuse. A message may have any size, so there is a limit."""
 
 
 class BrokenRecordError(Exception):
-    """A record that was not sealed by the other end of this link, as this record."""
+    """A record that the other end did not seal for this place in this link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSecrets:
-    """What the two directions of one connection are sealed with."""
+    """Secrets from which the keys of both directions are derived."""
 
     sending: bytes
     receiving: bytes
@@ -58,7 +59,7 @@ class RecordSecrets:
     def derived(
         cls, known: bytes, transcript: bytes, *, listens: bool, purpose: bytes = b"edge records"
     ) -> "RecordSecrets":
-        """From what both sides alone know, and a digest of all that was said before."""
+        """From a secret known to both sides only, and a digest of the handshake."""
         both = HKDF(SHA256(), 2 * SECRET_BYTES, salt=transcript, info=purpose).derive(known)
         ways = both[:SECRET_BYTES], both[SECRET_BYTES:]
         sending, receiving = reversed(ways) if listens else ways
@@ -66,26 +67,26 @@ class RecordSecrets:
 
 
 class Records(Protocol):
-    """How the bytes of a message become those on the wire, in both directions."""
+    """Encoding and decoding of a message's bytes for the wire."""
 
     limit: int
-    """Plain bytes of a message that is one record in any case."""
+    """Messages of at most this many plain bytes are one record."""
 
     def record_bytes(self, message_bytes: int) -> int:
-        """Most plain bytes of a record of a message of this size."""
+        """Most plain bytes of a record, for a message of this size."""
 
     def seal(self, size: Buffer, part: Part) -> Part:
-        """What is sent for a part of a message of ``size``; valid until the next call."""
+        """The bytes to send for a part of a message of ``size``; valid until the next call."""
 
     def space(self, part: Part) -> Part:
-        """Where to receive what was sent for this part; valid until the next call."""
+        """The space to receive this part's bytes in; valid until the next call."""
 
     def open(self, size: Buffer, part: Part) -> None:
-        """Put what was received into ``part``. Raises BrokenRecordError."""
+        """Decode the received bytes into ``part``. Raises BrokenRecordError."""
 
 
 class PlainRecords:
-    """Bytes as they are, on a way that nobody else can read or write."""
+    """Bytes as they are, for connections that no other user can read or write."""
 
     limit = 1 << 62
 
@@ -103,7 +104,7 @@ class PlainRecords:
 
 
 class SealedRecords:
-    """AES-256-GCM under a key of its own for each direction, and a new one before it wears out."""
+    """AES-256-GCM with one key for each direction, replaced before its limit."""
 
     limit = RECORD_BYTES
 
@@ -135,7 +136,7 @@ class SealedRecords:
 
 
 class Way:
-    """One direction: its key, how many records it has sealed, and room for the next one."""
+    """One direction: its key, its number of records, and space for the next one."""
 
     def __init__(self, secret: bytes, records_per_key: int = RECORDS_PER_KEY) -> None:
         self._records_per_key = records_per_key
@@ -152,7 +153,7 @@ class Way:
         return self._cipher, nonce
 
     def room(self, nbytes: int) -> memoryview:
-        """Where a record of that many plain bytes lies sealed."""
+        """Space for the record of ``nbytes`` plain bytes."""
         room = self._rooms.get(nbytes)
         if room is None:
             if nbytes + TAG_BYTES > len(self._store):
@@ -173,17 +174,17 @@ PLAIN = PlainRecords()
 
 
 def records_of(secrets: RecordSecrets | None) -> Records:
-    """Those of a link with these secrets; None: without any."""
+    """The records of a link with these secrets. None: plain ones."""
     return PLAIN if secrets is None else SealedRecords(secrets)
 
 
 def as_bytes(part: Part) -> memoryview:
-    """The bytes of a C-contiguous array, shared; a view of bytes is what it is."""
+    """The bytes of a C-contiguous array or a view, without a copy."""
     if isinstance(part, memoryview):
         return part
     try:
-        return memoryview(part).cast("B")  # a quarter of the time that a view of an array takes
-    except (ValueError, TypeError):  # no item at all, or of a type that is numpy's alone
+        return memoryview(part).cast("B")  # a quarter of the time of a view of an array
+    except (ValueError, TypeError):  # no items, or a type that only numpy knows
         shared: memoryview = part.reshape(-1).view(np.uint8).data
         return shared
 

@@ -1,13 +1,13 @@
-"""Two ends on one host, of one user: what they say goes on over a Unix socket, and is not sealed.
+"""Connections between two processes of one user on one host: a Unix socket without encryption.
 
-Both have proved before to be members. Whoever could listen in between two processes of one user
-could read their memory as well, so sealing would keep nothing from anybody, and a sum would take
-twice as long. The kernel says whose process is at the other end (SO_PEERCRED), and a secret of this
-handshake that it is the one of this connection.
+Both ends have proved membership before. A process that could read this socket could read their
+memory as well, so encryption would protect nothing, and would double the time of a sum. The kernel
+tells the other end's user (SO_PEERCRED), and a secret of the handshake proves that it belongs to
+this connection.
 
-The socket's name is an abstract one: it leaves no file behind, and a device in another network
-namespace does not find it. It is random, and bound before it is told, so nobody else can have it;
-who sees it in the system's list and connects is hung up on. Only Linux has all that.
+The socket has an abstract name: it leaves no file, and other network namespaces do not see it. The
+name is random and bound before it is sent, so no other process can have it. Processes that find it
+in the system's list are refused. Only Linux has all that.
 """
 
 import contextlib
@@ -29,20 +29,20 @@ _CREDENTIALS = struct.Struct("@3i")
 """Linux's struct ucred: process, user, group."""
 
 _NOBODY = 65534
-"""Stands for every user that this user namespace does not know."""
+"""The user id of every user unknown to this user namespace."""
 
 _WAITING = 8
-"""At a door, until it is looked who they are."""
+"""Connections that wait until they are checked."""
 
 _SEND_BUFFER_BYTES = 1 << 20
-"""Asked for, because a Unix socket's does not grow; the system has a limit of its own."""
+"""Requested send buffer: a Unix socket's does not grow. The system limits it."""
 
 
 def way(connection: AsyncSocket, *, listens: bool) -> str:
-    """Both ends of a TCP connection as the connecting one sees them, if they are on one host; else
-    nothing.
+    """Both ends of a TCP connection, as the connecting side sees them. Empty if they are on
+    different hosts.
 
-    A relay between them makes it another one at each end.
+    A relay between them makes the two sides' values differ.
     """
     if not _IS_POSSIBLE:
         return ""
@@ -57,8 +57,8 @@ def way(connection: AsyncSocket, *, listens: bool) -> str:
     return f"{own} {ports[0]} {ports[1]}"
 
 
-class Door:
-    """Where the other end may come in, once."""
+class LocalSocket:
+    """A Unix socket at which the other end may connect once."""
 
     def __init__(self, bound: socket.socket, name: str) -> None:
         """See `opened`."""
@@ -66,8 +66,8 @@ class Door:
         self._bound = bound
 
     @classmethod
-    def opened(cls) -> "Door | None":
-        """None where the system has none to give."""
+    def opened(cls) -> "LocalSocket | None":
+        """A new socket. None if the system has no such sockets."""
         name = secrets.token_hex(16)
         with contextlib.suppress(OSError):
             bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -82,7 +82,7 @@ class Door:
         return None
 
     def let_in(self, proof: bytes) -> socket.socket | None:
-        """Whoever waits, is of this user and has sent this proof; the others are hung up on."""
+        """The waiting connection of this user with this proof. All others are closed."""
         for _ in range(_WAITING + 1):
             try:
                 came, _nameless = self._bound.accept()
@@ -97,12 +97,12 @@ class Door:
         return None
 
     def close(self) -> None:
-        """Who waits in vain is hung up on."""
+        """Close the socket, and with it waiting connections."""
         self._bound.close()
 
 
 def enter(name: object, proof: bytes) -> socket.socket | None:
-    """Come to the door that the other end has named; None if it is not this user's, or not here."""
+    """Connect to the socket that the other end named. None if it is missing or another user's."""
     if not _IS_POSSIBLE or not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     with contextlib.suppress(OSError):

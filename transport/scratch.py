@@ -1,4 +1,4 @@
-"""Buffers of sizes that come again and again, made once."""
+"""Scratch buffers, reused for repeating sizes."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 _MAX_KNOWN_SHAPES = 64
-"""Buffer views kept for reuse; a prompt's length may be anything, so there must be an end."""
+"""Views kept for reuse. A prompt may have any length, so there is a limit."""
 
 
 class Scratch:
-    """Buffers for what the other ranks send, made once per size and shared by all sizes."""
+    """Buffers for what the other ranks send. All sizes share the memory."""
 
     def __init__(self, count: int) -> None:
         self._stores = [np.empty(0, np.uint8) for _ in range(count)]
@@ -29,7 +29,7 @@ class Scratch:
     def _make(self, nbytes: int, dtype: np.dtype[Any]) -> list[Array]:
         if nbytes > self._stores[0].nbytes:
             self._stores = [np.empty(nbytes, np.uint8) for _ in self._stores]
-            self._known.clear()  # They are views of what was just let go.
+            self._known.clear()  # They are views of the freed memory.
         elif len(self._known) >= _MAX_KNOWN_SHAPES:
             self._known.clear()
         return [store[:nbytes].view(dtype) for store in self._stores]

@@ -1,14 +1,13 @@
-"""What an AsyncSocket moves, sealed in records: how a handshake travels, and then a channel.
+"""An AsyncSocket with encrypted records, for handshakes and channels.
 
-For a channel TLS itself would do. But its records have 16 KiB at most, each of them two system
-calls and a turn of Python, and weights are shipped half as fast that way; AES alone takes a tenth
-of a nanosecond a byte. So a channel's bytes go in records of up to 512 KiB, sealed as those of a
-link: eight bytes of size, in the clear but authenticated, then the ciphertext and its tag. The
-nonce of a record is its number, which is not sent.
+Why not TLS for channels: its records have at most 16 KiB, each costs two system calls and a turn of
+Python, and weights ship half as fast; AES alone takes 0.1 ns a byte. So a channel has records of up
+to 512 KiB, sealed as those of a link: eight bytes of size, in the clear but authenticated, then the
+ciphertext and its tag. The nonce is the record's number, which is not sent.
 
-A record is opened once it is whole. So that nobody has others set aside memory by beginning large
-ones, a record of more than ``SMALL_BYTES`` is a part of what is waited for, whose size the receiver
-has allowed: the beginning of a frame is a small one.
+A record is decrypted once it is complete. Starting large records must not make a receiver allocate
+memory. So a record above ``SMALL_BYTES`` must be part of an awaited size that the receiver has
+allowed; a frame begins with a small one.
 """
 
 import asyncio
@@ -30,34 +29,34 @@ from edge.transport.records import (
 
 _SIZE = struct.Struct("!Q")
 CHANNEL_RECORD_BYTES = 512 << 10
-"""Each costs a turn of the loop on both sides: a half of this is a third slower."""
+"""Each record costs both loops a turn: half this size is a third slower."""
 
 SMALL_BYTES = 8 << 10
-"""Frames up to this are one record, and any record may have so much."""
+"""Frames up to this size are one record, and any record may have this size."""
 
 _SPARE_BYTES = 4096
-"""Size of a buffer that waits for a record: most are small."""
+"""Size of the buffer that waits for a record; most are small."""
 
 _RECORDS_A_TURN = 2
-"""Before other tasks get theirs."""
+"""Records until other tasks get a turn."""
 
 
 def after_handshake(
     connection: AsyncSocket, secrets: RecordSecrets | None
 ) -> "AsyncSocket | SealedSocket":
-    """What a channel goes on with; without secrets as it is."""
+    """The socket of a channel: encrypted, or as it is without secrets."""
     return connection if secrets is None else SealedSocket(connection, secrets)
 
 
 class SealedSocket:
-    """Owns an AsyncSocket, of which it has the interface. A send that is given up closes it."""
+    """Owns an AsyncSocket and has its interface. A cancelled send closes it."""
 
     record_bytes = CHANNEL_RECORD_BYTES
 
     def __init__(
         self, plain: AsyncSocket, secrets: RecordSecrets, *, reads_ahead: bool = True
     ) -> None:
-        """reads_ahead: nothing but records of these secrets will ever follow."""
+        """reads_ahead: whether only records with these secrets will follow."""
         self.peer = plain.peer
         self._plain = plain
         self._reads_ahead = reads_ahead
@@ -65,9 +64,9 @@ class SealedSocket:
         self._receiving = Way(secrets.receiving, RECORDS_PER_KEY)
         self._arrived = bytearray(_SPARE_BYTES)
         self._begin = self._end = 0
-        """What of that has been received and not yet opened."""
+        """Range of received bytes that are not decrypted yet."""
         self._opened = memoryview(b"")
-        """What has been opened and not yet been asked for."""
+        """Decrypted bytes that were not asked for yet."""
 
     @property
     def is_closed(self) -> bool:
@@ -75,14 +74,15 @@ class SealedSocket:
 
     @property
     def received_bytes(self) -> int:
-        """Sealed ones, since the connection was made."""
+        """Encrypted bytes since the connection was made."""
         return self._plain.received_bytes
 
     def close(self) -> None:
         self._plain.close()
 
     async def receive_into(self, space: memoryview) -> int:
-        """See `AsyncSocket`. ProtocolError for what was not sealed for this channel."""
+        """See `AsyncSocket`. Raises ProtocolError for bytes that were not sealed for this
+        channel."""
         while not self._opened:
             size = await self._record(space.nbytes)
             fits = space.nbytes >= size
@@ -117,14 +117,14 @@ class SealedSocket:
                 if number % _RECORDS_A_TURN == 0:
                     await asyncio.sleep(0)
         except PeerLostError:
-            raise  # what it sent before may still be read
+            raise  # what the peer sent before may still be read
         except BaseException:
-            self.close()  # no number may be used twice, or left out
+            self.close()  # no record number may be used twice, or skipped
             raise
 
     async def _record(self, wanted: int) -> int:
-        """Wait until a whole record is there, of bytes that are wanted unless it is small; its
-        plain size. Given up, it loses nothing."""
+        """Wait for a complete record, whose size is wanted or small. Returns its plain size. A
+        cancelled call loses nothing."""
         while True:
             have = self._end - self._begin
             needed = _SIZE.size
@@ -141,19 +141,19 @@ class SealedSocket:
             self._end += await self._plain.receive_into(space)
 
     def _make_room(self, needed: int) -> None:
-        """So that a record of `needed` bytes fits behind where the next one begins."""
+        """Make room for a record of `needed` bytes at the start of the next one."""
         if self._begin == self._end:
             self._begin = self._end = 0
         if self._begin + needed > len(self._arrived):
             self._move(max(needed, len(self._arrived)))
 
     def _let_go(self) -> None:
-        """What comes next may be long in coming, and is mostly small."""
+        """Shrink the buffer: the next record may be late and is mostly small."""
         if len(self._arrived) > _SPARE_BYTES:
             self._move(max(_SPARE_BYTES, self._end - self._begin))
 
     def _move(self, num_bytes: int) -> None:
-        """Move what is not opened yet to the beginning of `num_bytes` bytes."""
+        """Move the bytes that are not decrypted yet into a buffer of `num_bytes` bytes."""
         rest = self._arrived[self._begin : self._end]
         if num_bytes != len(self._arrived):
             self._arrived = bytearray(num_bytes)
@@ -161,7 +161,7 @@ class SealedSocket:
         self._begin, self._end = 0, len(rest)
 
     def _open(self, plain: memoryview) -> None:
-        """The record that begins where nothing has been opened yet."""
+        """Decrypt the record at the beginning of the buffer."""
         start = self._begin + _SIZE.size
         end = start + plain.nbytes + TAG_BYTES
         whole = memoryview(self._arrived)

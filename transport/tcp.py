@@ -1,7 +1,6 @@
-"""Channels and links over TCP: connect to a peer that listens.
+"""Connecting over TCP: makes channels and links to a listening peer.
 
-Knows how a connection is made; what then moves over it is the business of ``TcpChannel`` and
-``TcpLink``.
+``TcpChannel`` and ``TcpLink`` move the bytes afterwards.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ from edge.transport.tcp_link import TcpLink
 
 _AGAIN_AFTER_S = 0.1
 _WHILE_IT_STARTS_ANEW = (UnknownHereError, AddressError, PeerLostError)
-"""What a daemon answers that has been told of a new key, for about a second."""
+"""Errors of a daemon that restarts with a new key, for about a second."""
 
 
 async def connect(
@@ -39,11 +38,11 @@ async def connect(
     device: str | None = None,
     timeout_s: float = 5.0,
 ) -> TcpChannel:
-    """A channel to the peer that listens on ``address``; ``hello`` is what it is told of us.
+    """A channel to the peer that listens on ``address``; ``hello`` describes this side.
 
-    ``credentials`` are shown to the peer and wanted of it; None talks to a peer without. With
-    ``device``, the peer must be that one's.
-    A text under ``name`` in the hello becomes part of the name that the other side prints.
+    ``credentials``: shown to and required of the peer; None for a peer without. ``device``: the id
+    that the peer must have. A text under ``name`` in the hello becomes part of the name that the
+    other side prints.
 
     Raises:
         AddressError: the address cannot be used, nothing listens there, or nothing answers.
@@ -66,10 +65,9 @@ async def connect_link(
     timeout_s: float = 5.0,
     link_timeout_s: float = 30.0,
 ) -> TcpLink:
-    """A link to the peer that listens on ``address``; it gives up after ``link_timeout_s`` silence.
+    """A link to the peer that listens on ``address``. It fails after ``link_timeout_s`` of silence.
 
-    The hello tells the peer which link this is. ``device`` as there.
-    Raises the same errors as :func:`connect`.
+    The hello tells the peer which link this is. ``device`` and errors as in :func:`connect`.
     """
     greeted, _ = await _open(address, Role.LINK, hello, credentials, timeout_s, device)
     connection, records = greeted.connection, records_of(greeted.secrets)
@@ -84,9 +82,9 @@ async def _open(
     timeout_s: float,
     device: str | None = None,
 ) -> tuple[Greeted, str]:
-    """A connection whose handshake is done, and the number of its other end.
+    """A connection after its handshake, and the numeric address of its other end.
 
-    Where one of the two sides has a key that the cluster had before, it is told of the new one.
+    If one side has an earlier key of the cluster, it is told the current one.
     """
     encode_hello(hello)
     loop = asyncio.get_running_loop()
@@ -112,8 +110,8 @@ async def _open(
 
 
 async def bring_rotation(address: str, credentials: Credentials, *, timeout_s: float) -> bool:
-    """Have the peer there follow to the key of now, if it has one that the cluster had before;
-    whether it has done so."""
+    """Bring the current key to the peer if it has an earlier one. Returns whether it has
+    followed."""
     return await _brought(address, credentials.now(), timeout_s=timeout_s)
 
 
@@ -171,8 +169,8 @@ async def _open_once(
 
 
 async def _connect_to_first(address: str) -> tuple[socket.socket, str]:
-    """A socket connected to the first place that ``address`` stands for and that answers, and that
-    place's number."""
+    """A socket connected to the first place of ``address`` that answers, and that place's
+    number."""
     loop = asyncio.get_running_loop()
     failure: OSError | None = None
     for family, place in await resolve(address, to_listen=False):

@@ -1,6 +1,6 @@
 """A channel over one TCP connection.
 
-Knows frames and their order; how the connection was made, and who made it, is not its business.
+Knows frames and their order; connecting happens elsewhere.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from edge.transport.frame import (
 from edge.transport.sealed_socket import SealedSocket
 
 DEATH_NOTICED_WITHIN_S = 20
-"""A device that lost power is noticed in about this time, heartbeats or not."""
+"""Seconds until a device without power is detected, even without heartbeats."""
 
 
 class TcpChannel:
-    """A channel over one TCP connection whose handshake is done. See :class:`Channel`."""
+    """A channel over one TCP connection after its handshake. See :class:`Channel`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class TcpChannel:
 
     async def aclose(self) -> None:
         self._connection.close()
-        self._assembler = FrameAssembler()  # half a frame is not kept for as long as the channel
+        self._assembler = FrameAssembler()  # frees a partial frame
 
     def _check_open(self) -> None:
         if self._failure is not None:

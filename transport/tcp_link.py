@@ -1,20 +1,18 @@
-"""A link over one TCP socket: the hot path of everything that runs on several devices.
+"""A link over one TCP socket: the hot path of a distributed model.
 
-Knows a connected socket; how it was connected is not its business. Between two processes of one
-host it may be a Unix socket, whose other end never falls silent without being closed.
+Knows a connected socket; connecting happens elsewhere. Between two processes of one host it may be
+a Unix socket, whose other end never falls silent without being closed.
 
-The socket is a blocking one whose time limits are the kernel's (SO_RCVTIMEO, SO_SNDTIMEO): Python's
-own ``settimeout`` costs one more system call before every read. What must not block says so call by
-call (MSG_DONTWAIT).
+The socket blocks, with the kernel's time limits (SO_RCVTIMEO, SO_SNDTIMEO): Python's ``settimeout``
+adds a system call to every read. Calls that must not block pass MSG_DONTWAIT.
 
-Whether a silent neighbour's device can be reached is asked of the kernel, which probes an idle
-connection every second, and repeats what was not acknowledged. The device answers the probes
-itself, so a neighbour that computes, or reads weights from a slow disk, for minutes is not lost,
-and nothing is sent by the thread that computes. Of a process that is stopped or hangs this tells
-nothing: its coordinator hears that on the channel.
+Dead device detection is the kernel's: it probes an idle connection every second and repeats
+unacknowledged bytes. A device answers probes by itself, so a neighbour that computes, or reads from
+a slow disk, for minutes is not lost, and the compute thread sends no heartbeat. A stopped or
+hanging process is not detected here, but by its coordinator on the channel.
 
-The arrays are given to the socket as they are: a view of their bytes costs more than the system
-call's own share of a small message. That every array is a buffer, typing learns in Python 3.12.
+Arrays go to the socket as they are: a view of their bytes costs more than the system call of a
+small message. Python's types know that an array is a buffer only from 3.12 on.
 """
 
 import contextlib
@@ -46,29 +44,29 @@ Moved = TypeVar("Moved")
 POLL_S = 100e-6
 
 LOOK_EVERY_S = 1.0
-"""How often a thread that waits asks whether the other device still acknowledges."""
+"""Seconds between two checks of a waiting thread whether the other device acknowledges."""
 
 DEVICE_GONE_AFTER_S = 5.0
-"""Without an acknowledgement for so long, the other device counts as lost. The kernel repeats what
-was lost after 0.2, 0.6, 1.4, 3.0 and 6.2 s: a network that pauses for 3 s is seen to come back."""
+"""Seconds without an acknowledgement after which the other device counts as lost. The kernel
+repeats lost bytes after 0.2, 0.6, 1.4, 3.0 and 6.2 s, so a network that pauses for 3 s recovers."""
 
 _LAST_ACK_RECEIVED = struct.Struct("@56xI")
-"""Where Linux's struct tcp_info has milliseconds since the last one."""
+"""Milliseconds since the last acknowledgement, in Linux's struct tcp_info."""
 
 _LAST_DATA_RECEIVED = struct.Struct("@52xI")
-"""Likewise since the last byte."""
+"""Milliseconds since the last received byte."""
 
 _UNREAD = struct.Struct("@i")
 
 _LEAST_SEND_BUFFER_BYTES = 4 * EAGER_BYTES
-"""Room for ``EAGER_BYTES`` and the kernel's bookkeeping, which it counts too."""
+"""Room for ``EAGER_BYTES`` and the kernel's bookkeeping, which counts too."""
 
 
 class TcpLink:
     """A link over a connected stream socket, which it owns from now on. See :class:`Link`.
 
     Time limits count from the start of a system call: a peer that falls silent in the middle of a
-    message may be noticed only after twice ``timeout_s``.
+    message may be detected after twice ``timeout_s``.
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class TcpLink:
         if not timeout_s > 0:
             raise ValueError(f"a link's timeout is a time above 0 s, not {timeout_s}")
         fraction, seconds = math.modf(min(timeout_s, LOOK_EVERY_S))
-        # At least a microsecond: zero would mean to wait for ever.
+        # At least a microsecond: zero means no limit.
         limit = struct.pack("@ll", int(seconds), max(1, int(fraction * 1e6)))
         connected.settimeout(None)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -97,7 +95,7 @@ class TcpLink:
         self._records = records
         self._size = bytearray(_SIZE.size)
         self._waits_since_s: float | None = None
-        """Since when a call that receives blocks: a Unix socket does not know when bytes came."""
+        """When a receiving call began to block: a Unix socket does not tell when bytes came."""
         self._guard = LinkGuard(peer, interrupt=self._shut_down, release=connected.close)
 
     def send(self, array: NDArray[Any]) -> None:
@@ -138,7 +136,7 @@ class TcpLink:
                 except BlockingIOError:
                     sent = 0
                 if sent == _SIZE.size + part.nbytes and not others:
-                    # All of it lies in the kernel's buffers: nothing to wait for but the answer.
+                    # The kernel has buffered everything: only the answer remains.
                     self._receive(incoming)
                 else:
                     rest = drop_bytes((memoryview(size), as_bytes(part)), sent)
@@ -164,9 +162,9 @@ class TcpLink:
         return time.monotonic() - since_s
 
     def _patiently(self, call: Callable[[Part], Moved], part: Part) -> Moved:
-        """A call that blocks, until it moves something; BlockingIOError after the time limit.
+        """Repeat a blocking call until it moves something. BlockingIOError after the time limit.
 
-        Raises PeerLostError once the other device cannot be reached.
+        Raises PeerLostError once the other device is unreachable.
         """
         try:
             return call(part)
@@ -182,7 +180,7 @@ class TcpLink:
         raise BlockingIOError
 
     def _waiting(self, call: Callable[[Part], Moved], part: Part) -> Moved:
-        """`_patiently`, for what the other end sends."""
+        """`_patiently`, for receiving calls."""
         self._waits_since_s = time.monotonic()
         try:
             return self._patiently(call, part)
@@ -194,7 +192,7 @@ class TcpLink:
             raise BlockingIOError
 
     def _shut_down(self) -> None:
-        # Wakes a thread that blocks in this socket, which closing alone would not.
+        # Wakes a thread that blocks in this socket, unlike a close.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -215,7 +213,7 @@ class TcpLink:
         return ProtocolError(f"{self.peer} sent what was not sealed for this link")
 
     def _cut(self, array: NDArray[Any]) -> tuple[Part, Sequence[Part]]:
-        """What goes into the first record of an array, which mostly is all, and into others."""
+        """The first record of an array, which is mostly all of it, and the others."""
         if array.nbytes <= self._records.limit:
             return array, ()
         limit = self._records.record_bytes(array.nbytes)
@@ -223,7 +221,7 @@ class TcpLink:
         return first, others
 
     def _receive(self, into: NDArray[Any]) -> None:
-        """Size and bytes in one system call, which is all that a small message takes."""
+        """Receive size and bytes in one system call, which is enough for a small message."""
         header = _SIZE.size
         first, others = self._cut(into)
         space = self._records.space(first)
@@ -243,11 +241,11 @@ class TcpLink:
             self._records.open(self._size, other)
 
     def _poll_for(self, receive: Callable[..., Moved], into: Any) -> Moved:
-        """Receive into a buffer, or several, asking again and again for a moment before sleeping.
+        """Receive into one or more buffers, polling for a moment before the thread sleeps.
 
-        To sleep and be woken costs 10 to 50 µs, on a virtual machine more; shards that compute in
-        step mostly wait for less, and so does who waits for a record that is being sealed. The
-        processor is offered to others between two questions.
+        Sleeping and waking cost 10 to 50 µs, on a virtual machine more. Shards that compute in
+        step, or wait for a record that is being sealed, mostly wait for less. The processor is
+        yielded between polls.
         """
         end_s = time.perf_counter() + POLL_S
         while True:
@@ -273,7 +271,7 @@ class TcpLink:
     def _exchange_rest(
         self, outgoing: list[memoryview], others: Iterator[memoryview], into: NDArray[Any]
     ) -> None:
-        """Move what can be moved in either direction until one of them is done."""
+        """Move bytes in either direction until one of them is done."""
         outgoing = outgoing or list(islice(others, 1))
         spaces = self._spaces(into)
         space = next(spaces, None)
@@ -298,7 +296,7 @@ class TcpLink:
                 os.sched_yield()
             else:
                 self._waiting(self._polled, poller)
-        # One way is left, and it may block.
+        # One direction is left, and may block.
         while space is not None:
             self._receive_rest(space, is_ended=False)
             space = next(spaces, None)
@@ -307,7 +305,7 @@ class TcpLink:
             outgoing = list(islice(others, 1))
 
     def _spaces(self, into: NDArray[Any]) -> Iterator[memoryview]:
-        """Where a message's bytes go; what has been filled is checked before the next is told."""
+        """The spaces of a message's parts. Each is checked once it was filled."""
         yield memoryview(self._size)
         self._check_size(into)
         first, others = self._cut(into)
@@ -319,21 +317,21 @@ class TcpLink:
 
 
 def _probe_when_idle(connected: socket.socket) -> None:
-    """Have the system ask the other one every second whether it is there, as long as both idle."""
+    """Enable keepalive probes every second while the connection is idle."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": math.ceil(DEVICE_GONE_AFTER_S)}
     for name, value in options.items():
-        if hasattr(socket, name):  # Not every system has each of these.
+        if hasattr(socket, name):  # Some systems lack some of these.
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def unacknowledged_s(connected: socket.socket) -> float:
-    """How long the other device has acknowledged nothing; 0 where the system does not say."""
+    """Seconds without an acknowledgement of the other device; 0 if the system does not tell."""
     return _since_s(connected, _LAST_ACK_RECEIVED)
 
 
 def silent_s(connected: socket.socket) -> float:
-    """How long no byte has arrived; 0 where some wait to be read, or the system does not say."""
+    """Seconds without a received byte; 0 if some wait to be read, or the system does not tell."""
     if not sys.platform.startswith("linux"):
         return 0.0
     return 0.0 if _unread_bytes(connected) else _since_s(connected, _LAST_DATA_RECEIVED)
@@ -345,7 +343,7 @@ def _unread_bytes(connected: socket.socket) -> int:
 
 
 def _since_s(connected: socket.socket, what: struct.Struct) -> float:
-    """A time of Linux's struct tcp_info; 0 elsewhere."""
+    """A time from Linux's struct tcp_info, in seconds; 0 on other systems."""
     if not sys.platform.startswith("linux") or connected.family == socket.AF_UNIX:
         return 0.0
     told = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, what.size)

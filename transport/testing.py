@@ -1,6 +1,6 @@
-"""Channels and links that fail on purpose, for tests of whatever uses them.
+"""Faulty channels and links for tests: wrappers that fail on purpose.
 
-First-class twins rather than hooks in the real ones: they wrap any implementation.
+They wrap any implementation, which needs no test hooks.
 """
 
 import enum
@@ -26,22 +26,22 @@ class Fault(enum.Enum):
     """The kind of failure."""
 
     LOSE = enum.auto()
-    """The connection breaks: both sides lose each other, from this call on."""
+    """The connection breaks: from this call on, each side has lost the other."""
     DROP = enum.auto()
-    """Nothing that is sent arrives, in this call and all later ones: the peer falls silent."""
+    """Nothing sent arrives, in this call and all later ones: the peer falls silent."""
     TRUNCATE = enum.auto()
-    """One message arrives at half its size; later ones are whole again."""
+    """One message arrives at half its size; later ones are complete."""
 
 
 class _Countdown:
-    """Lets a number of calls pass: of all calls, or of those that send where only they can fail."""
+    """Counts the calls that pass: all calls, or only sending ones if only these can fail."""
 
     def __init__(self, fault: Fault, after_calls: int) -> None:
         self._fault = fault
         self._calls_left = after_calls
 
     def next_fault(self, *, sends: bool) -> Fault | None:
-        """The fault of this call, if it has one."""
+        """The fault of this call, if any."""
         if not sends and self._fault is not Fault.LOSE:
             return None
         self._calls_left -= 1
@@ -51,9 +51,9 @@ class _Countdown:
 
 
 class FaultyLink:
-    """A link whose calls pass through until ``after_calls`` of them were made. Owns ``inner``.
+    """A link that passes calls through until ``after_calls`` of them. Owns ``inner``.
 
-    ``LOSE`` counts and concerns every call, the other faults those that send; an exchange is one.
+    ``LOSE`` counts and affects every call, the other faults sending ones; an exchange is one.
     """
 
     def __init__(self, inner: Link, fault: Fault, *, after_calls: int = 0) -> None:
@@ -94,9 +94,9 @@ class FaultyLink:
 
 
 class FaultyChannel:
-    """A channel whose calls pass through until ``after_calls`` of them were made. Owns ``inner``.
+    """A channel that passes calls through until ``after_calls`` of them. Owns ``inner``.
 
-    ``LOSE`` counts and concerns every call, the other faults ``send``; ``TRUNCATE`` halves the
+    ``LOSE`` counts and affects every call, the other faults ``send``; ``TRUNCATE`` halves the
     payload.
     """
 

@@ -1,6 +1,6 @@
-"""TLS within a connection that is sealed already: who is at the other end, proved by certificates.
+"""A TLS session inside an encrypted connection, for mutual authentication by certificates.
 
-Knows `ssl` and the bytes below; what is told inside, and what comes of it, is the handshake's.
+Knows `ssl` and the bytes below; the handshake decides what is said inside.
 """
 
 import ssl
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TlsSession:
-    """Over a SealedSocket, which it does not close. `handshake` first."""
+    """TLS over a SealedSocket, which it does not close. Call `handshake` first."""
 
     def __init__(self, below: SealedSocket, context: ssl.SSLContext, *, listens: bool) -> None:
         self.peer = below.peer
@@ -29,13 +29,12 @@ class TlsSession:
     async def handshake(
         self, check: Callable[[Mapping[str, Any], bytes], object]
     ) -> tuple[Mapping[str, Any], bytes]:
-        """The certificate of the other end, as `ssl` describes it and as it is (DER).
+        """The verified certificate of the other end, as `ssl` describes it and in DER.
 
-        `check` is called with both. The connecting side's own certificate is sent only if it
-        raises nothing: whom it does not want to talk to must not learn who it is.
+        `check` gets both. The connecting side sends its own certificate only if `check` raises
+        nothing, so that a refused device does not learn its identity.
 
-        Raises PeerLostError, also for a certificate that is not accepted, here or there; and what
-        `check` raises.
+        Raises PeerLostError, also if either side rejects a certificate; and what `check` raises.
         """
 
         def step() -> tuple[Mapping[str, Any], bytes]:
@@ -62,7 +61,7 @@ class TlsSession:
         return len(part)
 
     async def _done(self, step: Callable[[], T]) -> T:
-        """What the step returns, once what it waits for has come."""
+        """The result of `step`, repeated until the bytes it waits for have come."""
         while True:
             try:
                 result = step()
@@ -71,7 +70,7 @@ class TlsSession:
                 count = await self._below.receive_into(self._space)
                 self._incoming.write(self._space[:count])
             except OSError as error:
-                await self._flush()  # the other end is told why
+                await self._flush()  # tell the other end the reason
                 raise PeerLostError(self.peer, error.strerror or str(error)) from error
             else:
                 await self._flush()

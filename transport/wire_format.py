@@ -1,9 +1,9 @@
-"""Forms of float32 numbers on the wire: float16, or int8 in blocks that share a scale.
+"""Wire formats of float32 activations: float16, or int8 in blocks with a common scale.
 
-Knows arrays and their bytes; knows nothing of links, ranks or models. float32 itself needs nothing
-from here: a link sends the array as it is.
+Knows arrays and their bytes; knows nothing of links, ranks or models. Unencoded float32 does not
+need this module: a link sends the array as it is.
 
-Large messages are made faster in int8, for numpy converts float16 one number at a time.
+Large messages are encoded faster in int8, since numpy converts float16 one number at a time.
 Microseconds for 2,048 and for 1,048,576 numbers on one thread of an AMD EPYC: float16 9 and 2,800
 to encode, 4 and 1,700 to decode; int8 11 and 1,060 to encode, 5 and 370 to decode.
 """
@@ -18,28 +18,28 @@ WireFormatName = Literal["float32", "float16", "int8"]
 WIRE_FORMATS: tuple[WireFormatName, ...] = get_args(WireFormatName)
 
 BLOCK_NUMBERS = 32
-"""Numbers that share a scale in int8."""
+"""Numbers with a common scale in int8."""
 
 _SCALE_BYTES = 4
 _STEPS = np.float32(127.00003)
-"""Steps from zero to a block's largest magnitude: the code 127, and so much more than that code
-times the rounded scale is never above the magnitude, hence never beyond what float32 holds."""
+"""Steps from zero to a block's largest magnitude. The excess over code 127 keeps 127 times the
+rounded scale at or below the magnitude, hence within float32."""
 
 _LARGEST_FLOAT16 = np.float32(65504)
 _MAGNITUDE_BITS = np.int32(0x7FFFFFFF)
 _SMALLEST_SCALE = np.float32(1e-36)
-"""Keeps a block of zeros from being divided by zero; what is smaller than half of it becomes 0."""
+"""Avoids division by zero in a block of zeros; values below half of it become 0."""
 
 _MAX_KNOWN_SHAPES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireRule:
-    """The rule for which messages of float32 are encoded, and how; the same at both ends."""
+    """A rule for which float32 messages are encoded, and how; equal at both ends."""
 
     format: WireFormatName = "float32"
     above_bytes: int = 0
-    """Arrays of more bytes than this are encoded; the others travel as they are."""
+    """Larger arrays are encoded; the others are sent as they are."""
 
     def __post_init__(self) -> None:
         if self.format not in WIRE_FORMATS:
@@ -50,7 +50,7 @@ class WireRule:
             raise ValueError(f"above_bytes of a wire rule is 0 or more, not {self.above_bytes!r}")
 
     def encodes(self, array: NDArray[Any]) -> bool:
-        """Whether `array` travels in another form than its own."""
+        """Whether `array` is encoded."""
         return (
             self.format != "float32"
             and array.nbytes > self.above_bytes
@@ -59,11 +59,11 @@ class WireRule:
 
 
 class Codec(Protocol):
-    """One format with the scratch memory that it needs; used from one thread.
+    """One wire format with its scratch memory; used from one thread.
 
     Numbers are flat float32, messages flat uint8 of exactly `num_bytes`, aligned to four bytes;
-    other sizes are a ValueError. The same numbers become the same bytes on every device, and the
-    same bytes the same numbers.
+    other sizes are a ValueError. Equal numbers give equal bytes on every device, and equal bytes
+    equal numbers.
     """
 
     def num_bytes(self, count: int) -> int:
@@ -106,8 +106,8 @@ class Int8Codec:
 
     A block's scale is its largest magnitude / 127, in float32, so no magnitude is too large and
     each number's error is at most half a scale. The message holds all scales, then all codes; the
-    last block may be shorter. No number of a block with infinity or NaN is finite when it is
-    decoded: what went wrong stays visible. See :class:`Codec`.
+    last block may be shorter. A block with infinity or NaN decodes to no finite number, so that
+    errors stay visible. See :class:`Codec`.
     """
 
     def __init__(self) -> None:
@@ -130,8 +130,8 @@ class Int8Codec:
         else:
             blocks = numbers.reshape(-1, BLOCK_NUMBERS)
         scales, codes = _parts(into, count)
-        # As whole numbers, magnitudes are ordered as they are as floats, with NaN the largest. Five
-        # halvings take a third of the time of one reduction over rows as short as these.
+        # As integers, magnitudes have the order of floats, with NaN the largest. Five halvings take
+        # a third of the time of one reduction over such short rows.
         np.bitwise_and(blocks.view(np.int32), _MAGNITUDE_BITS, out=scratch.magnitudes)
         for pairs, larger in scratch.halvings:
             np.maximum(pairs[0], pairs[1], out=larger)
@@ -152,7 +152,7 @@ class Int8Codec:
         flat = into if is_whole else self._scratch(count).flat
         flat[:count] = codes
         blocks = flat.reshape(-1, BLOCK_NUMBERS)
-        with np.errstate(invalid="ignore", over="ignore"):  # a stranger's scales may be anything
+        with np.errstate(invalid="ignore", over="ignore"):  # a stranger's scales may be any bits
             np.multiply(blocks, scales.reshape(-1, 1), out=blocks)
         if not is_whole:
             into[:] = flat[:count]
@@ -163,7 +163,7 @@ class Int8Codec:
             numbers = _num_blocks(count) * BLOCK_NUMBERS
             if 3 * numbers > self._store.size:
                 self._store = np.empty(3 * numbers, np.float32)
-                self._known.clear()  # They are views of what was just let go.
+                self._known.clear()  # They are views of the freed memory.
             elif len(self._known) >= _MAX_KNOWN_SHAPES:
                 self._known.clear()
             scratch = self._known[count] = _BlockScratch(self._store, numbers)
@@ -171,10 +171,10 @@ class Int8Codec:
 
 
 class _BlockScratch:
-    """Views of a codec's memory for messages of one size; making them takes as long as encoding."""
+    """Views of a codec's memory for one message size; making them takes as long as encoding."""
 
     def __init__(self, store: NDArray[np.float32], numbers: int) -> None:
-        """`numbers` is a multiple of the block; `store` has room for three times as many."""
+        """`numbers`: a multiple of the block size. `store`: has room for three times as many."""
         self.flat = store[:numbers]
         self.blocks = self.flat.reshape(-1, BLOCK_NUMBERS)
         halves = store[numbers : 3 * numbers].view(np.int32)
@@ -190,7 +190,7 @@ class _BlockScratch:
 
 
 def open_codec(name: WireFormatName) -> Codec:
-    """A codec with scratch memory of its own. ValueError for float32, which needs none."""
+    """A codec with its own scratch memory. ValueError for float32, which needs none."""
     if name == "float32":
         raise ValueError("float32 travels as it is: there is nothing to encode")
     return Float16Codec() if name == "float16" else Int8Codec()
@@ -201,7 +201,7 @@ def _num_blocks(count: int) -> int:
 
 
 def _parts(message: NDArray[np.uint8], count: int) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-    """The scales and the codes of an int8 message, shared."""
+    """The scales and the codes of an int8 message, without a copy."""
     end = message.size - count
     return message[:end].view(np.float32), message[end:].view(np.int8)
 

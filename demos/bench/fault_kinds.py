@@ -16,7 +16,7 @@ import psutil
 
 from edge.demos.fleet import Fleet
 from edge.demos.relay import Passage, Relay
-from edge.membership.own import OwnMembership
+from edge.membership.current import CurrentMembership
 from edge.protocol.peer_info import describe_peer, kept_by
 
 Kind = str
@@ -162,7 +162,7 @@ class Injection:
 
 async def emptied(address: str) -> None:
     """The peer keeps no weights."""
-    credentials = await asyncio.to_thread(lambda: OwnMembership("faults").credentials())
+    credentials = await asyncio.to_thread(lambda: CurrentMembership("faults").credentials())
     peer = await describe_peer(address, credentials)
     await kept_by(peer, [each.name for each in await kept_by(peer)])
 

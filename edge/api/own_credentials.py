@@ -6,7 +6,7 @@ import logging
 import socket
 
 from edge.concurrency.blocking import run_blocking
-from edge.membership.own import OwnMembership
+from edge.membership.current import CurrentMembership
 from edge.transport import Credentials
 
 _log = logging.getLogger(__name__)
@@ -23,4 +23,4 @@ async def own_credentials(*, insecure: bool) -> Credentials | None:
             "answers, and may answer in a peer's place"
         )
         return None
-    return await run_blocking(lambda: OwnMembership(socket.gethostname()).credentials())
+    return await run_blocking(lambda: CurrentMembership(socket.gethostname()).credentials())

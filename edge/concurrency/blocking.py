@@ -1,4 +1,5 @@
-"""Blocking work next to an event loop, without leaving a thread or a half-done clean-up behind."""
+"""Blocking work next to an event loop, safe under cancellation: no thread or clean-up is left
+behind."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: it is how a thread ends early
-    """Raised inside blocking work whose caller has gone."""
+    """Raised inside blocking work whose caller was cancelled."""
 
 
 class StopFlag:
-    """Tells blocking work, which cannot be cancelled, that nobody waits for it any more."""
+    """A flag that tells blocking work to stop, since threads cannot be cancelled."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -39,11 +40,11 @@ async def run_blocking(
     stop: Callable[[], object] | None = None,
     discard: Callable[[T], object] | None = None,
 ) -> T:
-    """The result of `work`, which runs in a thread.
+    """The result of `work`, run in a thread.
 
-    `asyncio.to_thread` returns at once when it is cancelled, and its thread goes on using files
-    that the caller is about to close. This calls `stop`, waits for the thread's end, hands the
-    result that nobody takes any more to `discard`, and only then raises CancelledError.
+    A cancelled `asyncio.to_thread` returns at once, while its thread still uses files that the
+    caller is about to close. This function calls `stop`, waits for the thread, passes an unused
+    result to `discard`, and only then raises CancelledError.
     """
     context = contextvars.copy_context()
     future = asyncio.get_running_loop().run_in_executor(None, lambda: context.run(work))
@@ -57,7 +58,7 @@ async def run_blocking(
             discard(future.result())
         raise
     finally:
-        del future  # its error's traceback has this frame: a cycle, with all that `work` knows
+        del future  # its traceback holds this frame: a cycle with all that `work` references
 
 
 @contextlib.asynccontextmanager
@@ -66,7 +67,7 @@ async def held(
     *,
     stop: Callable[[], object] | None = None,
 ) -> AsyncIterator[T]:
-    """What `opening` makes, entered and left in threads, as `run_blocking` has it."""
+    """A context manager made by `opening`, entered and left in threads by `run_blocking`."""
     stack = contextlib.ExitStack()
     entered = await run_blocking(
         lambda: stack.enter_context(opening()), stop=stop, discard=lambda _: stack.close()
@@ -80,17 +81,17 @@ async def held(
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which runs to its end also when this task is cancelled meanwhile."""
+    """The result of `work`, which runs to its end even if this task is cancelled."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await _settled(task)
         if not task.cancelled():
-            task.exception()  # seen; being cancelled counts for more
+            task.exception()  # marked as retrieved: the cancellation takes precedence
         raise
     finally:
-        del task  # likewise
+        del task  # breaks the same cycle
 
 
 async def _settled(future: asyncio.Future[Any]) -> None:

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, so that a blocking API can stand on asynchronous parts."""
+"""An event loop in a thread of its own, the base of a blocking API over asynchronous parts."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from edge.errors import RequestError
 T = TypeVar("T")
 
 SIGNALS_SEEN_WITHIN_S = 0.2
-"""For how long a thread sleeps at once while it waits.
+"""Longest sleep of a waiting thread at once, in seconds.
 
-The handler of a signal runs between two instructions of the main thread. A signal that comes just
-as that thread falls asleep, or to another thread, does not wake it: Ctrl-C would be seen at the end
-of what it waits for.
+Python runs signal handlers between instructions of the main thread. A signal that comes just as
+that thread falls asleep, or to another thread, does not wake it: Ctrl-C would be noticed only when
+the wait ends.
 """
 
 _CLOSED = "the cluster is closed; open it again"
 
 
 class LoopThread:
-    """Runs coroutines for callers of other threads until `close`."""
+    """Runs coroutines for callers in other threads until `close`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._is_closed = False
         self._process = os.getpid()
-        # Re-entrant: a finaliser may `post` in the middle of another call of the same thread.
+        # Re-entrant: a finaliser may `post` during another call of the same thread.
         self._mutex = threading.RLock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             self._thread.start()
-        except BaseException:  # Ctrl-C while it starts: it ends by itself
+        except BaseException:  # Ctrl-C during the start: the thread ends by itself
             with self._mutex:
                 self.submit(self._loop.stop)
                 self._is_closed = True
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. Interrupted by Ctrl-C it is cancelled and awaited first.
+        """The coroutine's result. On Ctrl-C it is cancelled and awaited first.
 
-        Raises RequestError after `close`, and when `close` ends it.
+        Raises RequestError after `close`, and if `close` ends it.
         """
         try:
             self.check_caller()
@@ -56,7 +56,7 @@ class LoopThread:
             is_open = self.submit(call.start)
             if is_open:
                 call.wait()
-        except BaseException:  # Ctrl-C, perhaps before the loop was told anything
+        except BaseException:  # Ctrl-C, perhaps before the loop got the work
             if self.submit(call.cancel):
                 call.wait()
             else:
@@ -68,12 +68,12 @@ class LoopThread:
         return call.result()
 
     def post(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Start a coroutine and do not wait for it. After `close` there is nothing to do."""
+        """Start a coroutine without waiting for it. Does nothing after `close`."""
         if not self.submit(_Call(work).start):
             work.close()
 
     def check_caller(self) -> None:
-        """Raises RequestError for who could only wait for ever."""
+        """Raises RequestError for a caller that would wait for itself, or in a forked child."""
         if os.getpid() != self._process:
             raise RequestError(
                 "the cluster was opened before this process was forked, and stays with the process "
@@ -86,28 +86,29 @@ class LoopThread:
             )
 
     def start(self, callback: Callable[[], object]) -> None:
-        """`submit` for who needs it done. Raises RequestError where it cannot be."""
+        """As `submit`, but raises RequestError if the loop is closed."""
         self.check_caller()
         if not self.submit(callback):
             raise RequestError(_CLOSED)
 
     def close(self) -> None:
-        """Cancel what still runs, then end the thread. May be called again, from any thread.
+        """Cancel running work, then end the thread. May be called again, from any thread.
 
-        Nothing in a forked child: thread and sockets are its parent's.
+        Does nothing in a forked child: thread and sockets belong to its parent.
         """
         if os.getpid() != self._process:
             return
         with self._mutex:
-            # What was submitted before becomes a task and is cancelled; nothing comes after it.
+            # Earlier submissions become tasks and are cancelled; nothing is accepted after this
+            # one.
             self.submit(self._loop.stop)
             self._is_closed = True
         self._thread.join()
 
     def submit(self, callback: Callable[[], object]) -> bool:
-        """Have the loop call it, after all that was submitted before.
+        """Have the loop call `callback` after all earlier ones.
 
-        False once it is closed, and in a forked child.
+        Returns False once closed, and in a forked child.
         """
         if os.getpid() != self._process:
             return False
@@ -130,7 +131,7 @@ class LoopThread:
 
 
 class _Call(Generic[T]):
-    """One coroutine that another thread waits for."""
+    """A coroutine that another thread waits for."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._ended = threading.Event()
@@ -142,7 +143,7 @@ class _Call(Generic[T]):
         self._task.add_done_callback(self._on_done)
 
     def cancel(self) -> None:
-        if self._task is None:  # never started
+        if self._task is None:  # not started yet
             self._work.close()
             self._ended.set()
         else:
@@ -160,5 +161,5 @@ class _Call(Generic[T]):
 
     def _on_done(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # seen, also where nobody asks for the result
+            task.exception()  # marks the error as retrieved, even if nobody asks for the result
         self._ended.set()

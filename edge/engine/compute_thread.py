@@ -1,7 +1,6 @@
-"""One thread that does its work in order, and other work at safe points in between.
+"""A compute thread: runs a queue of work in order, and short work at safe points in between.
 
-Knows nothing of shards. A safe point is where the thread may do what need not wait for the end of
-what it is busy with.
+Knows nothing of shards. At a safe point the thread may run short work before its current work ends.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ _Work = Callable[[], None]
 
 
 class ThreadEndedError(Exception):
-    """Work came when nobody does it any more."""
+    """The compute thread was closed before it ran this work."""
 
 
 class ComputeThread:
-    """All but `safe_point` is for other threads, which is for its own."""
+    """A compute thread. Only the thread itself calls `safe_point`; other threads call the rest."""
 
     def __init__(self, name: str, *, at_end: Callable[[], None]) -> None:
-        """at_end: the last thing that it does."""
+        """at_end: the last function that the thread runs."""
         self._at_end = at_end
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._in_between: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._mutex = threading.Lock()
-        """Nothing that is awaited is behind the end in the queue."""
+        """Keeps calls from entering the queue behind its end."""
         self._is_closed = False
         self.is_working = False
-        """It does what was asked at this moment."""
+        """Whether the thread is running queued work."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Do it after all that was posted before. It raises nothing."""
+        """Queue work that raises nothing."""
         self._queue.put(work)
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Likewise, for who waits for the result; not done once the future is cancelled.
+        """Queue a function and return its future. It is skipped if the future is cancelled before.
 
-        Its result is ThreadEndedError once the thread is closed.
+        The future fails with ThreadEndedError once the thread is closed.
         """
         done, work = _awaited(function)
         with self._mutex:
@@ -56,22 +55,22 @@ class ComputeThread:
         return done
 
     def at_safe_point(self, function: Callable[[], Result]) -> Future[Result]:
-        """Call it at the next safe point: now, if the thread has no work or has ended."""
+        """Call it at the next safe point: at once if the thread has no work or has ended."""
         done, work = _awaited(function)
         self._in_between.put(work)
         self._queue.put(self.safe_point)
-        if self._is_closed:  # perhaps there is no thread any more
+        if self._is_closed:  # the thread may have ended
             self.safe_point()
         return done
 
     def safe_point(self) -> None:
-        """Do all that waits for a safe point."""
+        """Run the work that waits for a safe point."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._in_between.get_nowait()()
 
     def close(self) -> None:
-        """End the thread, once it has done what was asked before, and wait for it."""
+        """Run the queued work, then end the thread and wait for its end."""
         with self._mutex:
             self._is_closed = True
             self._queue.put(None)
@@ -91,7 +90,7 @@ def _awaited(function: Callable[[], Result]) -> tuple[Future[Result], _Work]:
 
     def work() -> None:
         if not done.set_running_or_notify_cancel():
-            return  # nobody waits for it any more
+            return  # cancelled before it began
         try:
             done.set_result(function())
         except BaseException as error:

@@ -1,8 +1,8 @@
-"""The last stage's choice of tokens: what each of its shards does, so that logits seldom travel.
+"""Distributed sampling: the shards of the last stage choose tokens and seldom exchange all logits.
 
-All shards of the stage make the same calls for the same steps. Each knows what the requests ask for
-and what they said so far, finds the candidates of its own columns of the vocabulary, and sends them
-to rank 0, the sampler. Where those do not tell the token, the sampler asks for all logits.
+All shards of the stage make the same calls for the same steps. Each knows the terms and tokens of
+the requests, finds the shortlist of its own vocabulary columns, and sends it to rank 0, the
+sampler. If shortlists do not determine the token, the sampler asks for all logits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from edge.transport import Collective, SoloCollective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A token, and how likely it was, where its request asks for that."""
+    """A chosen token, with its logprobs if the request asks for them."""
 
     token: int
     logprobs: Logprobs | None = None
@@ -50,30 +50,30 @@ class Chosen:
 
 @dataclass(slots=True)
 class _Request:
-    """What the choice of its tokens needs to know of a request."""
+    """State of one request that sampling needs."""
 
     terms: SamplingTerms
     history: array[int] = field(default_factory=lambda: array("q"))
-    """Its tokens; numpy reads them where they lie."""
+    """Its tokens so far; numpy reads them in place."""
     new_tokens: int = 0
     mask: Bits | None = None
     """Tokens that the grammar allows in the step under way; None: any."""
     allowed: Bits | None = None
     """Tokens that may be chosen in the step under way; None: any."""
     is_cancelled: bool = False
-    """Set from the control plane's thread; read between the steps of a run."""
+    """Set by the loop's thread; read between the steps of a run."""
 
 
 class TokenChoice:
-    """One shard's part in it; used from the compute thread, but for `begin` and `cancel`.
+    """Sampling on one shard. Called from the compute thread, except `begin` and `cancel`.
 
-    `collective` is the shards of the last stage, rank 0 the sampler.
+    `collective` joins the shards of the last stage; rank 0 is the sampler.
     """
 
     def __init__(
         self, parts: Sequence[range], rank: int, *, shortlist_tokens: int = SHORTLIST_TOKENS
     ) -> None:
-        """parts: each rank's ids of the vocabulary, in order. They begin at 0."""
+        """parts: each rank's vocabulary ids, in order. They begin at 0."""
         self.collective: Collective = SoloCollective()
         self._columns = [len(part) for part in parts]
         self._rank = rank
@@ -82,48 +82,48 @@ class TokenChoice:
         self._shortlist_tokens = shortlist_tokens
         self._requests: dict[str, _Request] = {}
         self._recalled: dict[str, array[int]] = {}
-        """Prompts whose beginning may not be computed here: see `recall`."""
+        """Prompts whose prefix may come from a cache: see `recall`."""
         self._gathered: list[NDArray[np.float32]] = []
 
     def begin(self, request: str, terms: SamplingTerms) -> None:
-        """Announce a request that wants tokens."""
+        """Add a request that wants tokens."""
         self._requests[request] = _Request(terms)
 
     def cancel(self, request: str) -> None:
-        """The request's next token ends the run that it is part of."""
+        """End the run of this request after its next token."""
         known = self._requests.get(request)
         if known is not None:
             known.is_cancelled = True
 
     def forget(self, request: str) -> None:
-        """The request is over; unknown ones are ignored."""
+        """Remove a request. Unknown ones are ignored."""
         self._requests.pop(request, None)
         self._recalled.pop(request, None)
 
     def recall(self, request: str, prompt: Sequence[int]) -> None:
-        """The request's first step, which is yet to come, may begin anywhere in its prompt."""
+        """Announce a prompt whose first step may begin anywhere in it."""
         self._recalled[request] = array("q", prompt)
 
     def allow(self, step: Step, masks: Mapping[str, Bits]) -> None:
-        """In this step, tokens of these requests are among the tokens of their masks."""
+        """Set the token masks of this step."""
         for _index, entry, request in self._choices(step):
             request.mask = masks.get(entry.request)
 
     def wants_logits(self, step: Step) -> bool:
-        """Whether the step's logits themselves are wanted: of a request that was not announced."""
+        """Whether the step wants logits instead of tokens: one of its requests was not begun."""
         return step.logit_rows > 0 and any(
             entry.request not in self._requests for entry in step.entries
         )
 
     def may_ask(self, step: Step) -> bool:
-        """Whether the sampler, once it has the candidates, may still ask for all logits."""
+        """Whether the sampler may ask for all logits after it has the shortlists."""
         return not (step.states or self._sends_logits(step)) and any(
             truncates(request.terms.sampling, self._vocab_size)
             for _index, _entry, request in self._choices(step)
         )
 
     def offer(self, step: Step, own: StepLogits) -> None:
-        """For shards that are not the sampler: send what the choice needs of its columns.
+        """On shards other than the sampler: send shortlists, logits or states for this step.
 
         own: this shard's logits [batch, rows, columns].
         """
@@ -142,7 +142,7 @@ class TokenChoice:
         self.collective.gather(np.ascontiguousarray(own.array()), None, root=0)
 
     def choose(self, step: Step, own: StepLogits, ask_all: Callable[[], None]) -> list[Chosen]:
-        """For the sampler: a token for each entry that wants one.
+        """On the sampler: a token for each entry that wants one.
 
         own: this shard's logits [batch, rows, columns]. ask_all: makes the other shards call
         `send_logits`. Raises PeerError for logits that are not finite.
@@ -164,7 +164,7 @@ class TokenChoice:
         ]
 
     def gather_logits(self, own: StepLogits) -> NDArray[np.float32]:
-        """For the sampler: every shard's columns side by side [batch, rows, vocab]."""
+        """On the sampler: the columns of all shards, concatenated to [batch, rows, vocab]."""
         if len(self._columns) == 1:
             return own.array()
         shapes = [(*own.array().shape[:2], columns) for columns in self._columns]
@@ -174,9 +174,9 @@ class TokenChoice:
         return np.concatenate(self._gathered, axis=-1)
 
     def gather_states(self, step: Step, own: StepLogits) -> NDArray[np.float32]:
-        """For every shard: the hidden states [rows, hidden] of a step with `states`, if this is the
-        sampler. All shards have them but those without a part of the vocabulary, which norm
-        nothing: where the sampler is one of these, the first that is none sends them."""
+        """On every shard: the hidden states [rows, hidden] of a step with `states`; the sampler
+        gets them. Shards without vocabulary do not compute them: if the sampler has none, the first
+        shard that has some sends them."""
         speaker = next(rank for rank, columns in enumerate(self._columns) if columns)
         rows: NDArray[np.float32] = own.states()[0]
         if not speaker:
@@ -192,7 +192,8 @@ class TokenChoice:
         return found
 
     def take(self, step: Step, tokens: Sequence[int]) -> list[FinishReason | None]:
-        """For the sampler: count what was chosen. Why a token is its request's last, if it is."""
+        """On the sampler: count the chosen tokens. Returns for each why it ends its request, or
+        None."""
         ends: list[FinishReason | None] = []
         for token, (_index, _entry, request) in zip(tokens, self._choices(step), strict=True):
             request.new_tokens += 1
@@ -205,17 +206,17 @@ class TokenChoice:
         return ends
 
     def is_cancelled(self, step: Step) -> bool:
-        """Nobody waits any more for one of the step's requests."""
+        """Whether a request of the step was cancelled."""
         return any(request.is_cancelled for _index, _entry, request in self._choices(step))
 
     def _choices(self, step: Step) -> Iterator[tuple[int, StepEntry, _Request]]:
-        """The entries that want a token, their places in the step, and what is known of them."""
+        """The entries that want a token: place in the step, entry and request state."""
         for index, entry in enumerate(step.entries):
             if entry.logit_rows and (request := self._requests.get(entry.request)) is not None:
                 yield index, entry, request
 
     def remember(self, step: Step) -> None:
-        """The step's tokens are a part of what its requests say; `offer` and `choose` call it."""
+        """Add the step's tokens to the histories. Called by `offer` and `choose`."""
         for entry in step.entries:
             request = self._requests.get(entry.request)
             if request is not None:
@@ -242,17 +243,18 @@ class TokenChoice:
         return bits if left.any() else request.mask
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
-        """The request says these, too; nobody computes them here. Of one that was not announced
-        they are its beginning."""
+        """Add tokens that were restored instead of computed. Before `begin` they are the request's
+        first."""
         if (known := self._requests.get(request)) is not None:
             known.history.extend(tokens)
         else:
             self._recalled.setdefault(request, array("q")).extend(tokens)
 
     def _sends_logits(self, step: Step) -> bool:
-        """Whether the logits go to the sampler at once: all that there are, or little more to send.
+        """Whether all logits are sent at once: there is one shard, or shortlists would be hardly
+        smaller.
 
-        The same on every shard: it follows from the step, what its requests ask for, and the plan.
+        Equal on every shard: it follows from the step, the requests' terms and the plan.
         """
         if len(self._columns) == 1 or self.wants_logits(step):
             return True
@@ -261,7 +263,7 @@ class TokenChoice:
         return 2 * shortlists >= 4 * logits
 
     def _ranks_alone(self, step: Step, own: StepLogits) -> bool:
-        """Whether the only shard chooses from what ranks first, without a look at all logits."""
+        """Whether a single shard can choose from its top-ranked columns, without all logits."""
         return len(self._columns) == 1 and all(
             self._ranked_count(request, own) is not None
             for _index, _entry, request in self._choices(step)
@@ -275,8 +277,7 @@ class TokenChoice:
         )
 
     def _dtypes(self, terms: SamplingTerms, columns: int) -> list[np.dtype[np.void]]:
-        """Types of a shard's shortlist for a choice, and of its part of the logprobs if they are
-        asked for."""
+        """The dtypes of a shard's shortlist and, if wanted, of its part of the logprobs."""
         shortlist = shortlist_dtype(
             terms.sampling,
             columns=columns,
@@ -289,7 +290,7 @@ class TokenChoice:
         return [shortlist, part_dtype(terms.logprobs, columns=columns, candidates=candidates)]
 
     def _shortlists(self, step: Step, own: StepLogits) -> NDArray[np.uint8]:
-        """This shard's candidates for every choice of the step, one after the other."""
+        """This shard's shortlists for all choices of the step, concatenated as bytes."""
         choices = list(self._choices(step))
         counts = [self._ranked_count(request, own) for _index, _entry, request in choices]
         most = max((count for count in counts if count is not None), default=0)
@@ -315,12 +316,12 @@ class TokenChoice:
         self, logits: NDArray[np.float32], shortlist: Shortlist, count: int
     ) -> LogprobPart:
         candidates = shortlist["ids"][0]
-        if shortlist["broken"][0]:  # it has none, and the sampler refuses the logits
+        if shortlist["broken"][0]:  # without candidates; the sampler refuses such logits
             candidates = np.full_like(candidates, self._first_id)
         return make_part(logits, first_id=self._first_id, count=count, candidates=candidates)
 
     def _ranked_count(self, request: _Request, own: StepLogits) -> int | None:
-        """How many columns to ask `own` for; None where that does not tell all that is sent."""
+        """Number of top-ranked columns to fetch from `own`. None if they are not enough."""
         if not own.can_rank or request.terms.logprobs is not None or request.allowed is not None:
             return None
         return ranked_count(
@@ -346,7 +347,7 @@ class TokenChoice:
         )
 
     def _choose_from_shortlists(self, step: Step, own: StepLogits) -> list[Chosen | None]:
-        """A token for each choice, or None where the candidates do not tell."""
+        """A token for each choice, or None if the shortlists do not determine it."""
         mine = self._shortlists(step, own)
         messages = [np.empty(self._num_bytes(step, columns), np.uint8) for columns in self._columns]
         self.collective.gather(mine, messages, root=0)

@@ -1,7 +1,7 @@
-"""Copies of the keys and values of answers, which a coordinator keeps should this peer be lost.
+"""Copies of keys and values, sent to the coordinator in case this peer is lost (failover).
 
-An answer is computed token by token, and so it would be once more: a copy of what each token left
-spares that. Prompts are computed again faster; theirs are copied where that is asked for, too.
+After a loss an answer would be computed again token by token; its copies save that. Prompts are
+recomputed faster, and are copied only with `copies="all"`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from edge.protocol.step import Step, StepEntry
 from edge.transport.frame import Buffer
 
 LEAST_COPIED_TOKENS = 8
-"""Fewest tokens in one copy where keys and values are large, as far as a frame takes them."""
+"""Fewest tokens in one copy of large keys and values, if a frame holds them."""
 
 CHUNK_COPY_BYTES = MOST_COPY_BYTES // 2
-"""About the size of one copy of a chunk of a prompt."""
+"""Approximate size of one copy of a chunk of a prompt."""
 
 COPIED_AFTER_S: Mapping[Copies, float] = {"answers": 0.5, "all": 0.05}
-"""Then fewer are, by what is copied: what is not has to be computed again, as long as that took.
-Whoever asked for all wants a short pause; else it is to cost nothing while nothing is lost."""
+"""Seconds after which fewer tokens are copied. Tokens without a copy must be recomputed, which
+takes as long. "all" asks for short pauses; "answers" must cost nothing without a loss."""
 
 MOST_UNSENT_BYTES = 4 << 20
-"""Copies that wait to be sent, of all sessions of a device. Where its link is slower than that,
-tokens are copied later."""
+"""Unsent copies of all sessions of one device. On a slower link, tokens are copied later."""
 
 MOST_UNSENT_OF_ALL_BYTES = 16 << 20
 
 
 class CopyRooms:
-    """How much may wait to be sent, of each device and of all. For all threads."""
+    """Limits of unsent copies, for each device and for all together. Thread-safe."""
 
     def __init__(
         self, of_one: int = MOST_UNSENT_BYTES, of_all: int = MOST_UNSENT_OF_ALL_BYTES
@@ -52,15 +51,15 @@ class CopyRooms:
 
     @property
     def held(self) -> int:
-        """By all together."""
+        """Bytes of all owners together."""
         return self._held.total()
 
     def of(self, owner: object) -> CopyRoom:
-        """For one of its connections."""
+        """The part of one connection."""
         return CopyRoom(self, owner)
 
     def take(self, owner: object, num_bytes: int) -> bool:
-        """Whether there is room; then it is taken."""
+        """Take `num_bytes` if they fit; returns whether they did."""
         with self._lock:
             if num_bytes > min(self._free, self._of_one - self._held[owner]):
                 return False
@@ -77,7 +76,7 @@ class CopyRooms:
 
 
 class CopyRoom:
-    """What the sessions of one connection have of it."""
+    """Bytes of unsent copies of one connection. Thread-safe."""
 
     def __init__(self, rooms: CopyRooms, owner: object) -> None:
         self._rooms = rooms
@@ -86,7 +85,7 @@ class CopyRoom:
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> bool:
-        """Whether there is room; then it is taken."""
+        """Take `num_bytes` if they fit; returns whether they did."""
         with self._lock:
             takes = self._rooms.take(self._owner, num_bytes)
             self._held += num_bytes if takes else 0
@@ -98,12 +97,12 @@ class CopyRoom:
             self._rooms.give_back(self._owner, num_bytes)
 
     def give_back_all(self) -> None:
-        """What is not sent never is."""
+        """Call it when nothing more will be sent."""
         self.give_back(self._held)
 
 
 class RowStorage(Protocol):
-    """What it needs of `KvStorage`."""
+    """The methods of `KvStorage` that copies need."""
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]: ...
 
@@ -113,7 +112,7 @@ class RowStorage(Protocol):
 
 
 class KvCopies:
-    """Copies the keys and values of one shard's requests; used from the compute thread, but for
+    """Copies the keys and values of one shard's requests. Called from the compute thread, except
     `begin`."""
 
     def __init__(
@@ -124,29 +123,29 @@ class KvCopies:
         self._enough = COPIED_TOKENS[copies]
         self._room = room
         self._next: dict[str, int] = {}
-        """By request, the first token that is not copied."""
+        """By request, the first token without a copy."""
         self._copied_s: dict[str, float] = {}
-        """By request, when it was copied last."""
+        """By request, the time of its last copy."""
         self._restored: dict[str, int] = {}
-        """By request that has not begun, the tokens that were restored of it."""
+        """By request that has not begun, its restored tokens."""
 
     def begin(self, request: str, first: int) -> None:
-        """A request that is copied from this token on, or from what was restored of it."""
+        """Copy a request from token `first` on, or from the end of its restored tokens."""
         self._next[request] = max(first, self._restored.pop(request, 0))
 
     def forget(self, request: str) -> None:
-        """The request is over; unknown ones are ignored."""
+        """Remove a request. Unknown ones are ignored."""
         self._next.pop(request, None)
         self._copied_s.pop(request, None)
         self._restored.pop(request, None)
 
     def restored(self, request: str, last: int) -> None:
-        """Who keeps the copies has them up to this token."""
+        """The coordinator has copies up to token `last`."""
         (self._next if request in self._next else self._restored)[request] = last
 
     def take(self, step: Step, program: RowStorage, *, now_s: float) -> None:
-        """Copy what steps have left of answers, once that is enough, or has waited for long;
-        `KvRows` are reported, of as many requests at once as there is room for in a frame."""
+        """Copy new tokens of the step's requests, once there are enough or they have waited too
+        long. Reports `KvRows`, each with as many requests as fit in a frame."""
         parts: list[CopiedTokens] = []
         rows: list[NDArray[np.uint8]] = []
         num_bytes = 0
@@ -168,7 +167,7 @@ class KvCopies:
     def _copied(
         self, entry: StepEntry, program: RowStorage, now_s: float
     ) -> tuple[CopiedTokens, NDArray[np.uint8]] | None:
-        """Some of its tokens [tokens, bytes], if there are enough to copy, and room."""
+        """Copied rows [tokens, bytes] of one request, if there are enough tokens and memory."""
         request = entry.request
         first = self._next.get(request)
         if first is None or entry.end <= first:
@@ -184,7 +183,7 @@ class KvCopies:
             return None
         num_bytes = sum(each.nbytes for each in rows)
         if (most := tokens * MOST_COPY_BYTES // num_bytes) == 0:
-            self.forget(request)  # no frame takes even one token
+            self.forget(request)  # a single token does not fit in a frame
             return None
         if num_bytes > CHUNK_COPY_BYTES:
             wanted = max(LEAST_COPIED_TOKENS, tokens * CHUNK_COPY_BYTES // num_bytes)
@@ -200,10 +199,10 @@ class KvCopies:
 
 
 def _by_token(rows: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
-    """[tokens, bytes] of what is [heads, tokens, elements] for each layer's keys and values."""
+    """Join rows [heads, tokens, elements] of each layer's keys and values to [tokens, bytes]."""
     tokens = rows[0].shape[1]
     alike = [
-        # In few calls: most models have many layers of one shape.
+        # Few calls: most models have many layers of one shape.
         np.concatenate(list(some)).swapaxes(0, 1).reshape(tokens, -1).view(np.uint8)
         for _, some in itertools.groupby(rows, lambda each: (each.dtype, each.shape[2]))
     ]
@@ -211,14 +210,14 @@ def _by_token(rows: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
 
 
 def put_copy(program: RowStorage, request: str, first: int, tokens: int, rows: Buffer) -> None:
-    """Let the request have the keys and values of these tokens, which follow what it has.
+    """Restore keys and values of tokens that follow the request's cached ones.
 
-    Raises RequestError for rows of another size, or of a request that has others.
+    Raises RequestError for rows of another size or position.
     """
     into = program.new_rows(tokens)
     if sum(each.nbytes for each in into) != len(rows):
         raise RequestError(f"{len(rows)} bytes of keys and values for {tokens} tokens")
-    # The next token's are not there yet, those of the one before are.
+    # The token before `first` is cached, and `first` is not.
     if program.rows(request, first, first + 1) is not None or (
         first and program.rows(request, first - 1, first) is None
     ):
@@ -234,7 +233,7 @@ def _fill(arrays: Sequence[NDArray[Any]], rows: Buffer) -> None:
     for each in arrays:
         heads, _, elements = each.shape
         stop = start + heads * elements * each.itemsize
-        # A copy: other types need another alignment.
+        # tobytes copies, for the alignment of other types.
         part = by_token[:, start:stop].tobytes()
         each[...] = np.frombuffer(part, each.dtype).reshape(tokens, heads, elements).swapaxes(0, 1)
         start = stop

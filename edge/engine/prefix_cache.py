@@ -1,22 +1,19 @@
-"""Beginnings of prompts whose keys and values a peer has left of other requests, and finds again.
+"""Prefix cache: keys and values of earlier requests on this peer, found again by a prompt's tokens.
 
-Of all plans that it has run, as long as what computes them is the same. A block's key is the hash
-of all tokens up to its end and of all that its keys and values depend on as well, made with the
-owner's secret: who has another one does not even learn that a block is there. Several devices may
-share a secret. A block's key is also made of who has left it, which the peer knows by its
-certificate: nobody leaves a block that another one takes for its own, or for one of a device that
-it trusts. There are two places, and what is in memory is taken from there.
+A block's key is an HMAC, by the owner's secret, of all tokens up to its end and of everything else
+that its keys and values depend on. Without the secret nobody learns that a block exists. Devices
+may share a secret: the key also contains the device that stored the block, known by its
+certificate, so that a device only reads its own blocks and those of devices that it trusts. Blocks
+outlive the plan that computed them.
 
-In memory are small blocks. They are copied when a session ends, for until then its own cache has
-them. Who asks for them knows how much of them is of use: as much as would be computed in steps that
-give the same bits.
+In memory, blocks are small. They are copied when a session ends; until then its own KV cache has
+them. The caller decides how many tokens to use, so that results keep the same bits.
 
-Which blocks go when their room is needed is decided by what it would take to compute them again:
-more for a larger model, and more behind many tokens.
+On disk, a block is one chunk. A thread writes blocks while their request is computed. Blocks that
+the disk does not take before the request ends are dropped. One block buffer is allocated, for reads
+and writes.
 
-On disk are blocks of one chunk each. They are written behind the compute thread's back, while their
-request is computed, as fast as the disk takes them: what it does not take before the request is
-over is not kept. There is memory for one block that is on its way, to or from the disk.
+Eviction goes by the cost of recomputing a block: larger models and later blocks cost more.
 """
 
 from __future__ import annotations
@@ -44,73 +41,72 @@ from edge.version import __version__
 from edge.weights.token_reads import packed_bytes_of_token
 
 MEMORY_BLOCK_TOKENS = 16
-"""Tokens of a block in memory: of what two prompts have in common, fewer are computed again, as
-fast as they are asked for."""
+"""Tokens of a block in memory. Recomputing a shorter rest of a common prefix is as fast as asking
+for it."""
 
 
 Arrays = Sequence[NDArray[Any]]
 
 OWNER_DIGITS = 16
-"""Digits of a device's id in a block's key: fewer can be met by trying keys."""
+"""Digits of a device id in a block's key; fewer could be forged by trying keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixPlaces:
-    """Where a session's beginnings are kept, and whose they are."""
+    """The prefix storage of a session, and its owner."""
 
     memory: PrefixMemory
     disk: PrefixStore | None
     secret: bytes
     """The owner's secret."""
     owner: str = ""
-    """The id of the device whose they are."""
+    """The owner's device id."""
     trusted: tuple[str, ...] = ()
-    """Beginnings of ids of other devices that share the secret: what they have left is taken."""
+    """Prefixes of device ids that share the secret and whose blocks are used."""
 
 
 class _Key(NamedTuple):
-    """Keys of a block: under which it is left, and under which trusted devices have left it."""
+    """The keys of a block: the one to store it under, and those of trusted devices."""
 
     own: str
     others: tuple[str, ...]
 
     def there(self, place: PrefixMemory | PrefixStore) -> str | None:
-        """The one under which there is such a block."""
+        """The key under which the block exists, if any."""
         return next(filter(place.has, (self.own, *self.others)), None)
 
 
 @dataclass(slots=True)
 class _Unkept:
-    """The blocks of a request's prompt that are not on disk yet, by their keys in order."""
+    """Blocks of a prompt that are not on disk yet, in order."""
 
     keys: deque[_Key]
     first: int
-    """The first one's first token."""
+    """First token of the first block."""
     end: int
-    """Behind the last one's last token."""
+    """End of the last block, in tokens."""
     before: list[str]
-    """Under which keys those before them are there."""
+    """Keys under which the earlier blocks exist."""
 
 
 class _Keys:
-    """Keys of the blocks of one request."""
+    """Computes the block keys of one request."""
 
     def __init__(self, digests: Sequence[hmac.HMAC], block_tokens: int) -> None:
-        """digests: of all but the tokens that counts, one of them for each device."""
+        """digests: of everything but the tokens, one for each device."""
         self._digests = digests
         self._block_tokens = block_tokens
         self._rest: tuple[int, ...] = ()
-        """Tokens behind the last whole block."""
+        """Tokens after the last whole block."""
         self.keys: list[_Key] = []
 
     @property
     def _first(self) -> int:
-        """The position of the first of the rest."""
+        """Position of the first token of `_rest`."""
         return len(self.keys) * self._block_tokens
 
     def add(self, position: int, tokens: Sequence[int]) -> None:
-        """More tokens, from this position on; nothing where those before are not known, or known
-        already."""
+        """Add tokens from `position` on. Ignored if they leave a gap or are known already."""
         if not self._first <= position <= self._first + len(self._rest):
             return
         known = (*self._rest[: position - self._first], *tokens)
@@ -126,7 +122,7 @@ class _Keys:
 
 
 class PrefixCache:
-    """One session's view of its peer's places. Used by the compute thread; `close` it."""
+    """The prefix cache of one session. Used by the compute thread; `close` it at the end."""
 
     def __init__(self, places: PrefixPlaces, assignment: Assignment) -> None:
         self._memory = places.memory
@@ -141,16 +137,16 @@ class PrefixCache:
         self._shard = _shard_digest(assignment)
         recipe = assignment.weight_format.recipe
         self._token_bytes = packed_bytes_of_token(assignment.layout, recipe)
-        """Bytes of weights that a token goes through: the part of what takes time that differs from
-        model to model."""
+        """Weight bytes read for one token: the part of the recomputing cost that depends on the
+        model."""
         self._keys: dict[str, _Keys] = {}
-        """Keys of requests under way and of those whose caches are kept, the last used last."""
+        """Keys of requests under way and of kept KV caches, least recently used first."""
         self._unkept: dict[str, _Unkept] = {}
         self._block: list[NDArray[Any]] | None = None
-        """Made once, as it is counted once: whatever is on its way lies here."""
+        """The only block buffer, allocated once."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="edge-kv-keep")
         self._writing: tuple[str, Future[bool]] | None = None
-        """Whose block lies there, and whether it could be kept."""
+        """The request whose block is being written, and whether the write succeeded."""
 
     def match(
         self,
@@ -162,13 +158,12 @@ class PrefixCache:
         known: int = 0,
         moved: str | None = None,
     ) -> int:
-        """Put what is known of the prompt into the request's cache; returns the number of its
-        tokens.
+        """Fill the request's KV cache with the longest stored prefix. Returns its number of tokens.
 
-        salt: only what was left with the same one is known. known: tokens that are there; moved:
-        whose they were, if they are no longer. Two or more are always left to compute: one alone
-        would be computed in another way than in a chunk. The others' are kept by `keep` and
-        `close`.
+        salt: only blocks stored with an equal salt match. known: tokens cached already; moved: the
+        request that had them and lost them. At least two tokens are left to compute, because a
+        single one would be rounded differently than in a chunk. Blocks of the prompt are stored
+        later, by `keep` and `close`.
         """
         if moved is not None:
             self._keys.pop(moved, None)
@@ -189,7 +184,7 @@ class PrefixCache:
         of_request = _Keys(self._digests(program, size, salt), size)
         of_request.add(0, prompt)
         self._keys[request] = of_request
-        while len(self._keys) > self._most_requests:  # more than there are caches for
+        while len(self._keys) > self._most_requests:  # more than there are KV caches
             del self._keys[next(iter(self._keys))]
         there = _there(self._memory, of_request.keys[: max(0, most) // size])
         self._memory.use(there, self._cost(len(there) * size, size))
@@ -237,10 +232,10 @@ class PrefixCache:
         return found
 
     def keep(self, program: KvStorage) -> None:
-        """Begin to write a block that has been computed, unless one is being written.
+        """Begin to write a computed block, unless a write is under way.
 
-        Called between any two steps, and before `forget`; the rows are copied, and no disk is
-        waited for.
+        Called between steps and before `forget`. The rows are copied; the call does not wait for
+        the disk.
         """
         if self._disk is None or not self._unkept or not self._is_idle():
             return
@@ -265,15 +260,16 @@ class PrefixCache:
     def _put(
         self, disk: PrefixStore, key: str, block: Arrays, before: Sequence[str], end: int
     ) -> bool:
-        """Keep a block of a prompt on disk, and those before it for no less long."""
+        """Write a block to disk and refresh the blocks before it, so that they are not evicted
+        first."""
         cost = self._cost(end, self._chunk_tokens)
         is_kept = disk.put(key, block, self._secret, self._owner, cost)
         disk.use(before, cost)
         return is_kept
 
     def forget(self, request: str, *, kept_tokens: int = 0, answer: Sequence[int] = ()) -> None:
-        """The request is over. kept_tokens: of its cache that stay in the program; `answer` are
-        the last of them."""
+        """The request has ended. kept_tokens: tokens of its KV cache that stay in the program;
+        `answer` are the last of them."""
         self._unkept.pop(request, None)
         keys = self._keys.pop(request, None)
         if kept_tokens and keys is not None:
@@ -281,15 +277,16 @@ class PrefixCache:
             self._keys[request] = keys
 
     def close(self, program: KvStorage | None = None) -> None:
-        """Wait for the block that is being written; what the program has of requests stays in
-        memory, as far as there is room."""
+        """Wait for the write under way. With a program, store its KV caches in memory, as far as
+        there is room."""
         self._writer.shutdown()
         if program is not None:
             for request, of_request in self._keys.items():
                 self._keep_in_memory(program, request, of_request.keys)
 
     def _keep_in_memory(self, program: KvStorage, request: str, keys: Sequence[_Key]) -> None:
-        """The beginning of a request; of what there is too much, its end goes first."""
+        """Store the blocks of a request, last block first, so that later ones are evicted
+        earlier."""
         memory, size = self._memory, MEMORY_BLOCK_TOKENS
         first_rows = program.rows(request, 0, size)
         if first_rows is None:
@@ -303,7 +300,7 @@ class PrefixCache:
                 rows = program.rows(request, number * size, (number + 1) * size)
                 if rows is None:
                     continue
-            if cost is None:  # it is the last one
+            if cost is None:  # the last block
                 cost = self._cost((number + 1) * size, size)
             if there is not None:
                 memory.use((there,), cost)
@@ -311,7 +308,8 @@ class PrefixCache:
                 return
 
     def _is_idle(self) -> bool:
-        """Nothing is being written. Without one block those behind it would never be found."""
+        """Whether no write is under way. If a block was not written, those after it are dropped:
+        they could never match."""
         if self._writing is not None:
             request, kept = self._writing
             if not kept.done():
@@ -336,13 +334,12 @@ class PrefixCache:
         unkept.first += self._chunk_tokens
 
     def _cost(self, end: int, block_tokens: int) -> float:
-        """Cost of computing again a block that ends at `end`."""
+        """Cost of recomputing a block that ends at token `end`."""
         tokens = effort(end) - effort(max(0, end - block_tokens))
         return self._token_bytes * tokens
 
     def _digests(self, program: KvStorage, block_tokens: int, salt: str) -> list[hmac.HMAC]:
-        """What a block's key is made of, but for the tokens: where this device has left it, and
-        where those have that it trusts."""
+        """The parts of block keys other than tokens: for this device and for those it trusts."""
         facts = f"{self._shard} {program.cache_digest} {block_tokens}"
         return [
             hmac.new(
@@ -355,15 +352,15 @@ class PrefixCache:
 
 
 def _there(place: PrefixMemory | PrefixStore, keys: Sequence[_Key]) -> list[str]:
-    """Under which keys the blocks are there, up to the first that is not."""
+    """Keys of the stored blocks, up to the first missing one."""
     return list(takewhile(bool, (key.there(place) or "" for key in keys)))
 
 
 def _shard_digest(assignment: Assignment) -> str:
-    """A digest of all that decides a token's keys and values, but for the program's own ways.
+    """A digest of everything that determines keys and values, except the program's own digest.
 
-    Sums depend on how a stage is split, and everything on what comes before it: the whole plan
-    counts, but not which devices run it.
+    Sums depend on the split of a stage, and results on all stages before: the whole plan counts,
+    without its devices.
     """
     anywhere = replace(
         assignment.plan,

@@ -1,6 +1,6 @@
-"""Steps of one shard: each is computed, and its tokens, chosen or heard, are the next one's.
+"""The run loop: the steps of one shard, each made from the tokens of the one before.
 
-Used by the compute thread, but for `yield_run`.
+Used by the compute thread, except `yield_run`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from edge.protocol.frame_codec import Event
 from edge.protocol.step import Step
 
 END_OF_RUN = -1
-"""Told instead of a token when a run ends, or a step that is not a run."""
+"""Sent instead of a token when a run, or a single step, ends."""
 
 ASK_FOR_LOGITS = -2
-"""Told instead of a token to the last stage: send all logits of this step, then listen again."""
+"""Sent to the last stage instead of a token: send all logits of this step, then listen again."""
 
 
 class RunLoop:
-    """One shard's way through steps; what the sampler chose is reported."""
+    """Runs the steps of one shard and reports the sampled tokens."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class RunLoop:
         *,
         is_last_stage: bool,
     ) -> None:
-        """computed: called after each step, before its tokens are told to the coordinator: what it
-        sends then is there when they are."""
+        """computed: called after each step and before its tokens are reported, so that what it
+        sends arrives first."""
         self._links = links
         self._choice = choice
         self._times = times
@@ -51,12 +51,11 @@ class RunLoop:
         self._must_yield = False
 
     def yield_run(self) -> None:
-        """End the run under way after its current token; others are waiting. From any thread."""
+        """End the run after its current token: others are waiting. For any thread."""
         self._must_yield = True
 
     def run(self, step: Step, program: StageCompute) -> Iterator[Step]:
-        """The step, and while it is a run those that follow from its tokens; yields each when it is
-        computed."""
+        """Run the step, and for a run the steps that follow. Yields each once it is computed."""
         if step.singly:
             yield from self._compute_apart(step, program)
             return
@@ -77,7 +76,7 @@ class RunLoop:
             yield step
 
     def _compute_apart(self, step: Step, program: StageCompute) -> Iterator[Step]:
-        """Each token of a step with `singly` in a step of its own."""
+        """Run a step with `singly` as steps of one token each."""
         for each in step.apart:
             self._times.begin(is_decode=True)
             self.compute(each, program)
@@ -89,7 +88,8 @@ class RunLoop:
             self._report(messages.Tokens(tokens=(), ends=(), last=True, chosen_s=time.monotonic()))
 
     def compute(self, step: Step, program: StageCompute) -> StepLogits | None:
-        """Receive from the stage before, compute, send to the stage after; logits of the last."""
+        """Receive from the previous stage, compute, send to the next. The last stage returns
+        logits."""
         hidden: NDArray[np.float32] | None = None
         times, collective = self._times.now, self._links.collective
         start_s = time.perf_counter()
@@ -124,9 +124,9 @@ class RunLoop:
         return logits
 
     def _hear(self, step: Step, own: StepLogits | None) -> Step | None:
-        """The next step of a run, as the sampler tells it; None at its end.
+        """The next step of a run, as told by the sampler. None at the end of the run.
 
-        Meanwhile the sampler may ask a shard of its stage for `own`, its logits.
+        The sampler may first ask a shard of its stage for `own`, its logits.
         """
         may_ask = self._is_last_stage and self._choice.may_ask(step)
         if step.run == 1 and not may_ask:
@@ -144,13 +144,13 @@ class RunLoop:
         return step.following(self._token.tolist())
 
     def _sample_and_tell(self, step: Step, own: StepLogits) -> Step | None:
-        """Choose tokens, tell the other shards at once, then the coordinator."""
+        """Sample tokens and send them to the other shards, then to the coordinator."""
         if step.states:
             states = self._choice.gather_states(step, own)
             self._computed(step)
             self._report(messages.States(rows=states.tobytes()))
             return None
-        if self._choice.wants_logits(step):  # of its one request
+        if self._choice.wants_logits(step):  # of the step's only request
             rows = self._choice.gather_logits(own)[:, : step.logit_rows]
             self._computed(step)
             self._report(messages.Logits(rows=rows.tobytes()))
@@ -171,7 +171,7 @@ class RunLoop:
             self._links.tell_stage(told)
         if last:
             self._must_yield = False
-        self._computed(step)  # while the next step of a run is under way elsewhere
+        self._computed(step)  # meanwhile other shards run the next step
         logprobs = tuple(each.logprobs for each in chosen)
         self._report(
             messages.Tokens(

@@ -1,7 +1,7 @@
-"""A peer's side of one loaded shard: what a coordinator may ask of it.
+"""The engine of one loaded shard: what a coordinator can ask of it.
 
-Here the data plane lives: blocking links, called from the compute thread only. The control plane
-hands it work through a queue and gets events back through a callback.
+The data plane lives here: blocking links, used by the compute thread only. The control plane queues
+work for that thread and gets events through a callback.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ShardEngine:
         copy_room: CopyRoom | None = None,
         expected: ExpectedStep | None = None,
     ) -> None:
-        """expected: what its steps are predicted to take."""
+        """expected: predicted step times."""
         self.assignment = assignment
         self.layout: ShardLayout = assignment.layout
         self._report = report
@@ -87,12 +87,13 @@ class ShardEngine:
             else KvCopies(report, copy_room or CopyRooms().of(None), assignment.copies_kv)
         )
         self._begun_s: dict[str, float] = {}
-        """When requests began that are not over, for the log."""
+        """Start times of the requests under way, for the log."""
         self._is_over = False
-        """It failed or is closed. A failed step leaves the shards out of step with each other:
-        nothing runs after it."""
+        """It has failed or is closed. After a failed step the shards are out of step, so nothing
+        runs any more."""
         self._is_sound = True
-        """Where it failed, others were the cause: it could run for another session."""
+        """Whether it is intact: a failure came from other devices, so another session may adopt its
+        program."""
         self._parks = False
         self._thread = ComputeThread(
             f"edge-compute-{assignment.session[:8]}", at_end=self._let_go_of_all
@@ -105,11 +106,10 @@ class ShardEngine:
         kv_tier: KVTier | None = None,
         prefixes: PrefixPlaces | None = None,
     ) -> Future[int]:
-        """Make the program on the compute thread, unless there is one to `resume`; the result is
-        the bytes of its weights.
+        """Load the program on the compute thread, unless one was adopted. The future gives the
+        bytes of its weights.
 
-        kv_tier: where keys and values go that are swapped out. prefixes: where those of beginnings
-        of prompts are kept for other requests.
+        kv_tier: where keys and values are swapped to. prefixes: storage of the prefix cache.
         """
         if prefixes is not None:
             self._prefixes = PrefixCache(prefixes, self.assignment)
@@ -129,18 +129,18 @@ class ShardEngine:
         return self._thread.call(work)
 
     def resume(self, parked: StageProgram) -> None:
-        """Have one that was made for an assignment like this: whatever comes between, it is closed
-        with this shard."""
+        """Adopt a parked program of an equal assignment. This shard owns it from now on and closes
+        it."""
         self._program = parked
 
     def connect(self, links: Mapping[Seat, Link], names: Mapping[Seat, str]) -> None:
-        """Take over the links to all neighbours; `names` are their devices', for messages."""
+        """Take over the links to all neighbours. `names`: their devices' names, for messages."""
         self.links.connect(links, names)
         self._choice.collective = self.links.collective
 
     def prepare(self) -> Future[str]:
-        """Agree how to sum, and let a rounded KV cache be measured; all shards do it together,
-        linked, and before any request. The result is the digest of how it keeps keys and values."""
+        """Agree how to sum, and calibrate a quantised KV cache. All shards do it together, once
+        linked and before any request. The future gives the digest of the KV cache."""
 
         def work() -> str:
             assignment, program = self.assignment, self._program
@@ -160,20 +160,21 @@ class ShardEngine:
         return self._thread.call(work)
 
     def stream(self, layers: int) -> Future[None]:
-        """Read N layers from disk for each step; done between two steps, also of a run."""
+        """Read `layers` layers from disk for each step. Happens between two steps, also of a
+        run."""
 
         def work() -> None:
-            if self._program is not None and not self._is_over:  # else it gives all back anyway
+            if self._program is not None and not self._is_over:  # otherwise it is about to be freed
                 self._program.stream(layers)
 
         done = self._thread.at_safe_point(work)
-        self.layout = self.assignment.layout.streaming(layers)  # of one that is loaded later
+        self.layout = self.assignment.layout.streaming(layers)  # for a program that is loaded later
         return done
 
     def gram(self, run: int) -> Future[NDArray[np.float32]]:
-        """A copy of what was summed up of one of the runs of inputs, told between two steps.
+        """A copy of the sums of one observed run of inputs, taken between two steps.
 
-        Raises RequestError for a shard that is not observed, or has no such run.
+        Raises RequestError if the shard observes nothing or has no such run.
         """
         if not 0 <= run < self._num_observed:
             raise RequestError("a run of inputs that is not observed")
@@ -186,15 +187,16 @@ class ShardEngine:
         return self._thread.at_safe_point(work)
 
     def measure(self) -> Future[tuple[StepTimes, StepTimes]]:
-        """Where the time of prompts and that of decoding went since this was last called, told
-        between two steps, also of a run.
+        """Times of prefill and decode steps since the last call, taken between two steps, also of a
+        run.
 
-        Every step is in it that a token was told of: the shard is in the middle of it, or past it.
+        They include each step whose token was reported: this shard is at that step or past it.
         """
         return self._thread.at_safe_point(self._times.take)
 
     def slower(self, *, within_s: float) -> float | None:
-        """Times the prediction that its latest steps took; None where none were within so long."""
+        """Time of recent steps relative to the prediction. None if no step was within
+        `within_s`."""
         return self._times.pace.slower(now_s=time.perf_counter(), within_s=within_s)
 
     def step(
@@ -205,9 +207,9 @@ class ShardEngine:
     ) -> None:
         """Queue a step; its outcome comes through `report`.
 
-        terms: of each request that wants tokens, with its first step; the others' logits are
-        reported. masks: the tokens that may come next, of requests that may not have any. Both of
-        no consequence but in the last stage, where every shard needs them.
+        terms: those of requests that want tokens, with their first step; for the others logits are
+        reported. masks: tokens that may come next, for constrained requests. Only shards of the
+        last stage use the two, and each of them needs both.
         """
         for request in terms:
             self._begun_s[request] = time.monotonic()
@@ -229,7 +231,7 @@ class ShardEngine:
                 if self._prefixes is not None:
                     self._prefixes.keep(program)
                 self._thread.safe_point()
-                if self._is_over:  # closing ends a run, too
+                if self._is_over:  # closing ends a run as well
                     return
 
         self._post(work)
@@ -241,37 +243,38 @@ class ShardEngine:
 
     @property
     def rows_agree(self) -> bool:
-        """See StageCompute. For a shard that is loaded."""
+        """See StageCompute. For a loaded shard."""
         return self._program is not None and self._program.rows_agree
 
     @property
     def batches_agree(self) -> bool:
-        """Likewise."""
+        """See StageCompute. For a loaded shard."""
         return self._program is not None and self._program.batches_agree
 
     @property
     def is_working(self) -> bool:
-        """The compute thread is busy, be it with waiting for a neighbour in a step."""
+        """Whether the compute thread is busy, waits for neighbours included."""
         return self._thread.is_working
 
     def at_turn(self, work: Callable[[], None]) -> None:
-        """Have the compute thread do this once all that it was told before is over. Quick work that
-        raises nothing."""
+        """Run quick work that raises nothing on the compute thread, after everything queued so
+        far."""
         self._thread.post(work)
 
     def yield_run(self) -> None:
-        """End the run under way after its current token; others are waiting."""
+        """End the run after its current token: others are waiting."""
         self._runs.yield_run()
 
     def swap_out(self, request: str) -> None:
-        """Move the request's keys and values out of memory, until its next step.
+        """Move the request's keys and values out of memory until its next step.
 
-        `SwappedOut` is reported, with the reason if there is no room for them.
+        Reports `SwappedOut`, with a reason if there is no room for them.
         """
         self._keep_on_disk(messages.SwappedOut, request, lambda kv: kv.swap_out(request))
 
     def reserve(self, request: str, tokens: int) -> None:
-        """See to it that N of the request's tokens have room out of memory; likewise."""
+        """Reserve room out of memory for `tokens` tokens of the request. Reports `Reserved`, with a
+        reason if there is none."""
         self._keep_on_disk(messages.Reserved, request, lambda kv: kv.reserve(request, tokens))
 
     def match_prefix(
@@ -284,10 +287,10 @@ class ShardEngine:
         tokens: int = 0,
         moves: bool = False,
     ) -> None:
-        """Find the prompt's beginning among what is kept of others; `PrefixMatched` is reported.
+        """Find the longest cached prefix of the prompt. Reports `PrefixMatched`.
 
-        salt: only what was left with the same one is found. source: whose first N tokens in memory
-        are the same; see `KvStorage.take`.
+        salt: only blocks stored with an equal salt match. source: a request in memory that has the
+        same first `tokens` tokens; see `KvStorage.take`.
         """
 
         def work(program: StageProgram | None) -> None:
@@ -307,9 +310,9 @@ class ShardEngine:
         self._post(work)
 
     def put_kv(self, request: str, first: int, tokens: Sequence[int], rows: Buffer) -> Future[None]:
-        """Let the request have keys and values of tokens that follow what it has; see `KvRows`.
+        """Restore keys and values of tokens that follow the request's cached ones; see `KvRows`.
 
-        Raises RequestError where they do not, or are of another size.
+        Raises RequestError for another position or size.
         """
 
         def work() -> None:
@@ -324,8 +327,7 @@ class ShardEngine:
         return self._thread.call(work)
 
     def save_state(self, request: str, tokens: int, place: int) -> None:
-        """Copy the state that a request has once all that was told before is done; see
-        `KvStorage.save_state`."""
+        """Copy the request's state after everything queued so far; see `KvStorage.save_state`."""
 
         def work(program: StageProgram | None) -> None:
             if program is not None:
@@ -336,10 +338,10 @@ class ShardEngine:
     def finish(
         self, request: str, *, kept_tokens: int = 0, answer: NDArray[np.int32] | None = None
     ) -> None:
-        """Free the request; a run that it is part of ends after its current token.
+        """Free the request; a run that contains it ends after its current token.
 
-        Of its cache N tokens stay, until it is finished once more; `answer`: those of them that
-        follow the prompt that was matched.
+        kept_tokens: tokens of its KV cache that stay until it is finished again. answer: those of
+        them that follow the matched prompt.
         """
         self._choice.cancel(request)
         if (begun_s := self._begun_s.pop(request, None)) is not None:
@@ -366,15 +368,15 @@ class ShardEngine:
         self._thread.post(work)
 
     def close(self, *, parks: bool = False) -> StageProgram | None:
-        """Unblock the compute thread, end it, free everything. Blocks until it is done.
+        """End the waits and the compute thread, and free everything. Blocks until that is done.
 
-        parks: but for the program, if it may serve another session; then it is the caller's.
+        parks: return the program instead of closing it, if another session may adopt it.
         """
         self._parks = parks
         self._is_over = True
         self.links.close()
         if self._program is not None:
-            self._program.interrupt()  # a chunk of a prompt may take seconds
+            self._program.interrupt()  # a prefill chunk may take seconds
         self._thread.close()
         program, self._program = self._program, None
         return program
@@ -398,14 +400,14 @@ class ShardEngine:
         self._post(work)
 
     def _post(self, work: Callable[[StageProgram | None], None]) -> None:
-        """Have the compute thread do it; the first error is reported, and nothing done after it."""
+        """Queue work. The first error is reported, and nothing runs after it."""
 
         def guarded() -> None:
             if self._is_over:
                 return
             try:
                 work(self._program)
-            except Exception as error:  # back ends raise whatever their libraries do
+            except Exception as error:  # back ends raise errors of their libraries
                 self._fail(error)
 
         self._thread.post(guarded)
@@ -420,29 +422,29 @@ class ShardEngine:
             self._report(Failed.of(map_store_error(error)))
 
     def _let_go_of_all(self) -> None:
-        self.links.close()  # perhaps its shards sum in another way than when `close` was called
+        self.links.close()  # again: `prepare` may have replaced the collective
         self._keep_beginnings()
         if not (self._parks and self._is_sound and self._reset()):
             program, self._program = self._program, None
             try:
                 if program is not None:
                     program.close()
-            except Exception:  # back ends raise whatever their libraries do
+            except Exception:  # back ends raise errors of their libraries
                 _log.exception("a shard did not close as it should")
 
     def _keep_beginnings(self) -> None:
-        """For the next session of who has this one; not where replies wait for another plan."""
+        """Store prefixes for later sessions, unless replies continue on another plan."""
         if self._prefixes is None:
             return
         try:
             is_over = self._is_sound and not self._parks
             self._prefixes.close(self._program if is_over else None)
-        except Exception:  # back ends raise whatever their libraries do
+        except Exception:  # back ends raise errors of their libraries
             _log.info("beginnings of prompts are not kept", exc_info=True)
 
     def _reset(self) -> bool:
         try:
             return self._program is not None and self._program.reset()
-        except Exception:  # back ends raise whatever their libraries do
+        except Exception:  # back ends raise errors of their libraries
             _log.info("a shard cannot be kept for another session", exc_info=True)
             return False

@@ -1,7 +1,7 @@
-"""One shard's links to its neighbours, and what goes over them in a step.
+"""One shard's links to its neighbours, and the messages of a step.
 
-Hidden states come from the stage before and leave for the stage after; sums are taken within the
-stage; the sampler tells all shards the token.
+Hidden states pass from stage to stage; sums stay within a stage; the sampler sends the token to
+all.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from edge.transport import Collective, EncodedHop, Link, LinkState, SoloCollecti
 
 
 class ShardLinks:
-    """Used by the compute thread once it is connected, but for `close`."""
+    """The links of one shard. Once connected, only the compute thread uses them, except `close`."""
 
     def __init__(self, assignment: Assignment, times: ShardCounters) -> None:
         self.seat: Seat = (assignment.stage, assignment.rank)
         self._sizes = tuple(len(stage.shards) for stage in assignment.plan.stages)
         self.neighbours = neighbours(self._sizes, self.seat)
         self.collective: Collective = SoloCollective()
-        """The stage's shards, to sum with."""
+        """The shards of this stage, for sums."""
         self.sums = OVER_LINKS
-        """How they sum, for people."""
+        """How they sum, for display."""
         self._sampler_seat = sampler_seat(self._sizes)
         self._rules = assignment.wire_rules
         self._times = times
@@ -47,7 +47,7 @@ class ShardLinks:
         return self.seat == self._sampler_seat
 
     def connect(self, links: Mapping[Seat, Link], names: Mapping[Seat, str]) -> None:
-        """Take over the links to all neighbours; `names` are their devices', for messages."""
+        """Take over the links to all neighbours. `names`: their devices' names, for messages."""
         assert set(links) == self.neighbours
         self._names, self._links = dict(names), dict(links)
         stage, rank = self.seat
@@ -62,36 +62,37 @@ class ShardLinks:
             self.collective = TimedCollective(opened, self._times)
 
     def sum_on_devices(self, own: DeviceSums | None) -> None:
-        """Agree with the others of the stage how to sum; all of them do it together."""
+        """Agree with the other shards of the stage how to sum. All of them call it together."""
         if self.collective.size > 1:
             joined, self.sums = join(self.collective, own)
             if self.sums != OVER_LINKS:
                 self.collective = TimedCollective(joined, self._times)
 
     def receive_hidden(self, into: NDArray[np.float32]) -> None:
-        """[batch, tokens, hidden] of the stage before, from one of its shards."""
+        """Receive [batch, tokens, hidden] from a shard of the previous stage."""
         stage, rank = self.seat
         self._arriving.receive(self._links[(stage - 1, rank % self._sizes[stage - 1])], into)
 
     def send_hidden(self, hidden: NDArray[np.float32]) -> None:
-        """To those shards of the stage after that have it from this one."""
+        """Send to the shards of the next stage that receive from this one."""
         if self._successors:
             _send(self._successors, self._leaving.outgoing(hidden))
 
     def hear(self, tokens: NDArray[np.int64]) -> None:
-        """What the sampler tells."""
+        """Receive tokens from the sampler."""
         self._links[self._sampler_seat].receive(tokens)
 
     def tell_all(self, tokens: NDArray[np.int64]) -> None:
-        """For the sampler: tell every shard of the plan."""
+        """On the sampler: send to every shard of the plan."""
         _send(self._links.values(), tokens)
 
     def tell_stage(self, tokens: NDArray[np.int64]) -> None:
-        """For the sampler: tell every shard of the last stage."""
+        """On the sampler: send to every shard of the last stage."""
         _send(self._of_stage, tokens)
 
     def error(self, error: transport.TransportError) -> EdgeError:
-        """As an error of ours, by the name of the device at the link's other end."""
+        """The error as one of `edge.errors`, with the name of the device at the link's other
+        end."""
         if not isinstance(error, transport.PeerLostError):
             return ProtocolError(str(error))
         for seat, link in self._links.items():
@@ -100,20 +101,21 @@ class ShardLinks:
         return PeerLostError(error.peer, error.reason)
 
     def state(self, seat: Seat) -> LinkState:
-        """State of the link to a neighbour; before it is there, nothing has moved. From any thread.
-        Raises ProtocolError for a seat that is not linked to this one."""
+        """State of the link to a neighbour; zeros before it is connected. Raises ProtocolError if
+        `seat` is no neighbour. For any thread."""
         if seat not in self.neighbours:
             raise ProtocolError("a link to a shard that is no neighbour")
         link = self._links.get(seat)
         return LinkState(sent=0, received=0, silent_s=0.0) if link is None else link.state()
 
     def silent(self, *, at_least_s: float) -> dict[Seat, LinkState]:
-        """Links at which somebody has waited in vain for so long; from any thread."""
+        """Links on which a receiver has waited this long. For any thread."""
         states = {seat: link.state() for seat, link in self._links.items()}
         return {seat: each for seat, each in states.items() if each.silent_s >= at_least_s}
 
     def close(self) -> None:
-        """Whoever waits for a neighbour hears that it is over. From any thread, more than once."""
+        """Close the links, which ends every wait for a neighbour. For any thread; may be called
+        again."""
         self.collective.close()
         for link in self._links.values():
             link.close()

@@ -1,4 +1,4 @@
-"""Where a shard's time goes: computing, summing with its stage, waiting for others, sampling."""
+"""Time counters of a shard: computing, sums, waits for other stages, sampling."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from edge.protocol.step_times import ExpectedStep, StepTimes
 from edge.transport import BackgroundWork, Collective
 
 _JUDGED_STEPS = 32
-"""Seconds at most where somebody waits for them, and enough to pass over a hiccup."""
+"""Steps of one judgement: they take seconds, and their median ignores a hiccup."""
 
 
 class StepPace:
-    """How the steps of one token of one request go, against what was predicted of them.
+    """Pace of decode steps of a single request, relative to the prediction.
 
-    Noted by the thread that computes, asked by another.
+    The compute thread writes it; another thread reads it.
     """
 
     def __init__(self, expected: ExpectedStep | None) -> None:
-        """expected: None where nothing was predicted."""
+        """expected: None if nothing was predicted."""
         self._expected = expected
         self._ratios: list[float] = []
         self._found: tuple[float, float] | None = None
-        """The last median, and when it was taken."""
+        """The last median and its time."""
 
     def note(self, compute_s: float, *, position: int, now_s: float) -> None:
-        """A step has taken `compute_s`, with `position` tokens cached."""
+        """Record that a step took `compute_s`, with `position` tokens cached."""
         if self._expected is None:
             return
         self._ratios.append(compute_s / self._expected.at(position))
@@ -39,34 +39,34 @@ class StepPace:
             self._ratios.clear()
 
     def slower(self, *, now_s: float, within_s: float) -> float | None:
-        """Times the prediction; None where none was judged within so long."""
+        """Time relative to the prediction. None if nothing was judged within `within_s`."""
         if self._found is None or now_s - self._found[1] > within_s:
             return None
         return self._found[0]
 
 
 class ShardCounters:
-    """The counters of one shard, since they were last taken: of prompts and of decoding."""
+    """Counters of one shard since they were last taken, for prefill and for decode."""
 
     def __init__(self, expected: ExpectedStep | None = None) -> None:
         self.prompt, self.decode = StepTimes(), StepTimes()
         self.pace = StepPace(expected)
         self.now = self.prompt
-        """Those that the step under way counts in."""
+        """The counters of the current step."""
 
     def begin(self, *, is_decode: bool) -> None:
-        """The next step is a token of each request in it, or else a chunk of a prompt."""
+        """Choose the counters of the next step."""
         self.now = self.decode if is_decode else self.prompt
 
     def take(self) -> tuple[StepTimes, StepTimes]:
-        """Those of prompts and those of decoding; they start again from zero."""
+        """The prefill and decode counters, which restart at zero."""
         return self.prompt.take(), self.decode.take()
 
 
 class TimedCollective:
     """A Collective that adds the time of its sums to `times.now.reduce_s`. See `Collective`.
 
-    Of sums on a device only the time to begin them: it computes them among everything else.
+    For sums on a device it counts only the time to start them.
     """
 
     def __init__(self, inner: Collective, times: ShardCounters) -> None:
@@ -82,11 +82,11 @@ class TimedCollective:
         self._times.now.reduce_s += time.perf_counter() - start
 
     def begin_all_reduce(self, array: NDArray[Any]) -> BackgroundWork:
-        """Only the wait for it counts: what the shard computes meanwhile is not lost."""
+        """Counts only the wait: computing meanwhile is not lost time."""
         return _TimedWork(self._inner.begin_all_reduce(array), self._times)
 
     def settle(self) -> None:
-        """No time of sums: what the shard computed before is waited for as well."""
+        """Not counted: it waits for earlier computing as well."""
         self._inner.settle()
 
     def all_gather(self, own: NDArray[Any], into: Sequence[NDArray[Any]]) -> None:

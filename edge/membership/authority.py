@@ -1,6 +1,6 @@
-"""A cluster's key: whoever has it takes devices in, by certificates, and expels them.
+"""The cluster's certificate authority: its key issues certificates to devices and expels them.
 
-Certificates and lists of the expelled are X.509, which TLS checks by itself.
+Certificates and revocation lists (lists of the expelled) are X.509, which TLS verifies by itself.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from edge.membership.roles import ROLES
 
 _BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _END = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)
-"""A device whose clock has stopped is a member all the same; who is none is said by a list.
+"""A far end of validity: a device with a stopped clock stays a member. Revocation is by list.
 
-So the moments in certificates and lists tell no time. They count, in seconds from _BEGIN: the keys
-that a cluster has had, and the certificates that a device has got of it.
+So validity dates do not tell time. As seconds from _BEGIN they count the keys that a cluster has
+had, and the certificates that a device has got.
 """
 
 MOST_COUNTED = 1 << 31
@@ -31,20 +31,20 @@ MALFORMED = (
     ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion,
     x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType,
 )  # fmt: skip
-"""The errors of reading a certificate, or a list of the expelled, that nobody made."""
+"""Errors of reading malformed certificates and revocation lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authority:
-    """The cluster's key pair, on the devices that may take others in."""
+    """The cluster's key pair, on devices that may take others in."""
 
     key: PrivateKey
     certificate: x509.Certificate
 
     @classmethod
     def made(cls, maker: str | None, generation: int = 0) -> Authority:
-        """`maker`: the id of the device that makes it; None: an earlier version did not say.
-        `generation`: how many keys the cluster has had before."""
+        """maker: id of the device that makes the key; None: made by a version that did not say.
+        generation: number of earlier keys of the cluster."""
         key = new_key()
         name = _name(key_id(key.public_key()), maker=maker)
         extensions = (
@@ -58,8 +58,8 @@ class Authority:
     def member(
         self, device: PublicKey, name: str, roles: Iterable[str] = ROLES, edition: int = 0
     ) -> x509.Certificate:
-        """A device's certificate. Its id is the serial number, which lists of the expelled name;
-        `edition`: how many it has had before."""
+        """A device's certificate. The device's id is its serial number, which revocation lists
+        name. edition: number of the device's earlier certificates."""
         own = self.certificate.public_key()
         assert isinstance(own, PublicKey)
         extensions = (
@@ -73,9 +73,9 @@ class Authority:
     def expelled(
         self, ids: Iterable[str], epoch: int, editions: Mapping[str, int] | None = None
     ) -> x509.CertificateRevocationList:
-        """The list of all that were ever expelled; its epoch tells people which is newer.
+        """The revocation list of everyone ever expelled. The greater epoch is the newer list.
 
-        `editions`: the least that counts, of devices that are members by a later certificate.
+        editions: the least valid edition of devices that have got later certificates.
         """
         builder = (
             x509.CertificateRevocationListBuilder()
@@ -98,18 +98,18 @@ _SUPERSEDED = x509.CRLReason(x509.ReasonFlags.superseded)
 
 
 def counted(certificate: x509.Certificate) -> int:
-    """A cluster's generation, or the edition of a device's certificate."""
+    """The generation of a cluster's certificate, or the edition of a device's."""
     return _count(certificate.not_valid_before_utc)
 
 
 def maker_of(cluster: x509.Certificate) -> str | None:
-    """The id of the device that made a cluster's key; None: an earlier version did."""
+    """Id of the device that made the cluster's key. None: made by a version that did not say."""
     named = cluster.subject.get_attributes_for_oid(NameOID.SERIAL_NUMBER)
     return str(named[0].value) if named else None
 
 
 def superseded(entry: x509.RevokedCertificate) -> int | None:
-    """The least edition that counts of a device in a list; None: it is expelled."""
+    """The least valid edition of a listed device. None: it is expelled."""
     try:
         reason = entry.extensions.get_extension_for_class(x509.CRLReason).value
     except x509.ExtensionNotFound:
@@ -137,7 +137,7 @@ def _name(name: str, roles: Iterable[str] = (), maker: str | None = None) -> x50
 
 
 def _shortened(name: str) -> str:
-    """X.520 allows 1 to 64 bytes."""
+    """Cut to the 64 bytes that X.520 allows."""
     return name.encode()[:64].decode(errors="ignore") or "nameless"
 
 

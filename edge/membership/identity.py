@@ -1,4 +1,4 @@
-"""A device's own key: made once, never shown. Its id is a hash of the public half."""
+"""A device's identity: a private key that never leaves it. The id is a hash of the public key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
 
 _ID_BYTES = 16
-"""Against a second key of the same id: 128 bits."""
+"""128 bits, against a second key with the same id."""
 
 MOST_PEERS = 64
 """Daemons of one device at once."""
@@ -34,7 +34,7 @@ _KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One device."""
+    """The identity of one device."""
 
     key: PrivateKey
 
@@ -47,34 +47,34 @@ class Identity:
         return key_id(self.key.public_key())
 
     def secret(self, purpose: str) -> bytes:
-        """32 bytes that only this device can make, the same each time; of no use for another
-        purpose."""
+        """32 bytes that only this device can derive, always equal for one purpose and unrelated
+        between purposes."""
         private = self.key.private_numbers().private_value.to_bytes(_KEY_BYTES)
         return hmac.digest(private, purpose.encode(), hashlib.sha256)
 
 
 def new_key() -> PrivateKey:
-    """P-256: what TLS 1.3 has everywhere."""
+    """A new P-256 key, which every TLS 1.3 implementation supports."""
     return ec.generate_private_key(_CURVE)
 
 
 def key_id(key: PublicKey) -> str:
-    """Names whoever has the private half: 32 hexadecimal digits."""
+    """The id of a public key: 32 hexadecimal digits."""
     public = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    # The first bit is none of a positive number: ids are serial numbers of certificates, too.
+    # The first bit is cleared: ids are also serial numbers of certificates, which are positive.
     number = int.from_bytes(hashlib.sha256(public).digest()[:_ID_BYTES]) | 1 << 127
     return f"{number:032x}"
 
 
 def peer_id(device: str, number: int = 0) -> str:
-    """Names a daemon of a device: the first as the device itself, others after it."""
+    """Id of a device's daemon; number 0 has the device's own id."""
     if not number:
         return device
     return hashlib.sha256(f"edge peer {number} of {device}".encode()).hexdigest()[: 2 * _ID_BYTES]
 
 
 def is_id(text: str) -> bool:
-    """Whether this can be the id of a device, or of a daemon."""
+    """Whether this can be the id of a device or daemon."""
     return _ID.fullmatch(text) is not None
 
 
@@ -86,11 +86,11 @@ def is_peer_of(id: str, device: str) -> bool:
 _ID = re.compile(rf"[0-9a-f]{{{2 * _ID_BYTES}}}", re.ASCII)
 
 LEAST_DIGITS = 16
-"""Fewest digits of an id that somebody writes: fewer can be met by trying keys."""
+"""Fewest digits of an id that users may write; fewer could be forged by trying keys."""
 
 
 def read_ids(text: str) -> tuple[str, ...] | None:
-    """Ids of devices, or their first digits, with commas between them; None for anything else."""
+    """Ids of devices or their prefixes, separated by commas. None for anything else."""
     found = tuple(each.replace(" ", "").lower() for each in text.split(","))
     digits = set("0123456789abcdef")
     are_ids = all(LEAST_DIGITS <= len(each) <= 32 and set(each) <= digits for each in found)
@@ -98,7 +98,7 @@ def read_ids(text: str) -> tuple[str, ...] | None:
 
 
 def fingerprint(id: str) -> str:
-    """An id for people to compare: its first 16 digits, in fours."""
+    """An id for people to compare: its first 16 digits in groups of four."""
     return " ".join(id[start : start + 4] for start in range(0, 16, 4))
 
 
@@ -107,7 +107,8 @@ def key_pem(key: PrivateKey) -> bytes:
 
 
 def read_key(pem: bytes, whose: str) -> PrivateKey:
-    """Raises RequestError, naming `whose` it is, for anything but a P-256 key."""
+    """The private key in `pem`. Raises RequestError, naming `whose` it is, unless it is a P-256
+    key."""
     try:
         key = load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -1,4 +1,4 @@
-"""One device's place in one cluster: what it shows to others, and whom it takes."""
+"""One device's membership in a cluster: its certificate, and which devices it accepts."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from cryptography.x509.oid import NameOID
 from edge.errors import RequestError
 from edge.membership.authority import MALFORMED, Authority, counted, maker_of, superseded
 from edge.membership.identity import Identity, PublicKey, key_id, key_pem
-from edge.membership.lengths import joined, parted
+from edge.membership.length_prefix import joined, parted
 from edge.membership.roles import ROLES
 from edge.membership.rotation import MOST_CARRIED, MOST_ROTATIONS, Rotation
-from edge.membership.shown_certificate import Shown, member_of, shown_tag_key
+from edge.membership.tls_credentials import TlsCredentials, member_of, shown_tag_key
 from edge.transport import Credentials, Member, Past, RefusedError
 
 TAG_KEY_BYTES = 32
 MOST_EXPELLED = 1024
 _MOST_LIST_BYTES = 44 << 10
-"""More than MOST_EXPELLED take; a hello, of at most 64 KiB, holds so much as text."""
+"""Size limit, above that of MOST_EXPELLED entries. A hello of 64 KiB holds it as text."""
 _MOST_LISTS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedList:
-    """One list of the expelled."""
+    """One signed list of expelled devices."""
 
     epoch: int
     ids: frozenset[str]
     editions: Mapping[str, int] = field(default_factory=dict)
-    """The least that counts of a device's certificates, where others of it were given."""
+    """The least valid edition of devices that have got later certificates."""
     signed: bytes
-    """As the cluster's key has signed it (DER)."""
+    """The list in DER, as signed by the cluster's key."""
 
     @classmethod
     def read(cls, signed: bytes, authority: x509.Certificate) -> SignedList:
-        """Raises RequestError for what the cluster's key has not signed.
+        """A list from DER. Raises RequestError unless the cluster's key has signed it.
 
-        Nothing that is said in it of the device that made the key counts: whoever has got hold of a
-        token could else keep the members from the next key, which that device alone can make.
+        Entries about the maker of the key are ignored. Otherwise a stolen token could keep members
+        from the next key, which only the maker can issue.
         """
         try:
             known = x509.load_der_x509_crl(signed)
@@ -61,7 +61,7 @@ class SignedList:
         return cls(epoch=epoch, ids=ids, editions=editions, signed=signed)
 
     def says(self, other: SignedList) -> bool:
-        """Whether it says all that the other one says."""
+        """Whether it contains everything that `other` does."""
         return other.ids <= self.ids and all(
             id in self.ids or self.editions.get(id, 0) >= edition
             for id, edition in other.editions.items()
@@ -70,18 +70,18 @@ class SignedList:
 
 @dataclass(frozen=True, slots=True)
 class Expelled:
-    """All who were expelled, as far as this device has heard.
+    """All expelled devices that this device has heard of.
 
-    Several devices may have the cluster's key, and expel without knowing of each other: so there
-    may be several lists, and who stands in any of them is expelled.
+    Several devices may have the cluster's key and expel independently. So there may be several
+    lists, and a device in any of them is expelled.
     """
 
     lists: tuple[SignedList, ...] = ()
-    """None of them says only what another one says."""
+    """No list is contained in another one."""
 
     @classmethod
     def of(cls, lists: Iterable[SignedList]) -> Expelled:
-        """The same for everybody who knows these lists. Raises RequestError for too much."""
+        """The union of lists, equal for equal lists. Raises RequestError above a limit."""
         kept: list[SignedList] = []
         longest_first = sorted(
             lists,
@@ -100,7 +100,7 @@ class Expelled:
 
     @classmethod
     def read(cls, signed: bytes, authority: x509.Certificate) -> Expelled:
-        """From `signed`. Raises RequestError for what the cluster's key has not signed."""
+        """From `signed`. Raises RequestError unless the cluster's key has signed it."""
         if len(signed) > _MOST_LIST_BYTES:
             raise RequestError("a list of expelled devices is too long")
         parts = list(parted(signed, "a list of expelled devices"))
@@ -110,7 +110,7 @@ class Expelled:
 
     @property
     def epoch(self) -> int:
-        """The highest; 0 before the first list."""
+        """The highest epoch; 0 without a list."""
         return max((each.epoch for each in self.lists), default=0)
 
     @property
@@ -119,7 +119,7 @@ class Expelled:
 
     @property
     def editions(self) -> Mapping[str, int]:
-        """The least that counts of a device's certificates, where others of it were given."""
+        """The least valid edition of devices that have got later certificates."""
         least: dict[str, int] = {}
         for each in self.lists:
             for id, edition in each.editions.items():
@@ -128,49 +128,49 @@ class Expelled:
 
     @property
     def signed(self) -> bytes:
-        """What others are told: each list after its length; nothing before the first list."""
+        """All lists with length prefixes, as sent to others; empty without a list."""
         return joined(each.signed for each in self.lists)
 
     def joined(self, other: Expelled) -> Expelled:
-        """All that stand in either. Raises RequestError for too much."""
+        """The union of both. Raises RequestError above a limit."""
         return Expelled.of((*self.lists, *other.lists))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastKey:
-    """A key that the cluster had, and how a member of that time becomes one of today."""
+    """An earlier key of the cluster, and how members of that time get the current one."""
 
     before: str
-    """The cluster's id then."""
+    """The cluster's id at that time."""
     tag_key: bytes = field(repr=False)
-    """The tag key then."""
+    """The tag key at that time."""
     rotation: bytes = field(repr=False)
-    """What those are told who have these still."""
+    """The signed rotation for members who still have that key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """Everything that a device needs to be of a cluster; with `authority` it takes others in."""
+    """Everything that a member needs; with `authority` it can take others in."""
 
     identity: Identity
     certificate: x509.Certificate
     cluster: x509.Certificate
-    """The cluster's own certificate, which all members know."""
+    """The cluster's certificate, which all members know."""
     tag_key: bytes
     expelled: Expelled = Expelled()
     authority: Authority | None = None
     others: Mapping[str, str] = field(default_factory=dict)
-    """Names, by id, of the devices that this one has met in pairing."""
+    """Names, by id, of the devices that this one met in pairing."""
     taken_in: Mapping[str, x509.Certificate] = field(default_factory=dict)
-    """The certificates, by id, of those that it has taken in."""
+    """Certificates, by id, that this device has issued."""
     past: tuple[PastKey, ...] = ()
-    """The oldest first."""
+    """Earlier keys, the oldest first."""
     by_token: bool = False
-    """It knows of no certificates that other devices have given, but for what lists say."""
+    """Whether it comes from a token: it then knows only of certificates that lists mention."""
 
     @classmethod
     def founded(cls, name: str, identity: Identity | None = None) -> Membership:
-        """The first device of a new cluster."""
+        """The membership of the first device of a new cluster."""
         identity = identity or Identity.made()
         authority = Authority.made(identity.id)
         return cls.enrolled(authority, os.urandom(TAG_KEY_BYTES), name, identity)
@@ -179,7 +179,7 @@ class Membership:
     def enrolled(
         cls, authority: Authority, tag_key: bytes, name: str, identity: Identity | None = None
     ) -> Membership:
-        """A device that has the cluster's key takes itself in."""
+        """The membership of a device that has the cluster's key and issues its own certificate."""
         identity = identity or Identity.made()
         return cls(
             identity=identity,
@@ -191,30 +191,31 @@ class Membership:
 
     @property
     def cluster_id(self) -> str:
-        """Names the cluster to people and in announcements' tags; says nothing of it."""
+        """The cluster's id, shown to users and used in announcements' tags; it reveals nothing
+        else."""
         key = self.cluster.public_key()
         assert isinstance(key, PublicKey)
         return key_id(key)
 
     @property
     def maker(self) -> str | None:
-        """The id of the device that made the cluster's key, as all members know it; None: an
-        earlier version did."""
+        """Id of the device that made the cluster's key. None: made by a version that did not
+        say."""
         return maker_of(self.cluster)
 
     @property
     def generation(self) -> int:
-        """How many keys the cluster has had before."""
+        """Number of earlier keys of the cluster."""
         return counted(self.cluster)
 
     @property
     def roles(self) -> frozenset[str]:
-        """What this device may do in the cluster."""
+        """The roles of this device."""
         return roles_in(self.certificate)
 
-    def shown(self) -> Shown:
-        """What others are shown, with the keys for that."""
-        return Shown(
+    def shown(self) -> TlsCredentials:
+        """Its TLS credentials."""
+        return TlsCredentials(
             id=self.identity.id,
             certificate=self.certificate.public_bytes(Encoding.PEM).decode(),
             key=key_pem(self.identity.key).decode(),
@@ -224,7 +225,7 @@ class Membership:
         )
 
     def handed(self) -> bytes:
-        """Keys of another member, for a daemon that this process starts."""
+        """Credentials as another member, for a daemon that this process starts."""
         assert self.authority is not None
         member = Membership.enrolled(self.authority, self.tag_key, "local")
         return member.shown().to_bytes()
@@ -234,18 +235,18 @@ class Membership:
         return replace(self, others={**self.others, id: name})
 
     def next_edition(self, id: str) -> int:
-        """Edition of the certificate of a device that is taken in now, perhaps again."""
+        """Edition of the next certificate of a device, which may have got some before."""
         given = [0] if self.by_token else []
-        if id in self.others:  # of which a version before this kept no certificate
+        if id in self.others:  # earlier versions did not keep the certificate
             given.append(counted(self.taken_in[id]) if id in self.taken_in else 0)
-        if id in self.expelled.editions:  # perhaps by another device that has the cluster's key
+        if id in self.expelled.editions:  # issued by another device with the cluster's key
             given.append(self.expelled.editions[id])
         return max(given) + 1 if given else 0
 
     def taking_in(self, id: str, name: str, certificate: x509.Certificate) -> Membership:
-        """With a device that has got this certificate; what it had before counts no more.
+        """With a device that got this certificate; its earlier ones become invalid.
 
-        Raises RequestError for too much, and where the cluster has got a new key in the meantime.
+        Raises RequestError above a limit, or if the cluster has got a new key meanwhile.
         """
         if certificate.issuer != self.cluster.subject:
             raise RequestError(
@@ -260,8 +261,8 @@ class Membership:
         return known._listing(self.expelled.ids, {**self.expelled.editions, id: edition})
 
     def expelling(self, id: str) -> Membership:
-        """With one more expelled. Raises RequestError where the cluster's key is not here, and for
-        the device that made it."""
+        """With one more device expelled. Raises RequestError without the cluster's key, and for the
+        device that made it."""
         if id == self.maker:
             raise RequestError(
                 "this device made the cluster, and nobody can expel it; if it is in wrong hands, "
@@ -271,7 +272,7 @@ class Membership:
         return self._listing(self.expelled.ids | {id}, self.expelled.editions)
 
     def _listing(self, ids: frozenset[str], editions: Mapping[str, int]) -> Membership:
-        """Who is expelled now, in one list."""
+        """With a single new list of all expelled devices."""
         if self.authority is None:
             raise RequestError(
                 "this device has not the cluster's key; expel it on a device that takes others in"
@@ -286,12 +287,12 @@ class Membership:
         return replace(self, expelled=Expelled.of([now]))
 
     def rotated(self, name: str, forgiven: Collection[str] = ()) -> Membership:
-        """The cluster under a new key, with all whom this device has taken in and nobody has
-        expelled or taken in since; `name` is its own. Of others it has no certificate that counts:
-        they stay behind. `forgiven`: ids of those that it has taken in and that go along whatever
-        lists say, which whoever has a token may have signed.
+        """The cluster under a new key, with every device that this one took in and whose
+        certificate is still valid. `name` is its own. Devices without such a certificate stay
+        behind. `forgiven`: ids of devices taken in that are kept whatever lists say, since any
+        holder of a token may sign lists.
 
-        Raises RequestError where the cluster's key is not here, and for too many devices.
+        Raises RequestError without the cluster's key, and for too many devices.
         """
         if self.authority is None:
             raise RequestError(
@@ -332,9 +333,10 @@ class Membership:
         )
 
     def following(self, signed: bytes) -> Membership:
-        """The device's place under the key that somebody has told of; itself where it has it.
+        """The membership under a new key, from a rotation that another member sent. Itself if it
+        has that key.
 
-        Raises RequestError, also where the device was not taken along.
+        Raises RequestError for an invalid rotation, and if the device was left behind.
         """
         rotation = Rotation.read(signed)
         if rotation.before in {each.before for each in self.past}:
@@ -371,8 +373,8 @@ class Membership:
         return replace(now, others=self.others, past=self._past_with(rotation))
 
     def _may_lead(self, device: str) -> bool:
-        """To the next key: whoever made this one. Where no certificate says who did, a device that
-        this one was paired with."""
+        """Whether `device` may introduce the next cluster key: the maker of this one. If the maker
+        is unknown, a device that this one was paired with."""
         if self.maker is not None:
             return device == self.maker
         return device in self.others and device not in self.expelled.ids
@@ -382,22 +384,22 @@ class Membership:
         return (*self.past, last)[-MOST_ROTATIONS:]
 
     def hearing(self, signed: bytes) -> Membership:
-        """With the lists of the expelled that somebody has told; itself where none is new.
+        """With the expulsions that another member sent; itself if none is new.
 
-        Raises RequestError for what the cluster's key has not signed, and for too much.
+        Raises RequestError unless the cluster's key has signed them, and above a limit.
         """
         joined = self.expelled.joined(Expelled.read(signed, self.cluster))
         return self if joined == self.expelled else replace(self, expelled=joined)
 
 
 def roles_in(certificate: x509.Certificate) -> frozenset[str]:
-    """What the device of a certificate may do."""
+    """Roles in a certificate."""
     units = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
     return frozenset(str(unit.value) for unit in units) & frozenset(ROLES)
 
 
 def name_in(certificate: x509.Certificate) -> str:
-    """What the device of a certificate is called."""
+    """Name in a certificate."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else ""
 
@@ -411,7 +413,7 @@ def _key_of(certificate: x509.Certificate) -> PublicKey:
 def read_membership(
     *, identity: Identity, certificate: bytes, cluster: bytes, tag_key: bytes, expelled: bytes
 ) -> Membership:
-    """From what a file or another device has told. Raises RequestError."""
+    """A membership from a file or another device. Raises RequestError if it is invalid."""
     try:
         own, root = map(x509.load_der_x509_certificate, (certificate, cluster))
         own.verify_directly_issued_by(root)
@@ -433,14 +435,15 @@ def read_membership(
 
 
 def told_past(past: Iterable[PastKey]) -> bytes:
-    """As files and other devices are told."""
+    """Earlier keys encoded for files and other devices."""
     return joined(
         part for each in past for part in (each.before.encode(), each.tag_key, each.rotation)
     )
 
 
 def read_past(told: bytes, whose: str) -> tuple[PastKey, ...]:
-    """Raises RequestError, of `whose` it is, for anything that `told_past` has not made."""
+    """The keys that `told_past` encoded. Raises RequestError, naming `whose` they are, for anything
+    else."""
     parts = list(parted(told, whose))
     if len(parts) % 3 or len(parts) > 3 * MOST_ROTATIONS:
         raise RequestError(f"{whose} cannot be read: it has {len(parts)} parts of old keys")
@@ -457,18 +460,18 @@ def read_past(told: bytes, whose: str) -> tuple[PastKey, ...]:
 
 
 Change = Callable[[Membership], Membership]
-"""From what a membership is to what it shall be."""
+"""A function from a membership to the changed one."""
 
 
 def ignore_news(_: Change) -> None:
-    """For memberships that are not kept anywhere."""
+    """Drop changes: for memberships that are not kept."""
 
 
 def credentials(
     current: Callable[[], Membership], change: Callable[[Change], object] = ignore_news
 ) -> Credentials:
-    """What connections need. `current` is asked whom to take at each of them, and `change` changes
-    what is kept when others have told of a list of the expelled that is new."""
+    """Credentials for connections. Each connection asks `current` which devices to accept. `change`
+    keeps expulsions and keys that others sent."""
     membership = current()
 
     def is_admitted(id: str, edition: int | None) -> bool:
@@ -508,7 +511,7 @@ def credentials(
     def past() -> list[Past]:
         try:
             kept = current().past
-        except RequestError:  # files of keys that are being mended
+        except RequestError:  # the key files are being repaired
             return []
         return [
             Past(tag_key=shown_tag_key(each.tag_key), rotation=each.rotation)
@@ -524,7 +527,7 @@ def credentials(
     def now() -> Credentials:
         try:
             newest = current()
-        except RequestError:  # likewise
+        except RequestError:  # the key files are being repaired
             return own
         if newest.certificate == membership.certificate:
             return own

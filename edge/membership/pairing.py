@@ -1,11 +1,10 @@
-"""Two devices whose users share six words become members of one cluster.
+"""Pairing: two devices whose users share six words become members of one cluster.
 
 The words are a password for SPAKE2 (Abdalla, Pointcheval, 2005; the variant of the package
-`spake2`, which is older than RFC 9382): who does not know them learns nothing from the exchange and
-has one guess, after which they are void. What is then told, a public key one way and the membership
-the other, is sealed by AES-GCM under the key that both have found. The public key comes with a
-signature by its private half: whoever came with the key of a member would else replace the
-certificate of that.
+`spake2`, which is older than RFC 9382). A device without them learns nothing from the exchange and
+has one guess, after which they are void. Then the public key and the membership are exchanged,
+sealed by AES-GCM under the agreed key. The public key comes with a signature: otherwise a device
+could present a member's key and replace that member's certificate.
 """
 
 from __future__ import annotations
@@ -42,36 +41,36 @@ from edge.membership.membership import (
     read_past,
     told_past,
 )
+from edge.membership.pairing_words import WORDS
 from edge.membership.roles import ROLES
-from edge.membership.words import WORDS
 from edge.transport import Channel, Frame, ProtocolError
 from edge.transport.frame import FrameLimits
 
 CODE_WORDS = 6
 _PLACE_WORDS = 2
-"""By which the devices find each other; the others, 32 bits, are the secret."""
+"""Words by which the devices find each other. The others, 32 bits, are the secret."""
 
 CODE_LASTS_S = 300.0
 
 _HELLO, _JOIN, _TAKEN_IN = "pair", "join", "taken in"
 _LIMITS = FrameLimits(header_bytes=1 << 10, payload_bytes=64 << 10)
 _TAKEN_IN_LIMITS = FrameLimits(header_bytes=1 << 10, payload_bytes=1 << 20)
-"""With the keys that the cluster had before."""
+"""Large enough for the cluster's earlier keys."""
 
 _WORD_LIMIT_S = 3.0
-"""Until a device that comes has said what is waited for: it takes it milliseconds."""
+"""Time limit for each expected message, in seconds; a device takes milliseconds."""
 
 _NONCE = bytes(12)
-"""Each key seals one message."""
+"""Each key seals one message only."""
 
 _MAGIC = b"edge pair\0"
-"""Nothing else that a device's key signs begins so."""
+"""No other content that a device's key signs begins like this."""
 _ECDSA = ec.ECDSA(SHA256())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
-    """The device at the other end, for people."""
+    """The other device, for display."""
 
     name: str
     id: str
@@ -81,30 +80,30 @@ class Other:
 
 
 class WrongCodeError(RequestError):
-    """The code is void: somebody tried other words, or came too late."""
+    """The code is void: a device guessed wrongly, or came too late."""
 
 
 class CannotKeepError(RequestError):
-    """This device cannot keep whom it takes in: nobody can join, whatever the code."""
+    """This device cannot store new members, so nobody can join by any code."""
 
 
 class HeldMembership(Protocol):
-    """This device's place in its cluster, where it is kept: `OwnMembership`, for one."""
+    """Stored membership of this device, for example `CurrentMembership`."""
 
     def current(self) -> Membership:
-        """As it is now."""
+        """The newest membership."""
 
     def change(self, change: Change) -> Membership:
-        """What `change` makes of the newest, which is kept."""
+        """Apply `change` to the newest membership, keep and return the result."""
 
 
 def new_code() -> str:
-    """Six words."""
+    """A random code of six words."""
     return " ".join(secrets.choice(WORDS) for _ in range(CODE_WORDS))
 
 
 def read_code(text: str) -> str:
-    """A code as somebody has typed it. Raises RequestError."""
+    """A code as typed by a user. Raises RequestError if it is none."""
     words = text.lower().replace("-", " ").split()
     if len(words) != CODE_WORDS:
         raise RequestError(
@@ -120,12 +119,12 @@ def read_code(text: str) -> str:
 
 
 def meeting_place(code: str) -> str:
-    """Where devices with this code look for each other; it says nothing of the rest."""
+    """The place that devices with this code announce; it reveals nothing about the secret words."""
     return "pair-" + "-".join(code.split()[:_PLACE_WORDS])
 
 
 def check_takes_in(membership: Membership) -> Authority:
-    """What takes others in. Raises RequestError where this device may not."""
+    """The authority that issues certificates. Raises RequestError if this device has none."""
     if membership.authority is None:
         raise RequestError(
             "this device may not take others in: it has not the cluster's key; run `edge pair` on "
@@ -135,10 +134,10 @@ def check_takes_in(membership: Membership) -> Authority:
 
 
 class Invitation:
-    """The side that shows the code, towards all who come: any number may talk, one may guess.
+    """The inviting side, which shows the code: any number of devices may talk, one may guess.
 
-    Nobody learns from the first answer whether their words are right: only the proof that follows
-    is a guess. While one proof is looked at no other is, and after a wrong one none ever.
+    The first answer does not tell whether the words are right; only the proof after it is a guess.
+    Proofs are checked one at a time, and after a wrong one none is.
     """
 
     def __init__(
@@ -150,12 +149,12 @@ class Invitation:
         *,
         clock: Callable[[], float] = since_boot_s,
     ) -> None:
-        """Whoever comes may do what `roles` say; `name` is our own. `own` is asked for our
-        place when somebody has come: the cluster may have got a new key since the code was shown.
-        The code's time begins here, by a clock that shows seconds, those of a suspension among
-        them.
+        """roles: of the new member. name: this device's. own: asked for the membership when a
+        device comes, since the cluster's key may have changed by then. clock: seconds, including
+        time in suspension; the code's lifetime begins here.
 
-        Raises RequestError."""
+        Raises RequestError if this device cannot take others in.
+        """
         check_takes_in(own.current())
         self._code = code
         self._own = own
@@ -164,16 +163,16 @@ class Invitation:
         self._clock = clock
         self._ends_at_s = clock() + CODE_LASTS_S
         self._is_guessed = False
-        """Somebody's proof is being looked at, was wrong, or has made a member."""
+        """Whether a proof is being checked, was wrong, or has made a member."""
 
     async def take_in(self, channel: Channel, on_word: Callable[[], None] = lambda: None) -> Other:
-        """Make whoever is at the other end a member, if it knows the words.
+        """Make the other device a member if it knows the words.
 
-        `on_word` is called after each of the two messages that it has to send.
+        on_word: called after each of its two messages.
 
         Raises WrongCodeError, after which the code is void; CannotKeepError; RequestError for a
-        device that does not keep to the protocol, or comes after another one; TimeoutError; the
-        channel's errors.
+        device that breaks the protocol or comes after another one; TimeoutError; errors of the
+        channel.
         """
         spake = SPAKE2_B(self._code.encode())
         async with asyncio.timeout(_WORD_LIMIT_S):
@@ -196,7 +195,7 @@ class Invitation:
         except WrongCodeError:
             raise
         except BaseException:
-            self._is_guessed = False  # it knew the words: that was no guess
+            self._is_guessed = False  # it knew the words, so it was no guess
             raise
 
     async def _taken_in(self, channel: Channel, keys: _Keys, asked: Mapping[str, Any]) -> Other:
@@ -221,7 +220,7 @@ class Invitation:
             authority, edition = check_takes_in(newest), newest.next_edition(id)
             return newest.taking_in(id, name, authority.member(device, name, self._roles, edition))
 
-        # Kept before it is told: whatever ends this process then, no member stands in no list.
+        # Store before sending: if this process ends now, every member is still on record.
         try:
             membership = self._own.change(taking_in)
         except EdgeError as error:
@@ -243,9 +242,10 @@ class Invitation:
 async def join(
     channel: Channel, code: str, identity: Identity, name: str
 ) -> tuple[Membership, Other]:
-    """The side that was told the code: this device's membership, and who has taken it in.
+    """The joining side, which got the code: this device's membership, and the device that took it
+    in.
 
-    Raises WrongCodeError, RequestError and the channel's errors.
+    Raises WrongCodeError, RequestError and errors of the channel.
     """
     spake = SPAKE2_A(code.encode())
     await channel.send(Frame(_HELLO, {}, spake.start()))
@@ -269,7 +269,8 @@ async def join(
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """One for each way, and what the device that joins signs: nobody can use that elsewhere."""
+    """One key for each direction, and the transcript that the joining device signs, valid nowhere
+    else."""
 
     joining: AESGCM
     inviting: AESGCM
@@ -279,7 +280,9 @@ class _Keys:
     def agreed(cls, spake: Any, theirs: bytes) -> _Keys:
         try:
             shared = spake.finish(theirs)
-        except Exception as error:  # the package has one of its own for each kind of nonsense
+        except (
+            Exception
+        ) as error:  # the package raises a different error for each malformed message
             raise RequestError("the other device does not pair as Edge does") from error
         derived = HKDF(SHA256(), 96, salt=None, info=b"edge pair").derive(shared)
         return cls(AESGCM(derived[:32]), AESGCM(derived[32:64]), _MAGIC + derived[64:])

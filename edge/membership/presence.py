@@ -1,11 +1,11 @@
-"""Which devices are there, from what one observer has heard of them. Pure: no network, no clock.
+"""Presence (failure detection): which daemons are alive, as seen by one observer. Pure: no network,
+no clock.
 
-A daemon has an id, which it keeps, and an epoch: one for each start, greater each time. Its device
-counts that itself, so clocks need not agree. The observer numbers what it sees; what it saw in one
-look has one number.
+A daemon has a permanent id and an epoch, which its device increases at each start; clocks need not
+agree. The observer numbers its rounds of looking, and each observation has its round's number.
 
-What is known only grows (a semilattice: every part is a least, a greatest or a union), so the same
-events give the same state in whatever order, late or twice they come.
+Knowledge is a semilattice (every field is a minimum, a maximum or a union), so observations may
+come late, twice or in any order and give the same state.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ MOST_EPOCHS = 4
 """Most epochs of one device that are remembered: the greatest ones."""
 
 _MISSES_OF_LOST = 2
-"""Looks in a row without an answer: then it is not silent but lost."""
+"""Missed answers in a row after which a silent daemon counts as lost."""
 
 _MOST_BREAKS = 8
 
 MOST_IDS = 1024
-"""That one observer remembers. A network that has more is being flooded."""
+"""Most ids that an observer remembers. More mean that the network is being flooded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """It answered, and said whether it leaves."""
+    """The daemon answered, and said whether it is leaving."""
 
     id: str
     epoch: int
@@ -40,7 +40,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """It was asked, and did not answer."""
+    """The daemon was asked and did not answer."""
 
     id: str
     epoch: int
@@ -49,7 +49,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broke:
-    """A connection to it has ended which it did not close."""
+    """A connection ended that the daemon had not closed."""
 
     id: str
     epoch: int
@@ -61,18 +61,18 @@ Sighting = Heard | Missed | Broke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incarnation:
-    """What is known of one start of one daemon."""
+    """What is known of one start of a daemon."""
 
     epoch: int
     first: int | None = None
-    """When it was first heard, and: """
+    """Rounds of the first and last answer."""
     last: int | None = None
     leaves: int | None = None
-    """When it first said so."""
+    """Round in which it first said that it is leaving."""
     misses: frozenset[int] = frozenset()
-    """The latest."""
+    """The latest ones."""
     breaks: frozenset[int] = frozenset()
-    """The latest."""
+    """The latest ones."""
 
     def __or__(self, other: Incarnation) -> Incarnation:
         assert self.epoch == other.epoch
@@ -87,7 +87,8 @@ class Incarnation:
 
     @property
     def state(self) -> State:
-        """Who has left stays so: whatever comes of this epoch is late."""
+        """The state of this start. After leaving, later observations of the epoch do not revive
+        it."""
         if self.leaves is not None:
             gone = any(number > self.leaves for number in (*self.misses, *self.breaks))
             return "left" if gone else "leaving"
@@ -104,7 +105,7 @@ class Incarnation:
         return self.state in ("alive", "silent", "leaving")
 
     def was_there_with(self, other: Incarnation) -> bool:
-        """Whether each was heard after the other had begun: no device starts again so."""
+        """Whether the two were heard in overlapping rounds, which no restart explains."""
         if self.first is None or self.last is None or other.first is None or other.last is None:
             return False
         return self.first <= other.last and other.first <= self.last
@@ -115,7 +116,7 @@ class Presence:
     """What is known of one id."""
 
     incarnations: Mapping[int, Incarnation] = field(default_factory=dict)
-    """By epoch."""
+    """Starts by epoch."""
 
     def __or__(self, other: Presence) -> Presence:
         found = dict(self.incarnations)
@@ -129,9 +130,9 @@ class Presence:
 
     @property
     def current(self) -> Incarnation | None:
-        """The one that is used. A later start outweighs what is heard of earlier ones, however late
-        that comes. Where two are there at once, which have one device's keys then, it is the one
-        that was there first, until it is gone."""
+        """The start to use: the latest one, however late earlier ones are heard of. If two are
+        there at once (copies with the same keys), the one that was there first, until it is
+        gone."""
         if not self.incarnations:
             return None
         there = [each for each in self._latest() if each.is_there]
@@ -141,7 +142,7 @@ class Presence:
 
     @property
     def copies(self) -> tuple[Incarnation, ...]:
-        """Those that are there with the current one, and have its keys."""
+        """Other starts that are there at the same time, with the same keys."""
         current = self.current
         return tuple(
             each
@@ -158,7 +159,7 @@ class Presence:
 
     @property
     def losses(self) -> int:
-        """How often it went away without a word, as far as that is remembered."""
+        """Number of remembered losses without a goodbye."""
         ends = {each.epoch for each in self.incarnations.values()} - {
             each.epoch for each in self._latest() if each.is_there
         }
@@ -168,7 +169,7 @@ class Presence:
         )
 
     def _latest(self) -> list[Incarnation]:
-        """Without those that ended before another start of the same device."""
+        """Starts without those that ended before a later start of the same device."""
         every = self.incarnations.values()
         return [
             each
@@ -188,12 +189,12 @@ class Presences:
         self._number = 0
 
     def look(self) -> int:
-        """The number of what is seen from now on."""
+        """Begin a round and return its number."""
         self._number += 1
         return self._number
 
     def saw(self, sighting: Sighting, place: str | None = None) -> None:
-        """place: for people."""
+        """Record an observation. place: where, for display."""
         known = self._known.get(sighting.id)
         if known is None:
             if len(self._known) >= MOST_IDS:
@@ -212,7 +213,7 @@ class Presences:
         return self._known.get(id, Presence())
 
     def place(self, id: str, epoch: int) -> str:
-        """Where that was seen last."""
+        """Where this start was seen last."""
         return self._places.get((id, epoch), "another place")
 
 

@@ -1,4 +1,4 @@
-"""What a member may do: compute for others, and have others compute for it."""
+"""Roles of a member: compute for others, have others compute."""
 
 LEND, USE = "lend", "use"
 ROLES = (LEND, USE)

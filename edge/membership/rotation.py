@@ -1,10 +1,10 @@
-"""From one key of a cluster to the next: what a member of before is told by any member of after.
+"""Key rotation: how a member with an earlier cluster key gets the next one from any other member.
 
-A rotation is signed twice: by the cluster's key of before, and by the device that made it, which
-members know from pairing. So whoever has got hold of the cluster's key alone, by a token, moves
-nobody. For each device that is taken along there is an entry, which that device alone can find and
-open (ECIES: the secret of an ephemeral key and the device's, HKDF-SHA256, AES-256-GCM): its new
-certificate and the new tag key. Who has no entry stays behind.
+A rotation is signed twice: by the earlier cluster key, and by the device that made that key, which
+members know from pairing. So a stolen token, which holds only the cluster key, moves nobody. Each
+device that is carried over has an entry that only it can find and open (ECIES: the shared secret of
+an ephemeral key and the device's, HKDF-SHA256, AES-256-GCM). The entry holds its new certificate
+and the new tag key. Devices without an entry stay behind.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from cryptography.hazmat.primitives.serialization import (
 from edge.errors import RequestError
 from edge.membership.authority import MALFORMED
 from edge.membership.identity import Identity, PrivateKey, PublicKey, key_id, new_key
-from edge.membership.lengths import joined, parted
+from edge.membership.length_prefix import joined, parted
 
 MOST_CARRIED = 256
-"""Devices, or a handshake would have to carry more than MAX_ROTATION_BYTES of transport."""
+"""Most devices; with more, a handshake would exceed MAX_ROTATION_BYTES of transport."""
 
 MOST_ROTATIONS = 3
-"""That a member remembers: a device that has missed more is paired anew."""
+"""Rotations that a member remembers. A device that has missed more must be paired again."""
 
 _MAGIC = b"edge rotation\0"
-"""No certificate and no list of the expelled, which the same key signs, begins so."""
+"""Certificates and revocation lists, which the same key signs, never begin like this."""
 
 _WHAT = "a rotation of the cluster's key"
 _ECDSA = ec.ECDSA(SHA256())
 _NONCE = bytes(12)
-"""Each key seals one entry."""
+"""Each key seals one entry only."""
 
 _KEY_BYTES, _LABEL_BYTES = 32, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """One, as it was signed. What it says is checked by `check` and `opened`, not before."""
+    """A signed rotation. Its content is verified by `check` and `opened`, not before."""
 
     signed: bytes = field(repr=False)
-    """As members tell each other."""
+    """The encoding that members send each other."""
     before: str
-    """The cluster's id before; and its certificate after:"""
+    """The cluster's id before the rotation; `cluster` is its certificate afterwards."""
     cluster: x509.Certificate
     device: PublicKey
-    """Whose device made it."""
+    """Public key of the device that made it."""
     _point: PublicKey = field(repr=False)
     _entries: tuple[bytes, ...] = field(repr=False)
     _statement: bytes = field(repr=False)
@@ -73,7 +73,8 @@ class Rotation:
         tag_key: bytes,
         certificates: Mapping[str, x509.Certificate],
     ) -> Rotation:
-        """By the device that has the keys; `certificates` are the new ones, by id."""
+        """Make a rotation on the device that has the keys. `certificates`: the new ones, by device
+        id."""
         ephemeral = new_key()
         id = key_id(before.public_key())
         entries = []
@@ -85,7 +86,7 @@ class Rotation:
             entries.append(label + AESGCM(key).encrypt(_NONCE, content, None))
         point = _public(ephemeral.public_key())
         root = cluster.public_bytes(Encoding.DER)
-        # In an order that says nothing of who was paired when.
+        # Sorted by key, so that the order does not tell who was paired when.
         statement = _MAGIC + joined((id.encode(), root, point, *sorted(entries)))
         signatures = (
             before.sign(statement, _ECDSA),
@@ -96,7 +97,7 @@ class Rotation:
 
     @classmethod
     def read(cls, signed: bytes) -> Rotation:
-        """Raises RequestError for what is none."""
+        """From its encoding. Raises RequestError if it is malformed."""
         parts = list(parted(signed, _WHAT))
         if len(parts) != 4 or not parts[0].startswith(_MAGIC):
             raise RequestError(f"{_WHAT} cannot be read")
@@ -122,11 +123,12 @@ class Rotation:
 
     @property
     def maker(self) -> str:
-        """The id of the device that made it."""
+        """Id of the device that made it."""
         return key_id(self.device)
 
     def check(self, cluster: x509.Certificate) -> None:
-        """Raises RequestError unless the cluster of before, and the device named, have signed."""
+        """Raises RequestError unless the earlier cluster key and the named device have signed
+        it."""
         key = cluster.public_key()
         assert isinstance(key, PublicKey)
         try:
@@ -136,7 +138,7 @@ class Rotation:
             raise RequestError(f"{_WHAT} was not signed by whom it should be") from error
 
     def opened(self, identity: Identity) -> tuple[bytes, bytes] | None:
-        """The device's new certificate (DER) and the new tag key; None: it is not taken along."""
+        """The device's new certificate (DER) and the new tag key. None: it was left behind."""
         key, label = _sealing(identity.key.exchange(ec.ECDH(), self._point), self.before)
         for entry in self._entries:
             if not entry.startswith(label):
@@ -152,7 +154,7 @@ class Rotation:
 
 
 def _sealing(shared: bytes, before: str) -> tuple[bytes, bytes]:
-    """The key of one device's entry, and by what the device knows it."""
+    """The key that seals a device's entry, and the label by which the device finds it."""
     both = HKDF(SHA256(), _KEY_BYTES + _LABEL_BYTES, salt=None, info=_MAGIC + before.encode())
     derived = both.derive(shared)
     return derived[:_KEY_BYTES], derived[_KEY_BYTES:]

@@ -1,6 +1,6 @@
-"""Where a device keeps its key and its membership; and the token that stands for a membership.
+"""Storage of a device's key and membership on disk; and tokens, which stand for a membership.
 
-Files are for their owner alone: one that others can read, or write, is refused.
+Files are private: a file that others can read or write is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edge.membership.identity import (
     key_pem,
     read_key,
 )
-from edge.membership.lengths import joined, parted
+from edge.membership.length_prefix import joined, parted
 from edge.membership.membership import (
     TAG_KEY_BYTES,
     Change,
@@ -48,40 +48,41 @@ TOKEN_VARIABLE = "EDGE_CLUSTER_TOKEN_FILE"  # noqa: S105  a name
 
 _MOST_FILE_BYTES = 256 << 10
 _MOST_MEMBERSHIP_BYTES = 2 << 20
-"""With the keys of before, and the certificates of all that were taken in."""
+"""Size limit, for the earlier keys and all issued certificates."""
 
 _IDENTITY, _MEMBERSHIP = "identity.pem", "membership.json"
 _TELLING = "telling.lock"
 _PARTS = {"certificate", "cluster", "key", "tag_key", "expelled", "others"}
 _LATER_PARTS = {"taken_in", "past"}
-"""Which files of earlier versions lack."""
+"""Fields that files of earlier versions lack."""
 
 
 def config_root() -> Path:
-    """The folder of keys: EDGE_CONFIG, or the system's place for a user's settings."""
+    """The folder of keys: EDGE_CONFIG, or the system's folder for user settings."""
     chosen = os.environ.get(CONFIG_VARIABLE)
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_config_dir("edge"))
 
 
 _EPOCH_DIGITS = 20
 _MOST_EPOCH = 1 << 52
-"""Microseconds until the year 2112. What is more was damaged."""
+"""Microseconds until the year 2112. A greater epoch comes from a damaged file."""
 
 
 class MembershipStore:
-    """One folder. Every method raises RequestError for files that cannot be used."""
+    """One folder of keys. Every method raises RequestError for files that cannot be used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._read: tuple[_Version, Membership] | None = None
 
     def identity(self) -> Identity:
-        """This device's key, made at the first call."""
+        """This device's identity, created at the first call."""
         with self._alone():
             return self._identity()
 
     def membership(self) -> Membership | None:
-        """This device's place in its cluster; read again when another process has changed it."""
+        """This device's membership, read again if another process has changed it. None: in no
+        cluster."""
         path = self.folder / _MEMBERSHIP
         try:
             version = _version(path.stat())
@@ -95,18 +96,18 @@ class MembershipStore:
         return self._read[1]
 
     def founded(self, name: str) -> Membership:
-        """The membership, of a new cluster where there is none."""
+        """The membership; without one, of a newly founded cluster."""
         known = self.membership()
         if known is not None:
             return known
-        with self._alone():  # or two daemons that start at once would be of two clusters
+        with self._alone():  # else two daemons that start at once would found two clusters
             path = self.folder / _MEMBERSHIP
             if path.exists():
                 return self._loaded(path)
             return self._kept(Membership.founded(name, self._identity()))
 
     def keep(self, membership: Membership) -> Membership:
-        """From now on this is the device's place. Who was expelled from the cluster remains so."""
+        """Store a membership. Devices expelled from the cluster stay expelled."""
         with self._alone():
             path = self.folder / _MEMBERSHIP
             present = self._loaded(path) if path.exists() else None
@@ -115,7 +116,7 @@ class MembershipStore:
             return self._kept(membership)
 
     def change(self, change: Change) -> Membership:
-        """What `change` makes of the newest membership, which no other process changes meanwhile.
+        """Apply `change` to the newest membership under a lock, store and return the result.
 
         `change` must not use the store.
         """
@@ -125,7 +126,7 @@ class MembershipStore:
             return newest if changed is newest else self._kept(changed)
 
     def with_expelled(self, held: Membership) -> Membership:
-        """What a token stands for, with all whom this folder knows to be expelled."""
+        """A membership by token, with the expulsions stored in this folder."""
         path = self._expelled_from(held)
         signed = _private(path) if path.exists() else b""
         if signed == held.expelled.signed:
@@ -136,7 +137,7 @@ class MembershipStore:
             raise RequestError(f"{path} cannot be used: {error}") from error
 
     def change_held(self, held: Membership, change: Change) -> Membership:
-        """As `change`, for what a token stands for: only who was expelled is kept here."""
+        """As `change`, for a membership by token: only its expulsions are stored."""
         with self._alone():
             path = self._expelled_from(held)
             changed = change(self.with_expelled(held))
@@ -147,10 +148,10 @@ class MembershipStore:
 
     @contextlib.contextmanager
     def numbered(self) -> Iterator[tuple[int, int]]:
-        """The least number that no other daemon of this device has, for as long as it runs; and
-        the epoch of this start, which is greater than those of earlier ones."""
+        """The least number that no other daemon of this device holds, while it runs, and the epoch
+        of this start, greater than earlier ones."""
         with contextlib.ExitStack() as stack:
-            self.identity()  # the folder is there then
+            self.identity()  # creates the folder
             for number in range(MOST_PEERS):
                 lock = os.open(self.folder / f"peer-{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
                 try:
@@ -167,8 +168,8 @@ class MembershipStore:
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Meanwhile a daemon of this device tells members who has been expelled."""
-        self.identity()  # the folder is there then
+        """Hold the lock that says: a daemon of this device tells members of expulsions."""
+        self.identity()  # creates the folder
         lock = os.open(self.folder / _TELLING, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)
@@ -177,7 +178,7 @@ class MembershipStore:
             os.close(lock)
 
     def is_telling(self) -> bool:
-        """Whether a daemon does so."""
+        """Whether a daemon holds that lock."""
         try:
             lock = os.open(self.folder / _TELLING, os.O_RDWR)
         except FileNotFoundError:
@@ -235,7 +236,7 @@ class MembershipStore:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One process at a time, so that nobody reads half of a change."""
+        """A lock between processes, so that none reads a partial change."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -249,9 +250,9 @@ class MembershipStore:
 
 
 def token(membership: Membership) -> bytes:
-    """What lets whoever holds it take itself into the cluster: for scripts, and as secret as keys.
+    """A token: its holder can join the cluster by itself. For scripts; as secret as a key.
 
-    Raises RequestError where the cluster's key is not here.
+    Raises RequestError without the cluster's key.
     """
     if membership.authority is None:
         raise RequestError(
@@ -269,7 +270,8 @@ def token(membership: Membership) -> bytes:
 
 
 def enrolled_by_token(text: bytes, whose: str, name: str, identity: Identity) -> Membership:
-    """A device that holds a token, as a member. Raises RequestError naming `whose` token it is."""
+    """The membership of a device that holds a token. Raises RequestError naming `whose` token it
+    is."""
     values = _decoded(text, whose)
     if set(values) != {"cluster", "key", "tag_key", "expelled"}:
         raise RequestError(f"{whose} is not a cluster's token")
@@ -285,12 +287,12 @@ def enrolled_by_token(text: bytes, whose: str, name: str, identity: Identity) ->
 
 
 def read_token(path: Path) -> bytes:
-    """Raises RequestError, also for a file that others may read."""
+    """A token file. Raises RequestError, also if others can read it."""
     return _private(path)
 
 
 def write_token(path: Path, membership: Membership) -> None:
-    """Raises RequestError, also where something is already there."""
+    """Write a token file. Raises RequestError, also if the file exists."""
     if path.exists():
         raise RequestError(f"{path} is there already", remedy="remove it, or name another file")
     _write(path, token(membership))
@@ -300,7 +302,7 @@ def _authority(pem: bytes, certificate: x509.Certificate, whose: str) -> Authori
     key = read_key(pem, whose)
     try:
         public_key = certificate.public_key()
-        # Signed by itself: so it is as the cluster's founder made it, whatever is put into others.
+        # Self-signed, so it is the founder's certificate, whatever other certificates say.
         certificate.verify_directly_issued_by(certificate)
     except MALFORMED as error:
         raise RequestError(f"{whose} cannot be read: {error}") from error
@@ -363,12 +365,12 @@ _Version = tuple[int, int, int]
 
 
 def _version(found: os.stat_result) -> _Version:
-    """Another one for each content that a file gets."""
+    """A value that differs for each content of a file."""
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def _private(path: Path, most_bytes: int = _MOST_FILE_BYTES) -> bytes:
-    """The content of a small file that is its owner's alone."""
+    """The content of a small file that only its owner can access."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -386,7 +388,7 @@ def _private(path: Path, most_bytes: int = _MOST_FILE_BYTES) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all, and readable by nobody else at any moment. Raises RequestError."""
+    """Write atomically; no other user can read it at any time. Raises RequestError."""
     draft = path.with_name(f"{path.name}.partial")
     try:
         draft.unlink(missing_ok=True)
@@ -407,10 +409,10 @@ def _unusable(path: Path, error: OSError) -> RequestError:
 
 
 def _next_epoch(file: int) -> int:
-    """One more than the file has, or the time, whichever is greater, which the file has then.
+    """The next epoch: one more than the file's, or the time if that is greater. Stored in the file.
 
-    By the time, because the file may be put back from a backup; by the file, because a clock may be
-    put back, too. Where both are, or in a copy of the folder, chance keeps two starts apart.
+    The time helps if the file is restored from a backup, the file if the clock is set back. If both
+    happen, or in a copied folder, two starts differ by chance only.
     """
     before = os.pread(file, _EPOCH_DIGITS, 0).strip()
     last = int(before) if before.isdigit() and int(before) < _MOST_EPOCH else 0

@@ -1,4 +1,4 @@
-"""Who may have this peer compute, and how much of it one device may take."""
+"""Access control of a peer: which devices may use it, and the limits of each."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from edge.transport import Member
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserLimits:
-    """Limits of one device that uses this peer. None: no other limit than the peer's own."""
+    """Limits of one device that uses this peer. None: only the peer's own limits apply."""
 
     memory_bytes: int | None = None
-    """Memory of what it has loaded, together. Beginnings of its prompts have what is left of it."""
+    """Memory of everything that the device has loaded. Its cached prefixes get what is left of
+    it."""
     cache_bytes: int | None = None
-    """Bytes of the weights that it has sent and that are kept; as many again of packed copies of
-    them, which are not in use; and as many again of beginnings of its prompts."""
+    """Disk for weights that the device has sent. The same limit applies once more to unused packed
+    copies of them, and once more to its cached prefixes."""
     sessions: int | None = None
-    """Shards that it has loaded at once."""
+    """Shards that the device may have loaded at once."""
 
 
 def parse_allowed(text: str) -> tuple[str, ...]:
-    """Beginnings of ids from "use=ID,ID". Raises RequestError otherwise."""
+    """Prefixes of device ids from "use=ID,ID". Raises RequestError otherwise."""
     what, _, ids = text.partition("=")
     found = read_ids(ids)
     if what.strip() != "use" or found is None:
@@ -39,7 +40,8 @@ def parse_allowed(text: str) -> tuple[str, ...]:
 
 
 def parse_user_limits(text: str) -> UserLimits:
-    """From "memory=4GiB,cache=20GiB,sessions=2", each at most once. RequestError otherwise."""
+    """Limits from "memory=4GiB,cache=20GiB,sessions=2", each at most once. Raises RequestError
+    otherwise."""
     given = [each.strip().partition("=") for each in text.split(",")]
     values = {name: value for name, _, value in given}
     if len(values) < len(given) or not values.keys() <= {"memory", "cache", "sessions"}:
@@ -58,10 +60,11 @@ def parse_user_limits(text: str) -> UserLimits:
 
 
 def check_may_use(member: Member | None, peer: str, allowed: Collection[str]) -> None:
-    """Whether who is connected may have the peer with this id compute. None: it wants no keys.
+    """Check that `member` may have the peer with id `peer` compute. None: the peer runs without
+    keys.
 
-    `allowed` are beginnings of ids, and nothing where every member may. The peer's own device may
-    always. Raises RequestError saying what would help.
+    `allowed` are prefixes of ids; empty means every member. The peer's own device always may.
+    Raises RequestError with a remedy.
     """
     if member is None or is_peer_of(peer, member.id):
         return

@@ -1,4 +1,4 @@
-"""Who had this peer compute what, and when."""
+"""Audit log: which device loaded which model on this peer, and when."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 class Audit:
-    """A line for the log, and one of JSON for a file that only its owner can read."""
+    """Writes each event as a line to the log and as JSON to a file that only its owner can read."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises RequestError for a file that cannot be written."""
+        """Raises RequestError if the file cannot be written."""
         self._path = path
         self._known: dict[str, tuple[str, dict[str, object]]] = {}
         if path is not None:
@@ -32,7 +32,7 @@ class Audit:
                 raise RequestError(f"--audit {path}: {error.strerror}") from error
 
     def loaded(self, user: Member | None, assignment: Assignment, num_bytes: int) -> None:
-        """A device's coordinator has loaded a shard here."""
+        """Record that `user` has loaded a shard."""
         who = "somebody (--insecure)"
         if user is not None:
             who = f"{printable(user.name)} ({fingerprint(user.id)})"
@@ -52,7 +52,7 @@ class Audit:
         self._write("loaded", facts)
 
     def ended(self, key: str) -> None:
-        """What was loaded is gone; keys of assignments that never were are ignored."""
+        """Record that a shard was unloaded. Unknown keys are ignored."""
         if key in self._known:
             who, facts = self._known.pop(key)
             _log.info("%s ended %s", who, facts["model"])
@@ -64,7 +64,7 @@ class Audit:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         try:
             _append(self._path, json.dumps({"at": now, "event": event, **facts}) + "\n")
-        except OSError as error:  # the device serves on: whoever lends it may have moved the disk
+        except OSError as error:  # keep serving: the disk may have been unmounted
             _log.warning("cannot write %s: %s", self._path, error.strerror)
 
 

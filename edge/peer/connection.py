@@ -1,6 +1,6 @@
-"""One coordinator's talk with a peer: its frames, answered in order, and what it opened here.
+"""One coordinator's connection to a peer: reads its frames and answers them in order.
 
-What a coordinator opened is closed when it goes away, however it goes.
+Everything that the coordinator opened is closed when the connection ends, for any reason.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from edge.errors import (
     ProtocolError,
     RequestError,
 )
-from edge.peer.arriving_weights import ArrivingWeights
 from edge.peer.coordinator_sessions import CoordinatorSessions
-from edge.peer.incoming_frames import IncomingFrames, Taken
+from edge.peer.frame_memory import FrameBytes, FrameMemory
 from edge.peer.outgoing_frames import OutgoingFrames
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.resources import PeerResources
+from edge.peer.weight_uploads import WeightUploads
 from edge.protocol import messages
 from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed, map_store_error
@@ -49,35 +49,37 @@ from edge.transport import MEMBER, Channel, Frame, Member
 from edge.transport.frame import FrameLimits
 
 MAX_WAITING_CALLS = 2
-"""Read ahead of the one that is being answered. A piece of weights has 4 MiB, a manifest at most
+"""Calls read ahead of the one being answered. A piece of weights has 4 MiB, a manifest at most
 16."""
 
 TELLS_WITHIN_S = 1.0
-"""Who is expelled, and neither asks nor reads in this time, is told nothing."""
+"""Time limit for telling an expelled device so. Without a call or a read in this time it is not
+told."""
 
 LARGE_BYTES = 256 << 10
-"""A frame that may be larger is read in a thread, next to the loop."""
+"""Frames that may be larger are decoded in a thread, off the event loop."""
 
 LARGE_ANSWERS = frozenset((Keep.kind, messages.Offer.kind, messages.Observed.kind))
-"""Calls whose answers are as large as what was asked about."""
+"""Calls whose answers are as large as their question."""
 
 OF_SESSIONS = frozenset((messages.Connect.kind, messages.PutKv.kind, messages.RunStep.kind))
-"""That may be large, where there is a session."""
+"""Frames that may be large once a session is open."""
 
 AT_ONCE = (messages.YieldRun, messages.AskLink)
-"""Posts that no compute thread carries out."""
+"""Posts that are handled by the loop, not by a compute thread."""
 
 
 _log = logging.getLogger(__name__)
 
 
 async def anybody(_: Member | None) -> bool:
-    """Is let in."""
+    """Admit every device."""
     return True
 
 
 class Connection:
-    """`run` it once; when it returns, nothing of the coordinator's is left here."""
+    """One connection. `run` it once; when it returns, all that the coordinator had here is
+    released."""
 
     def __init__(
         self,
@@ -87,25 +89,25 @@ class Connection:
         silent_after_s: float = COORDINATOR_SILENT_AFTER_S,
         lets_in: Callable[[Member | None], Awaitable[bool]] = anybody,
     ) -> None:
-        """lets_in: whether the other end is answered; asked, and waited for, before the first."""
+        """lets_in: whether to answer this device; awaited before the first answer."""
         self._peer = resources
         self._channel = channel
         self._lets_in = lets_in
         self._loop = asyncio.get_running_loop()
         self._user: Member | None = channel.remote_hello.get(MEMBER)
         self._owner = object() if self._user is None else self._user.id
-        """Whose what is held counts as."""
+        """The owner for which resources are counted."""
         self._is_answering = False
-        """A first call came, and was not kept waiting."""
+        """Whether a first call has come and was admitted."""
         self._hearing = Hearing(channel, silent_after_s=silent_after_s)
         self._copy_room = resources.copy_room.of(self._owner)
         self._outgoing = OutgoingFrames(channel, self._copy_room, silent_after_s=silent_after_s)
-        self._incoming = IncomingFrames(
+        self._incoming = FrameMemory(
             resources.frames, resources.small_frames, self._owner, self._hearing
         )
-        self._calls_read: asyncio.Queue[tuple[Frame, Taken]] = asyncio.Queue(MAX_WAITING_CALLS)
-        """And what each has taken of the rooms for frames."""
-        self._weights = ArrivingWeights(resources, self._user, self._owner)
+        self._calls_read: asyncio.Queue[tuple[Frame, FrameBytes]] = asyncio.Queue(MAX_WAITING_CALLS)
+        """Each call with the memory that its frame holds."""
+        self._weights = WeightUploads(resources, self._user, self._owner)
         self._profiling = ProfilingCalls(resources, self._user, self._owner)
         self._sessions = CoordinatorSessions(
             resources,
@@ -129,7 +131,7 @@ class Connection:
         self._posts = self._sessions.posts
 
     async def run(self) -> None:
-        """Answer frames until the coordinator goes away, falls silent or talks nonsense."""
+        """Answer frames until the coordinator disconnects, falls silent or breaks the protocol."""
         receiving = asyncio.create_task(self._receive())
         answering = asyncio.create_task(self._answer_calls())
         tasks: list[asyncio.Task[Any]] = [receiving, answering]
@@ -139,7 +141,7 @@ class Connection:
                 self._outgoing.send_reports(),
                 show_life(self._channel),
                 self._tell_silence(),
-                self._hearing.until_silent(),  # the memory it holds may serve others
+                self._hearing.until_silent(),  # frees its memory for others
                 self._until_too_slow(),
                 until_expelled(
                     self._peer.credentials, self._user, lambda: self._sessions.neighbour_devices
@@ -156,8 +158,8 @@ class Connection:
     async def _tell_expelled(
         self, receiving: asyncio.Task[None], answering: asyncio.Task[None]
     ) -> None:
-        """Whoever is no member any more, where it waits for an answer, or has just come and is
-        about to ask: the handshake will tell it less."""
+        """Tell an expelled device that it was expelled, if it waits for an answer or has just
+        connected. A handshake would tell it less."""
         credentials, user = self._peer.credentials, self._user
         if credentials is None or user is None:
             return
@@ -170,7 +172,7 @@ class Connection:
         )
         with contextlib.suppress(RequestError, transport.TransportError, TimeoutError):
             if not credentials.is_admitted(user.id, user.edition):
-                answering.cancel()  # nothing else is answered any more
+                answering.cancel()  # no other call is answered from now on
                 async with asyncio.timeout(TELLS_WITHIN_S):
                     frame, _ = await self._calls_read.get()
                     answer = to_frame(Failed.kind, Failed.of(error), call=frame.header.get("call"))
@@ -183,29 +185,29 @@ class Connection:
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, transport.TransportError):
                 self._peer.failures.failed("serving a coordinator", outcome)
-        async with AsyncExitStack() as stack:  # each of these whatever became of those before
+        async with AsyncExitStack() as stack:  # run all of these, even if one fails
             stack.callback(self._copy_room.give_back_all)
-            stack.callback(self._incoming.give_back_all)  # no session is left then
+            stack.callback(self._incoming.give_back_all)  # runs last, when no session is left
             stack.push_async_callback(self._weights.aclose)
             stack.push_async_callback(self._sessions.aclose)
-        # Handlers are methods of this object: with them it would wait, buffers and all, until the
-        # garbage is collected, which a daemon that has nothing to do does not.
+        # Break the reference cycle: handlers are bound methods of this object. Otherwise its
+        # buffers stay until the garbage collector runs, which is late in an idle daemon.
         self._calls.clear()
         self._posts.clear()
 
     async def _receive(self) -> None:
-        """Hand posts to the compute threads, and calls to who answers them one after the other.
+        """Pass posts to the compute threads, and calls to the task that answers them one by one.
 
-        A post may overtake calls that came before it, which their sender can wait for, but nothing
-        overtakes a post. A call that is being answered may wait for a neighbour that is gone: the
-        end of its session does not wait for that. Calls are read ahead of the one that is being
-        answered, so that a coordinator that goes away is noticed while a shard loads.
+        A post may overtake earlier calls, whose sender can wait for their answers. Nothing
+        overtakes a post. A `Close` ends the waits of its session at once, because a call that is
+        being answered may wait for a lost neighbour. Calls are read ahead, so that a disconnect is
+        noticed while a shard loads.
         """
         while True:
             await self._outgoing.until_told()
             self._hearing.listening()
             frame = await self._channel.receive(self._limits_of, self._incoming.admit)
-            self._hearing.not_listening()  # what follows takes as long as we do
+            self._hearing.not_listening()  # handling the frame takes our time, not the sender's
             taken = self._incoming.received()
             if frame.kind == ALIVE.kind:
                 self._incoming.give_back(taken)
@@ -221,32 +223,33 @@ class Connection:
                 post = await self._read_aside(cls, frame) if has_large_header else None
                 await self._post(post or from_frame(cls, frame), taken)
             except Exception as error:
-                # A sender of nonsense that does not read what it is told is not read any more.
+                # Backpressure: a sender of invalid frames that does not read the errors is not read
+                # either.
                 await self._outgoing.send(to_frame(Failed.kind, self._failed(error)))
-            del frame  # no payload is kept while the next is waited for
+            del frame  # drop the payload before waiting for the next frame
             self._incoming.give_back(taken)
 
-    async def _post(self, post: Any, taken: Taken) -> None:
-        """Hand it to its session, once that has not too many that wait. What is large of it stays
-        taken until the compute thread begins with it."""
+    async def _post(self, post: Any, taken: FrameBytes) -> None:
+        """Pass a post to its session once the session's backlog has room. The memory of a large
+        post stays counted until the compute thread begins it."""
         if not isinstance(post, AT_ONCE):
             hosted = self._sessions.get(post.session)
-            begun = await hosted.unbegun.take(taken.large + taken.small)
+            begun = await hosted.backlog.take(taken.large + taken.small)
             try:
-                self._sessions.get(post.session)  # it may have ended meanwhile
+                self._sessions.get(post.session)  # it may have ended during the wait
             except EdgeError:
                 begun()
                 raise
-            # It is the post's turn once all that was posted before is over.
-            hosted.shard.at_turn(partial(self._begun, begun, Taken(large=taken.large)))
+            # The compute thread calls this when all earlier posts are done.
+            hosted.shard.at_turn(partial(self._begun, begun, FrameBytes(large=taken.large)))
             taken.large = 0
         self._posts[type(post)](post)
 
-    def _begun(self, begun: Callable[[], None], taken: Taken) -> None:
-        """For the compute thread."""
+    def _begun(self, begun: Callable[[], None], taken: FrameBytes) -> None:
+        """Give back the post's memory. Called by the compute thread."""
         begun()
         if taken.large:
-            with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
+            with contextlib.suppress(RuntimeError):  # the loop may end during a step
                 self._loop.call_soon_threadsafe(self._incoming.give_back, taken)
 
     @property
@@ -257,7 +260,8 @@ class Connection:
         return False
 
     def _limits_of(self, kind: str) -> FrameLimits:
-        """As large as what has been agreed makes them: what nobody waits for is small."""
+        """Size limits of a frame of this kind in the present state: small unless a large one is
+        expected."""
         limits = messages.limits_of(kind)
         if not self._may_use or (kind == messages.Piece.kind and not self._weights.are_coming):
             return SMALL
@@ -284,13 +288,13 @@ class Connection:
             self._is_answering = True
             async with self._large_answer(frame.kind):
                 answering = self._answer(frame)
-                del frame  # which may be large; it is not kept while its answer is sent
+                del frame  # may be large: drop it before the answer is sent
                 await self._outgoing.send(await answering)
             self._incoming.give_back(taken)
 
     @contextlib.asynccontextmanager
     async def _large_answer(self, kind: str) -> AsyncIterator[None]:
-        """While the answer to a call of this kind is made and sent."""
+        """Hold a slot of `large_answers` while a large answer is made and sent."""
         if kind not in LARGE_ANSWERS:
             yield
             return
@@ -305,8 +309,8 @@ class Connection:
         _log.info("%s sends a large frame too slowly: %d bytes", self._channel.peer, num_bytes)
 
     async def _tell_silence(self) -> None:
-        """Who waits cannot know whether the other one computes or the link is dead; whoever is
-        told by both ends can."""
+        """Report links on which nothing arrives. A peer that waits cannot tell a busy neighbour
+        from a dead link. The coordinator hears both ends, and can."""
         while True:
             await asyncio.sleep(LOOK_AT_LINKS_EVERY_S)
             await self._outgoing.until_told()
@@ -338,7 +342,8 @@ class Connection:
         return await self._read_aside(cls, frame)
 
     async def _read_aside(self, cls: type[Body], frame: Frame) -> Body:
-        """Next to the loop, one at a time: it may take many times its size for a moment."""
+        """Decode a frame in a thread, one at a time: decoding may need many times the frame's
+        size."""
         async with self._peer.reading.turn(self._owner):
             return await run_blocking(lambda: from_frame(cls, frame))
 
@@ -365,7 +370,7 @@ class Connection:
 
 
 def _mapped(error: Exception) -> Exception:
-    """Errors of lower packages as ours, so that the coordinator can raise them by kind."""
+    """The error as one of `edge.errors`, so that the coordinator can raise it by kind."""
     if isinstance(error, partition.CapacityError):
         return CapacityError(str(error))
     error = map_store_error(error)

@@ -1,7 +1,7 @@
-"""The sessions that a coordinator has open here: loaded, linked, given steps, and ended.
+"""The sessions of one coordinator on this peer: opened, linked, run and closed.
 
-A session is open from `Open` until `Close`, until another coordinator comes for it, or until its
-coordinator goes away.
+A session is open from `Open` until `Close`, until another coordinator takes over the run, or until
+its coordinator disconnects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge.backends.interface import ShardWeights, StageProgram
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.engine.kv_copies import CopyRoom
 from edge.engine.prefix_cache import PrefixPlaces
-from edge.engine.reports import Reports
+from edge.engine.report_batching import ReportBatcher
 from edge.engine.shard_engine import NO_MASKS
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
 from edge.host.free_memory import process_memory
@@ -26,12 +26,12 @@ from edge.memory.ledger import MEASURING, Use
 from edge.memory.shard_memory import check_plan, host_share, shard_use
 from edge.memory.step_memory import load_bytes
 from edge.offload import DerivedCache, Manifest
-from edge.peer.arriving_weights import ArrivingWeights
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.outgoing_frames import OutgoingFrames
 from edge.peer.profiling_calls import ProfilingCalls
-from edge.peer.quota import Held
+from edge.peer.quota import QuotaShare
 from edge.peer.resources import PeerResources
+from edge.peer.weight_uploads import WeightUploads
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import MAX_SESSIONS
@@ -47,7 +47,7 @@ from edge.weights.shard_tensors import check_tensors
 
 
 class CoordinatorSessions:
-    """One coordinator's. Close it with `aclose`."""
+    """The sessions of one coordinator. Close with `aclose`."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class CoordinatorSessions:
         user: Member | None,
         owner: object,
         *,
-        weights: ArrivingWeights,
+        weights: WeightUploads,
         profiling: ProfilingCalls,
         outgoing: OutgoingFrames,
         hearing: Hearing,
         copy_room: CopyRoom,
     ) -> None:
-        """What they take counts as the user's, and as the owner's; weights: what they load;
-        outgoing, hearing: the way to whoever has them open, and how long nothing came by it."""
+        """Resources are counted for `user` and `owner`. weights: uploads that sessions load.
+        outgoing: where reports are sent. hearing: how long the coordinator has been silent."""
         self._peer = resources
         self._user_id = None if user is None else user.id
         self._user = user
@@ -72,15 +72,15 @@ class CoordinatorSessions:
         self._outgoing = outgoing
         self._hearing = hearing
         self._copy_room = copy_room
-        self._shards = Held(resources.shards, owner)
-        self._links = Held(resources.links, owner)
+        self._shards = QuotaShare(resources.shards, owner)
+        self._links = QuotaShare(resources.links, owner)
         self._mine: dict[str, HostedShard] = {}
         self._ending: dict[str, asyncio.Event] = {}
-        """Sessions that are being closed, by this coordinator or for another one."""
+        """Sessions that are being closed, by this coordinator or by a takeover."""
         self._replaced: dict[str, RequestError] = {}
-        """Why sessions have ended that another coordinator's came for."""
+        """Why a session was ended by a takeover."""
         self._parked: list[str] = []
-        """What is kept ready for this coordinator, as long as it is there."""
+        """Parked programs that stay until this coordinator disconnects."""
         self._is_gone = False
 
     @property
@@ -109,29 +109,30 @@ class CoordinatorSessions:
 
     @property
     def assignments(self) -> list[Assignment]:
-        """Assignments of the sessions that are open."""
+        """Assignments of the open sessions."""
         return [hosted.assignment for hosted in self._mine.values()]
 
     @property
     def neighbour_devices(self) -> list[str | None]:
-        """The devices that they are linked with."""
+        """Devices that the open sessions are linked with."""
         return [id for hosted in self._mine.values() for id in hosted.neighbour_devices]
 
     def get(self, session: str) -> HostedShard:
-        """Raises ProtocolError for one that is not open; RequestError says who came for it."""
+        """The open session of this name. Raises ProtocolError if it is not open, and RequestError
+        if another coordinator took it over."""
         hosted = self._mine.get(session)
         if hosted is None:
             raise self._replaced.get(session) or ProtocolError("a session that is not open")
         return hosted
 
     def end_waits(self, session: object) -> None:
-        """End the waits of a session that is to be closed; anything else is ignored."""
+        """End the waits of a session that is about to close. Unknown names are ignored."""
         hosted = self._mine.get(session) if isinstance(session, str) else None
         if hosted is not None:
             hosted.end_waits()
 
     def silent_links(self) -> list[messages.Waits]:
-        """The links from which nothing has come for long."""
+        """Links on which nothing has arrived for LINK_SILENT_AFTER_S."""
         return [
             messages.Waits(stage=stage, rank=rank, received=state.received, silent_s=state.silent_s)
             for hosted in self._mine.values()
@@ -141,9 +142,9 @@ class CoordinatorSessions:
         ]
 
     async def aclose(self) -> None:
-        """Nothing of the coordinator's is loaded, or kept ready, when this returns."""
+        """Close every session and release the parked programs."""
         self._is_gone = True
-        async with AsyncExitStack() as stack:  # each of these whatever became of those before
+        async with AsyncExitStack() as stack:  # run all of these, even if one fails
             for parked in self._parked:
                 stack.callback(self._peer.let_go, parked)
             for session in (*self._mine, *self._ending):
@@ -168,10 +169,8 @@ class CoordinatorSessions:
         return await self._load(call, cached.path, cached.manifest, self._peer.packed)
 
     def _check_new(self, assignment: Assignment) -> None:
-        """Raises ProtocolError for a key that another one has: it is that of its memory, too.
-
-        PeerError when no session may begin any more.
-        """
+        """Raises ProtocolError if the assignment's key is in use: it also names the session's
+        memory in the ledger. Raises PeerError if the daemon is stopping."""
         if self._peer.leaving.is_set():
             raise PeerError(
                 self._peer.settings.name,
@@ -182,7 +181,7 @@ class CoordinatorSessions:
             raise ProtocolError("this session is open already")
 
     async def _load_made_up(self, call: messages.Open) -> messages.Opened:
-        """Random weights, which are gone from the disk once they are loaded."""
+        """Load random weights, which are deleted from disk afterwards."""
         with ExitStack() as stack:
             written = await run_blocking(
                 lambda: stack.enter_context(self._profiling.made_up_weights(call.assignment))
@@ -200,8 +199,10 @@ class CoordinatorSessions:
         )
         parked = await self._reserve_for(call, use)
         host_free_bytes = self._peer.host_free_bytes
-        host_bytes = self._host_share(assignment, manifest) or 0  # others may have come
-        reports = Reports(self._outgoing.report)
+        host_bytes = (
+            self._host_share(assignment, manifest) or 0
+        )  # other sessions may have opened since
+        reports = ReportBatcher(self._outgoing.report)
         try:
             hosted = HostedShard(
                 assignment,
@@ -224,7 +225,7 @@ class CoordinatorSessions:
         if parked is not None:
             hosted.shard.resume(parked)
         self._peer.sessions[assignment.key] = hosted
-        self._peer.fit_beginnings()  # its host may have less than before
+        self._peer.fit_beginnings()  # this session may have taken host memory
         self._mine[assignment.session] = hosted
         prefixes = None
         if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
@@ -238,7 +239,7 @@ class CoordinatorSessions:
         try:
             backend = await run_blocking(self._peer.backend)
             more_bytes = load_bytes(assignment.layout, assignment.weight_format)
-            # Two at once would take the same room.
+            # One load at a time: two would use the same spare memory.
             async with (
                 self._peer.loading.turn(self._owner),
                 self._peer.room_to_load(more_bytes),
@@ -247,9 +248,10 @@ class CoordinatorSessions:
                     path=path,
                     manifest=manifest,
                     packed=packed,
-                    # Nothing is kept in the cache before the first step.
+                    # The KV cache and the buffers are empty until the first step, so loading may
+                    # use them.
                     load_room_bytes=self._peer.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
-                    # Where they have a limit of their own, it is of weights and KV caches together.
+                    # A separate limit for models covers weights and KV caches together.
                     lends_buffers=self._peer.ledger.model_limit_bytes is None,
                     host_bytes=hosted.host_bytes,
                 )
@@ -275,8 +277,8 @@ class CoordinatorSessions:
         )
 
     async def _reserve_for(self, call: messages.Open, use: Use) -> StageProgram | None:
-        """Its memory, a shard of its owner's, and its place among the run's coordinators. And what
-        was parked of the same, if there is that: it takes no more memory."""
+        """Reserve the session's memory, quota and lease. Returns a parked program of an equal
+        assignment, if there is one; it needs no further memory."""
         key, leases = call.assignment.key, self._peer.leases
 
         async def end(replaced: RequestError) -> None:
@@ -290,7 +292,9 @@ class CoordinatorSessions:
             parked = self._peer.parked(self._user_id, call.assignment)
             await self._peer.reserve(key, use, self._user)
             try:
-                leases.check(self._user_id, call.lease)  # it may have waited for memory
+                leases.check(
+                    self._user_id, call.lease
+                )  # the wait for memory may have outlasted the lease
                 self._take_shard(call.assignment)
             except EdgeError:
                 self._peer.release(key)
@@ -315,7 +319,8 @@ class CoordinatorSessions:
         self._links.give_back(_links(assignment))
 
     def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
-        """What a new shard's weights are given of the host's memory; None where there is none."""
+        """Host memory for a new shard's weights, in bytes. None: the device computes in host
+        memory."""
         free_bytes = self._peer.host_free_bytes
         return None if free_bytes is None else host_share(free_bytes, assignment, manifest)
 
@@ -427,7 +432,7 @@ class CoordinatorSessions:
         self._outgoing.report(messages.LinkSent(stage=post.stage, rank=post.rank, sent=state.sent))
 
     async def _end_replaced(self, session: str, replaced: RequestError) -> None:
-        """Another coordinator has taken over. Whoever had it is told, and refused from now on."""
+        """End a session that another coordinator took over, and tell this one."""
         self._replaced[session] = replaced
         while len(self._replaced) > MAX_SESSIONS:
             del self._replaced[next(iter(self._replaced))]
@@ -435,9 +440,10 @@ class CoordinatorSessions:
         await uninterrupted(self._end(session, parks=True, is_asked=False))
 
     async def _end(self, session: str, *, parks: bool = False, is_asked: bool = True) -> None:
-        """Its memory is free when this returns, whoever has begun to end it.
+        """Close a session; its memory is free on return, also when another task had begun to close
+        it.
 
-        parks: see `Close`. is_asked: by this coordinator, which may come for it.
+        parks: see `Close`. is_asked: closed by this coordinator, which may load the same again.
         """
         hosted = self._mine.pop(session, None)
         if hosted is None:
@@ -447,7 +453,7 @@ class CoordinatorSessions:
         ended = self._ending[session] = asyncio.Event()
         key = hosted.assignment.key
         program = None
-        self._peer.fit_beginnings()  # this session's, too
+        self._peer.fit_beginnings()  # frees its cached prefixes as well
         try:
             program = await hosted.aclose(parks=parks)
         finally:
@@ -465,7 +471,7 @@ class CoordinatorSessions:
 
     async def _park(self, hosted: HostedShard, program: StageProgram, *, stays: bool) -> None:
         name = None
-        if hosted.is_as_planned:  # else the ledger has what it was to take since it began to end
+        if hosted.is_as_planned:  # otherwise the ledger shows the rebalanced use, not this one's
             name = self._peer.park(self._user_id, hosted.assignment, program)
         if name is None:
             await run_blocking(program.close)
@@ -478,6 +484,6 @@ class CoordinatorSessions:
 
 
 def _links(assignment: Assignment) -> int:
-    """That a shard has with others of its plan."""
+    """Number of links that a shard has to others of its plan."""
     sizes = tuple(len(stage.shards) for stage in assignment.plan.stages)
     return len(neighbours(sizes, (assignment.stage, assignment.rank)))

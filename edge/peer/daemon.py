@@ -1,7 +1,7 @@
-"""The peer daemon: listens, announces itself, and serves whoever connects.
+"""The peer daemon: listens, announces itself and serves connections.
 
-Where the control plane (Channels, asyncio) meets the data plane (Links, a compute thread for each
-session): a coordinator's frames are `connection`'s, a session's links are `hosted_shard`'s.
+The control plane (Channels, asyncio) goes to `connection.py`. The data plane (Links, one compute
+thread for each session) goes to `hosted_shard.py`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 from edge import transport
 from edge.errors import NetworkError, ProtocolError, RequestError
 from edge.peer.connection import Connection
-from edge.peer.news import News
+from edge.peer.expulsion_sync import ExpulsionSync
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.profiling.link_probe import answer_probe
 from edge.protocol.assignment import key_of
-from edge.protocol.carrying import carry_along
 from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import from_json
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
+from edge.protocol.key_rotation_push import push_key_rotation
 from edge.transport import Channel, Credentials, Link, Member
 from edge.version import __version__
 
 MAX_TOLD = 16
-"""Other versions of which the daemon says that somebody has them."""
+"""Most software versions that the daemon warns about."""
 
 _LOOK_EVERY_S = 0.02
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class PeerDaemon:
-    """`start`, then `aclose`; everything it made is gone after that."""
+    """A daemon: `start`, then `aclose`, which releases everything."""
 
     def __init__(
         self,
@@ -47,19 +47,19 @@ class PeerDaemon:
         id: str | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Raises what `PeerResources` raises for settings that cannot be."""
+        """Raises what `PeerResources` raises for invalid settings."""
         self.resources = PeerResources(settings, credentials, id, epoch)
         self._listener: transport.Listener | None = None
         self._discovery: transport.Discovery | None = None
-        self._news: News | None = None
+        self._expulsion_sync: ExpulsionSync | None = None
         self._gossip: list[asyncio.Task[None]] = []
         self._told: set[object] = set()
 
     async def start(self) -> None:
-        """Open the back end; listen, then announce.
+        """Open the back end, listen, then announce.
 
-        Raises NetworkError when the address or an interface cannot be used, RequestError for a
-        name that cannot be announced or a budget below the minimum.
+        Raises NetworkError if the address or an interface cannot be used. Raises RequestError if
+        the name cannot be announced or the budget is below the minimum.
         """
         resources = self.resources
         settings, credentials = resources.settings, resources.credentials
@@ -72,9 +72,9 @@ class PeerDaemon:
                     key=None if credentials is None else credentials.tag_key,
                     interfaces=settings.interfaces or None,
                 )
-                if credentials is not None:  # before anybody can come
-                    self._news = News(credentials, self._discovery, hello)
-                    self._gossip = [asyncio.create_task(self._news.run())]
+                if credentials is not None:  # before the first connection
+                    self._expulsion_sync = ExpulsionSync(credentials, self._discovery, hello)
+                    self._gossip = [asyncio.create_task(self._expulsion_sync.run())]
             self._listener = await transport.listen(
                 settings.listen,
                 hello={**hello, "id": resources.id},
@@ -87,7 +87,8 @@ class PeerDaemon:
             resources.listens_at = self._listener.addresses
             _log.info("%s listens on %s", settings.name, ", ".join(resources.addresses))
             if self._discovery is not None:
-                # Strangers hear it: nothing in it tells this device, or this start, from another.
+                # Strangers receive this record: it must not identify the device or this start of
+                # it.
                 record = transport.PeerRecord(
                     id=resources.id if credentials is None else uuid.uuid4().hex,
                     name=settings.name if credentials is None else "",
@@ -98,11 +99,11 @@ class PeerDaemon:
                 )
                 await self._discovery.announce(record)
                 if credentials is not None:
-                    carrying = carry_along(
+                    carrying = push_key_rotation(
                         credentials,
                         settings.cluster,
                         settings.interfaces or None,
-                        # Nothing tells that the two are of one device but the address.
+                        # A random id: only the address links the two records.
                         announced=replace(record, id=uuid.uuid4().hex),
                     )
                     self._gossip.append(asyncio.create_task(carrying))
@@ -114,10 +115,10 @@ class PeerDaemon:
             raise RequestError(f"cannot announce this peer: {error}") from error
 
     async def leave(self, *, within_s: float) -> None:
-        """Tell every coordinator, take no new session; return once none is open, or after that
-        long. At once where none is."""
+        """Stop taking sessions and tell the coordinators. Returns when no session is open, at the
+        latest after `within_s`."""
         self.resources.leaving.set()
-        self.resources.fit_beginnings()  # nobody comes for them
+        self.resources.fit_beginnings()  # cached prefixes will not be used again
         if self.resources.sessions:
             await self._stop_announcing()
         with contextlib.suppress(TimeoutError):
@@ -126,7 +127,7 @@ class PeerDaemon:
                     await asyncio.sleep(_LOOK_EVERY_S)
 
     async def aclose(self) -> None:
-        """Stop listening and announcing, end every session. May be called again."""
+        """Stop listening and announcing, and end every session. May be called again."""
         await self._stop_announcing()
         if self._listener is not None:
             await self._listener.aclose()
@@ -147,7 +148,7 @@ class PeerDaemon:
             self._say_once(error.theirs, str(error))
 
     def _say_once(self, version: object, sentence: str) -> None:
-        """To whoever runs this daemon: somebody of this version was here."""
+        """Warn the user once that a device with this software version was here."""
         if version not in self._told and len(self._told) < MAX_TOLD:
             self._told.add(version)
             _log.warning("%s", sentence)
@@ -158,7 +159,7 @@ class PeerDaemon:
         await Connection(self.resources, channel, lets_in=self._lets_in).run()
 
     async def _take_link(self, link: Link, hello: Mapping[str, Any]) -> None:
-        """A neighbour's link for one of our sessions, or a probe; anything else is closed."""
+        """Serve a link: a neighbour's of an open session, or a probe. Any other link is closed."""
         member = hello.get(transport.MEMBER)
         if not await self._lets_in(member):
             link.close()
@@ -181,4 +182,6 @@ class PeerDaemon:
             link.close()
 
     async def _lets_in(self, member: Member | None) -> bool:
-        return self._news is None or member is None or await self._news.lets_in(member)
+        if self._expulsion_sync is None or member is None:
+            return True
+        return await self._expulsion_sync.lets_in(member)

@@ -1,8 +1,8 @@
-"""Links to devices that a coordinator names: to members alone, and it learns nothing of others.
+"""Dialling a neighbour at the addresses that a coordinator gives: members only, no port scanning.
 
-A coordinator says where a neighbour is, and any address may stand there. So that a peer is of no
-use for looking around in its network, a failure is always the same sentence after the same time:
-whether the port is closed, silent, or another program's is told to this peer's own log alone.
+A coordinator may name any address. So that it cannot scan this peer's network, every failure takes
+the same time and has the same text. Only this peer's own log says whether the port was closed,
+silent or another program's.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from edge.protocol.topology import Place
 from edge.transport import Credentials, Link
 
 DIAL_TIMEOUT_S = 4.0
-"""For one address of a neighbour, at the most."""
+"""Time limit for one address, in seconds."""
 
 _QUICK_S = 1.0
-"""For each of several addresses at first: some may lie in networks that we cannot reach, and the
-right one answers within this but for the farthest."""
+"""Time limit for each of several addresses in a first round, as some may lie in unreachable
+networks. The right one answers within it unless it is very far away."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +38,10 @@ async def dial(
 ) -> Link:
     """A link to the first of the neighbour's addresses that answers.
 
-    reached: where devices answered before, by id; that address comes first, so that dead ones cost
-    their time once. Each has a moment, and where none answers in it `timeout_s`. An address that
-    does not answer takes all of its time, whatever is there: with less, the time until the next
-    one answers would tell. Raises NetworkError naming the neighbour when none does, and before
-    anything is dialled where no device is named, or one that was expelled.
+    reached: the last address that answered, by device id; it is tried first. If no address answers
+    within a short first round, each gets `timeout_s`. An address that fails always takes its full
+    time: otherwise timing would tell what is there. Raises NetworkError naming the neighbour if
+    none answers, and before any dialling if the device is unnamed or expelled.
     """
     if credentials is not None and not _may_be_member(place.device, credentials):
         raise NetworkError(
@@ -69,7 +68,7 @@ async def dial(
         except transport.TransportError as error:
             _log.info("cannot link to %s: %s", place.name, printable(error))
         else:
-            if place.device is not None:  # it has proved to be that one
+            if place.device is not None:  # the handshake has proved its identity
                 reached[place.device] = address
             return link
         await asyncio.sleep(ends_at - loop.time())
@@ -81,5 +80,5 @@ async def dial(
 
 
 def _may_be_member(device: str | None, credentials: Credentials) -> bool:
-    """Whoever answers proves that it is this one; nobody can prove to be nobody."""
+    """Whether `device` is named and not expelled. The handshake proves its identity later."""
     return device is not None and credentials.now().is_admitted(device, None)

@@ -1,4 +1,5 @@
-"""A session as its peer hosts it: the shard, and its links while they are made."""
+"""A session as hosted by a peer: its shard engine, its memory, and its links while they are
+made."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from edge.errors import NetworkError, ProtocolError
 from edge.memory.kv_budget import KvRoom
 from edge.memory.step_memory import cache_token_bytes
 from edge.offload import Manifest
+from edge.peer.backlog import Backlog
 from edge.peer.dialling import dial
-from edge.peer.unbegun import Unbegun
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
 from edge.protocol.step import MAX_REQUESTS
@@ -24,14 +25,14 @@ from edge.protocol.topology import Place, Seat
 from edge.transport import Credentials, Link, Member
 
 CONNECT_TIMEOUT_S = 20.0
-"""How long the shards of a plan may take to link up with each other."""
+"""Time limit for the shards of a plan to link up, in seconds."""
 
 MAX_REQUESTS_UNDER_WAY = 4 * MAX_REQUESTS
-"""Requests under way of one session, those that are swapped out among them."""
+"""Most requests of one session under way, swapped out ones included."""
 
 
 class HostedShard:
-    """Close it with `aclose`, whatever happened before."""
+    """One hosted session. Close it with `aclose` in any case."""
 
     def __init__(
         self,
@@ -46,23 +47,23 @@ class HostedShard:
         expected: ExpectedStep | None = None,
         end_reports: Callable[[], None] = lambda: None,
     ) -> None:
-        """host_bytes: kept for its weights in the memory of a device's host, where that is another.
-        kv_host_bytes: the most that is free there for its keys and values; None: it is no other.
-        expected: what its steps should take. end_reports: called when its waits end, whose thread
-        may be in `report`.
+        """host_bytes: host memory for its weights, on a device with memory of its own.
+        kv_host_bytes: most free host memory for its keys and values; None: the device computes in
+        host memory. expected: predicted step times. end_reports: called by `end_waits`, since the
+        compute thread may block in `report`.
 
-        Raises CapacityError where `kv_room` has not what the assignment promises.
+        Raises CapacityError if `kv_room` has less than the assignment promises.
         """
         self.assignment = assignment
         stage = assignment.plan.stages[assignment.stage]
         self.streamed = stage.slices[assignment.rank].streamed_layers
-        """Layers that it reads from disk for each step: its peer's promise decides."""
+        """Number of layers read from disk at each step; rebalancing changes it."""
         self.host_bytes = host_bytes
         self.manifest = manifest
         self.kv = kv_room.share(assignment, assignment.layout, host_bytes=kv_host_bytes)
         self._kv_room = kv_room
         self._end_reports = end_reports
-        self.unbegun = Unbegun()
+        self.backlog = Backlog()
         try:
             self.shard = ShardEngine(assignment, report, copy_room=copy_room, expected=expected)
         except BaseException:
@@ -70,22 +71,22 @@ class HostedShard:
             raise
         self._most_prompt_tokens = 2 * (assignment.limits.cached_tokens + self._disk_tokens)
         self._prompt_tokens: dict[str, int] = {}
-        """Prompt tokens of each request under way, as far as it keeps their prompts."""
+        """Prompt tokens of each request under way, as far as the engine keeps them."""
         self._arrived: dict[Seat, Link] = {}
         self._from: dict[Seat, str | None] = {}
-        """Whose device each link comes from that was not dialled."""
+        """The device at the other end of each accepted link."""
         self._places: Mapping[Seat, Place] | None = None
         self._changed = asyncio.Event()
         self._is_connecting = False
         self._connecting: asyncio.Timeout | None = None
-        """The time for that, while it runs."""
+        """The time limit of `connect`, while it runs."""
         self._is_connected = False
         self._is_closed = False
         self._kv_is_free = False
 
     @property
     def _disk_tokens(self) -> int:
-        """Whose keys and values its share of the disk holds, whatever was asked for."""
+        """Tokens whose keys and values fit on its part of the disk, at most those promised."""
         assignment = self.assignment
         token_bytes = cache_token_bytes(assignment.layout, assignment.kv_dtype)
         if not token_bytes:
@@ -93,9 +94,10 @@ class HostedShard:
         return min(assignment.limits.disk_tokens, self.kv.disk_bytes // token_bytes)
 
     def offer(self, seat: Seat, link: Link, member: Member | None) -> bool:
-        """A link from `seat`; False if it is not awaited, or of another device than sits there.
+        """Accept a link from `seat`. False if none is expected or the device is not the one in that
+        seat.
 
-        The same device may come again: it has given up the link before, by another address.
+        The same device may offer again: it gave up on its first link and dialled another address.
         """
         device = None if member is None else member.id
         is_again = seat in self._arrived and self._from.get(seat, ()) == device
@@ -113,19 +115,19 @@ class HostedShard:
 
     @property
     def is_as_planned(self) -> bool:
-        """Its peer's promise has moved no layers since: it is what its assignment says."""
+        """Whether it streams as many layers as assigned: rebalancing has not changed it."""
         stage = self.assignment.plan.stages[self.assignment.stage]
         return self.streamed == stage.slices[self.assignment.rank].streamed_layers
 
     @property
     def neighbour_devices(self) -> frozenset[str | None]:
-        """Devices of the neighbours that it is linked with, or is to be."""
+        """Devices of its neighbours, once `connect` was called."""
         return frozenset(place.device for place in (self._places or {}).values())
 
     def announce(self, request: str, *, prompt_tokens: int = 0) -> None:
-        """A request comes, or its prompt does; `forget` it at its end.
+        """Count a request and its prompt until `forget`.
 
-        Raises ProtocolError for more than a coordinator can have under way.
+        Raises ProtocolError if a coordinator has too many under way.
         """
         known = self._prompt_tokens
         if request not in known and len(known) >= MAX_REQUESTS_UNDER_WAY:
@@ -136,14 +138,14 @@ class HostedShard:
         known[request] = known.get(request, 0) + prompt_tokens
 
     def save_state(self, request: str, tokens: int, place: int) -> None:
-        """See `KvStorage.save_state`. Raises ProtocolError for a place that there is not."""
+        """See `KvStorage.save_state`. Raises ProtocolError if `place` is out of range."""
         places = self.assignment.limits.saved_states
         if place >= places:
             raise ProtocolError(f"place {place} for a state, of {places}")
         self.shard.save_state(request, tokens, place)
 
     def forget(self, request: str) -> None:
-        """The request is over; unknown ones are ignored."""
+        """Stop counting a request. Unknown ones are ignored."""
         self._prompt_tokens.pop(request, None)
 
     async def connect(
@@ -153,10 +155,11 @@ class HostedShard:
         credentials: Credentials | None,
         reached: MutableMapping[str, str],
     ) -> None:
-        """Dial the neighbours that come after us, await those before; `reached`: see `dial`.
+        """Dial the neighbours in later seats and wait for links from earlier ones. `reached`: see
+        `dial`.
 
-        Raises NetworkError naming the devices that cannot be reached, ProtocolError for a second
-        call or a neighbour without a place.
+        Raises NetworkError naming unreachable devices, and ProtocolError for a second call or a
+        neighbour without an address.
         """
         if self._is_connecting:
             raise ProtocolError("the links of this session were asked for before")
@@ -198,7 +201,7 @@ class HostedShard:
         self.shard.connect(self._arrived, {seat: place.name for seat, place in places.items()})
 
     def end_waits(self) -> None:
-        """Whoever waits for a neighbour, in a step or to link up, hears that it is over."""
+        """End every wait for a neighbour, in a step or while linking up."""
         self._is_closed = True
         self._end_reports()
         if self._connecting is not None and not self._connecting.expired():
@@ -207,8 +210,8 @@ class HostedShard:
             link.close()
 
     async def aclose(self, *, parks: bool = False) -> StageProgram | None:
-        """Close the links, end the compute thread, free everything; but for the program where
-        `parks` asks for it and it may serve another session."""
+        """Close the links, end the compute thread and free the memory. With `parks`, returns the
+        program open if another session may adopt it."""
         self.end_waits()
         parks = parks and self.is_as_planned
         program = await run_blocking(partial(self.shard.close, parks=parks))

@@ -1,4 +1,4 @@
-"""Whose sessions are open here: who was replaced is refused, and what they had ends."""
+"""Leases of the sessions on this peer: a later term of a run ends and refuses earlier ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from edge.protocol.heartbeat import CUT_OFF_AFTER_S
 from edge.protocol.lease import Lease
 
 MOST_RUNS = 64
-"""Runs of one owner whose last terms are remembered."""
+"""Runs of one owner whose latest terms are remembered."""
 MOST_OWNERS = 256
-"""Owners whose last terms are remembered. What is open is not forgotten."""
+"""Owners whose latest terms are remembered. Open sessions are never forgotten."""
 
 Owner = str | None
-"""A device's id; None: of a peer that wants no keys, all devices are one."""
+"""A device's id. None for all devices of a peer without keys."""
 
 End = Callable[[RequestError], Awaitable[None]]
-"""Ends a session, and tells its coordinator why; returns when its memory is free."""
+"""Ends a session and tells its coordinator why; returns when its memory is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,22 +31,22 @@ class _Open:
 
 
 class Leases:
-    """One peer's. A run of another device is another run, whatever its name."""
+    """The leases of one peer. Runs of different devices are different, even with the same name."""
 
     def __init__(self) -> None:
         self._terms: OrderedDict[Owner, OrderedDict[str, int]] = OrderedDict()
-        """The highest that was seen of each run."""
+        """The highest term seen of each run."""
         self._open: dict[str, _Open] = {}
-        """By session."""
+        """Open sessions by key."""
 
     async def take(
         self, owner: Owner, lease: Lease, session: str, end: End, *, silent_s: Callable[[], float]
     ) -> None:
-        """A session begins. What it replaces ends first, as `take_over` says: it may need the
-        memory.
+        """Begin a session. Sessions that it replaces end first, as in `take_over`: it may need
+        their memory.
 
-        silent_s: how long its coordinator has not been heard on the session's connection. Raises
-        RequestError where a later term was here. Then, or cut off, it takes nothing.
+        silent_s: seconds since the coordinator was last heard on this session's connection. Raises
+        RequestError if a later term was seen; nothing is taken on an error or a cancellation.
         """
         self.check(owner, lease)
         self._open[session] = _Open(owner=owner, lease=lease, end=end, silent_s=silent_s)
@@ -57,14 +57,14 @@ class Leases:
             raise
 
     def give_back(self, session: str) -> None:
-        """It is over; unknown ones are ignored."""
+        """End a session's lease. Unknown sessions are ignored."""
         self._open.pop(session, None)
 
     async def take_over(self, owner: Owner, lease: Lease) -> None:
-        """End what earlier terms of the run have open here, and refuse them from now on.
+        """End the sessions of earlier terms of the run, and refuse those terms from now on.
 
-        Of this term itself, what was cut off: its coordinator asks by another connection. Raises
-        RequestError where a later term was here.
+        Sessions of the same term end if their connection is silent: the coordinator has
+        reconnected. Raises RequestError if a later term was seen.
         """
         self.check(owner, lease)
         await self._end_replaced(owner, lease)
@@ -82,7 +82,7 @@ class Leases:
                 await held.end(RequestError("its coordinator was cut off, and has begun again"))
 
     def check(self, owner: Owner, lease: Lease) -> None:
-        """Raises RequestError for a term that was replaced."""
+        """Raises RequestError if a later term was seen."""
         terms = [
             held.lease.term
             for held in self._open.values()
@@ -105,7 +105,7 @@ class Leases:
 
 
 def replaced_by(lease: Lease) -> RequestError:
-    """What a coordinator is told whose run another one goes on with."""
+    """The error for a coordinator whose run was taken over."""
     return RequestError(
         f"another coordinator has taken over this run (term {lease.term}): what it answers goes on "
         "there, and ends here"

@@ -1,4 +1,4 @@
-"""What one coordinator is told, which may read slowly, or not at all."""
+"""Frames to one coordinator, with backpressure: it may read slowly, or not at all."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import asyncio
 
 from edge import transport
 from edge.engine.kv_copies import CopyRoom
-from edge.engine.reports import Sent, Told
+from edge.engine.report_batching import Sent, Told
 from edge.protocol.frame_codec import Event, to_frame
 from edge.protocol.heartbeat import patience_s
 from edge.protocol.messages import KvRows
 from edge.transport import Channel, Frame
 
 MAX_UNSENT_REPORTS = 64
-"""Then no frame is read until some are sent: whoever does not read what it is told is not heard."""
+"""With this many unsent reports no frame is read from the coordinator."""
 
 
 class OutgoingFrames:
-    """Answers are sent by whoever has them, reports one after the other. For the loop."""
+    """Sends answers directly and reports in order. For the loop."""
 
     def __init__(self, channel: Channel, copy_room: CopyRoom, *, silent_after_s: float) -> None:
-        """copy_room: what copies of keys and values give back once they are sent."""
+        """copy_room: gets the memory of KV copies back once they are sent."""
         self._channel = channel
         self._copy_room = copy_room
         self._silent_after_s = silent_after_s
@@ -29,12 +29,12 @@ class OutgoingFrames:
 
     @property
     def unsent(self) -> int:
-        """Reports."""
+        """Number of unsent reports."""
         return self._reports.qsize()
 
     async def send(self, frame: Frame) -> None:
-        """Raises TransportError for who does not read it: a session waits meanwhile, and whoever
-        needs the peer's promise waits for the session; or room that is others', too, is taken."""
+        """Send a frame. Raises TransportError if the coordinator does not read it in time: a
+        session, and memory that others need, waits meanwhile."""
         try:
             async with asyncio.timeout(patience_s(self._silent_after_s, len(frame.payload))):
                 await self._channel.send(frame)
@@ -42,17 +42,17 @@ class OutgoingFrames:
             raise transport.TransportError("the coordinator reads nothing it is told") from None
 
     def report(self, event: Event, sent: Sent = lambda: None) -> None:
-        """Behind all reports before; `sent` is called once it is sent."""
+        """Queue a report; `sent` is called once it is sent."""
         self._reports.put_nowait((event, sent))
 
     async def until_told(self) -> None:
-        """All reports have been sent, but for a few."""
+        """Wait until fewer than MAX_UNSENT_REPORTS are unsent."""
         while self.unsent >= MAX_UNSENT_REPORTS:
             self._report_sent.clear()
             await self._report_sent.wait()
 
     async def send_reports(self) -> None:
-        """For ever. Raises what `send` raises."""
+        """Send reports for ever. Raises what `send` raises."""
         while True:
             report, sent = await self._reports.get()
             self._report_sent.set()

@@ -1,9 +1,8 @@
-"""What a peer measures when a coordinator asks: its memory, its speed at one model, its links.
+"""Measurements that a coordinator asks of a peer: memory rate, speed at one model, links.
 
-A measurement and a reply that is under way slow each other down. A peer measures all the same,
-because a plan without facts would be worse for longer, and its answer names the models that were
-loaded: the coordinator says so to its user, and does not keep the figures. Two measurements never
-run at the same time.
+A measurement and a running reply slow each other down. A peer measures all the same, because
+planning without facts is worse. Its answer names the loaded models, and the coordinator then tells
+its user and does not keep the figures. Measurements never overlap.
 """
 
 from __future__ import annotations
@@ -45,19 +44,19 @@ from edge.protocol.measurements import (
 from edge.transport import Link, Member
 
 _DIAL_TIMEOUT_S = 2.0
-"""For one address: a probe is worth less waiting than a model."""
+"""Time limit for one address, in seconds: shorter than for a session."""
 
 
 class ProfilingCalls:
-    """One coordinator's measurements on this peer."""
+    """The measurements of one coordinator on this peer."""
 
     def __init__(self, resources: PeerResources, user: Member | None, owner: object) -> None:
-        """What a measurement takes counts as the user's, and its turn as the owner's."""
+        """Memory is counted for `user`, turns for `owner`."""
         self._peer = resources
         self._user = user
         self._owner = owner
         self._name = f"{MEASURING}{uuid.uuid4().hex}"
-        """What it takes, in the peer's ledger."""
+        """The ledger name of a measurement's memory."""
 
     @property
     def calls(self) -> dict[type[Call[Any]], Callable[[Any], Awaitable[object]]]:
@@ -104,7 +103,7 @@ class ProfilingCalls:
                 try:
                     return profile(site, call, busy=busy)
                 finally:
-                    release_freed_memory()  # malloc keeps it, and the promise counts nothing of it
+                    release_freed_memory()  # malloc would keep it, uncounted in the budget
 
             try:
                 found = await run_blocking(work, stop=stop.set)
@@ -117,8 +116,8 @@ class ProfilingCalls:
         return disk_read_bytes_per_s(root, root / "shards")
 
     def made_up_weights(self, assignment: Assignment) -> AbstractContextManager[ShardWeights]:
-        """Random weights for a shard, in a file. Raises CapacityError for more than may be used:
-        in memory, and on disk, where a plan can have any number of layers that stay there."""
+        """Random weights for a shard, in a file. Raises CapacityError if they take too much memory
+        or disk: a plan may have any number of layers on disk."""
         peer = self._peer
         facts = model_facts(
             assignment.model,

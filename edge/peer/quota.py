@@ -1,4 +1,4 @@
-"""How much of something all users of a peer may hold at once, and how much one of them."""
+"""Quotas and semaphores with a limit for all owners together and one for each owner."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from edge.errors import CapacityError
 
 
 class Quota:
-    """Counts what each owner holds."""
+    """A quota that refuses at its limits."""
 
     def __init__(self, what: str, *, of_one: int, of_all: int) -> None:
-        """what: in words, for who is refused."""
+        """what: the counted thing in words, for error messages."""
         self._what = what
         self._of_one = of_one
         self._of_all = of_all
@@ -20,11 +20,11 @@ class Quota:
 
     @property
     def held(self) -> int:
-        """By all together."""
+        """Count of all owners together."""
         return self._held.total()
 
     def take(self, owner: object, count: int = 1) -> None:
-        """Raises CapacityError, and takes nothing, where that is more than may be held."""
+        """Raises CapacityError, and takes nothing, above a limit."""
         if self._held[owner] + count > self._of_one:
             raise CapacityError(
                 f"one device may have {self._of_one} {self._what} at once",
@@ -43,8 +43,8 @@ class Quota:
             del self._held[owner]
 
 
-class Held:
-    """What one connection of an owner has of a quota."""
+class QuotaShare:
+    """What one connection holds of a quota."""
 
     def __init__(self, quota: Quota, owner: object) -> None:
         self._quota = quota
@@ -52,7 +52,7 @@ class Held:
         self._count = 0
 
     def take(self, count: int = 1) -> None:
-        """Raises CapacityError, and takes nothing, where that is more than may be held."""
+        """Raises CapacityError, and takes nothing, above a limit."""
         self._quota.take(self._owner, count)
         self._count += count
 
@@ -64,8 +64,8 @@ class Held:
         self.give_back(self._count)
 
 
-class SharedRoom:
-    """Bytes that owners hold for moments; who finds too few free waits."""
+class OwnerSemaphore:
+    """A semaphore with a limit for each owner; callers wait at the limits."""
 
     def __init__(self, *, of_one: int, of_all: int) -> None:
         self._of_one = of_one
@@ -75,12 +75,12 @@ class SharedRoom:
 
     @property
     def held(self) -> int:
-        """By all together."""
+        """Count of all owners together."""
         return self._of_all - self._free
 
     async def take(self, owner: object, count: int) -> None:
-        """Wait until there are `count`. One owner never waits for what it holds itself alone, if
-        that is nothing: so what is larger than its share passes, too."""
+        """Wait until `count` is free. An owner that holds nothing may exceed its own limit, so that
+        a single large request passes."""
         while not self._fits(owner, count):
             self._freed.clear()
             await self._freed.wait()
@@ -88,7 +88,7 @@ class SharedRoom:
         self._free -= count
 
     def give_back(self, owner: object, count: int) -> None:
-        """Others may have it."""
+        """Give back `count` and wake the waiters."""
         self._held[owner] -= count
         self._free += count
         if not self._held[owner]:

@@ -1,6 +1,6 @@
-"""What one daemon has to share out: memory, caches, its back end, and who has what open.
+"""Resources of one daemon, shared by its connections: memory, caches, back end and open sessions.
 
-Made by the daemon, handed to each connection. Knows no frames and no sockets.
+The daemon makes them and hands them to each connection. Frames and sockets are not known here.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from edge.memory.shard_memory import rebalance_options
 from edge.offload import DerivedCache, ShardCache
 from edge.peer.access import UserLimits, check_may_use
 from edge.peer.audit import Audit
+from edge.peer.fair_lock import FairLock
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.leases import Leases
-from edge.peer.parked import Parked, ParkedKey
-from edge.peer.quota import Quota, SharedRoom
-from edge.peer.rare_log import RareLog
+from edge.peer.parked_programs import ParkedKey, ParkedPrograms
+from edge.peer.quota import OwnerSemaphore, Quota
+from edge.peer.rate_limited_log import RateLimitedLog
 from edge.peer.settings import PeerSettings
-from edge.peer.turns import Turns
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import MAX_SESSIONS, HostedModel, PeerDescription
@@ -49,34 +49,34 @@ from edge.transport import Credentials, Member
 from edge.version import __version__
 
 MAX_SHARDS = 16
-"""That one device may offer to a peer, or run there."""
+"""Most shards that one device may upload, or run, at once."""
 
 MAX_LINKS = 256
-"""Links of one device's plans with the other shards: each is a descriptor, and up to a MiB."""
+"""Most links of one device's plans: each is a descriptor and up to a MiB."""
 
 MAX_MANIFEST_ENTRIES = 1 << 18
-"""Entries of all offers together: 400 bytes of memory each, and a TiB of weights has as many
+"""Most manifest entries of all uploads: 400 bytes of memory each. A TiB of weights has as many
 pieces."""
 
 SMALL_FRAMES_BYTES = 4 << 20
-"""Bytes of small frames that are read or wait to be answered, of all coordinators together."""
+"""Memory for small frames of all coordinators, being read or waiting for an answer."""
 
 MAX_LARGE_ANSWERS = 8
 
 MAX_PROBES_ANSWERED = 2
-"""At once, of links that other devices probe."""
+"""Most link probes from other devices answered at once."""
 
 _log = logging.getLogger(__name__)
 
 _PACE_HOLDS_S = 60.0
-"""How long what was found of a shard's steps is told, when there are no later ones."""
+"""Seconds for which the last finding about a shard's slow steps is reported."""
 
 MEASURED_TIMEOUT_S = 5.0
-"""How long memory may be waited for that a measurement is just giving back."""
+"""Time limit for waiting for memory that an ending measurement frees, in seconds."""
 
 
 class PeerResources:
-    """One daemon's. `open` before its first use, `close` at the end."""
+    """The resources of one daemon. `open` before the first use, `aclose` at the end."""
 
     def __init__(
         self,
@@ -85,11 +85,12 @@ class PeerResources:
         id: str | None = None,
         epoch: int | None = None,
     ) -> None:
-        """`credentials` are shown to other members; without them it talks to anybody, and `id` is
-        as good as any other. epoch: of this start, greater than those before; None: the time.
+        """credentials: shown to other members. None: any device is served, and `id` proves nothing.
+        epoch: of this start, greater than the earlier ones; None: the time in µs.
 
-        Raises RequestError when the cache, or the folder for keys and values, cannot be used, or
-        these may take more memory than there is."""
+        Raises RequestError if the cache or the folder for keys and values cannot be used, or if
+        keys and values get more memory than the peer.
+        """
         kv_bytes = settings.kv_memory_bytes or 0
         if settings.memory_bytes is not None and kv_bytes > settings.memory_bytes:
             raise RequestError(
@@ -102,32 +103,34 @@ class PeerResources:
         self.id = id or uuid.uuid4().hex
         self.epoch = time.time_ns() // 1000 if epoch is None else epoch
         self.listens_at: tuple[str, ...] = ()
-        """Addresses, 0.0.0.0 among them."""
+        """Addresses of the listener, possibly 0.0.0.0."""
         self.sessions: dict[str, HostedShard] = {}
-        """By the keys of their assignments."""
+        """Sessions by the keys of their assignments."""
         self.leaving = asyncio.Event()
-        """Set once whoever runs this daemon has stopped it: no session begins any more."""
-        self.measurement = Turns()
-        """While the device is measured: two at once would measure each other."""
-        self.loading = Turns()
-        """While a shard is loaded, which takes more for moments."""
-        self.reading = Turns()
-        """While a large frame is read, likewise."""
-        self.probes = Turns()
-        """While a link is made to be probed: each holds a thread."""
-        self.probes_answered = Turns(MAX_PROBES_ANSWERED)
+        """Set when the user stops the daemon: no new session begins."""
+        self.measurement = FairLock()
+        """Held during a measurement, so that two do not measure each other."""
+        self.loading = FairLock()
+        """Held while a shard loads, which needs extra memory for a moment."""
+        self.reading = FairLock()
+        """Held while a large frame is decoded, for the same reason."""
+        self.probes = FairLock()
+        """Held while a link is probed, which needs a thread."""
+        self.probes_answered = FairLock(MAX_PROBES_ANSWERED)
         self.reached: dict[str, str] = {}
-        """Where other members answered, by their ids."""
+        """The last address that answered, by device id."""
         self.leases = Leases()
-        """Whose sessions are open, and who was replaced."""
-        self.frames = SharedRoom(of_one=LARGE_FRAMES_BYTES * 4 // 5, of_all=LARGE_FRAMES_BYTES)
-        """For large ones, from their first byte until they are answered; by device."""
-        self.small_frames = SharedRoom(of_one=SMALL_FRAMES_BYTES // 4, of_all=SMALL_FRAMES_BYTES)
-        """Likewise for small ones: a step does not wait for weights of others."""
-        self.large_answers = SharedRoom(of_one=MAX_LARGE_ANSWERS // 4, of_all=MAX_LARGE_ANSWERS)
-        """How many are made and sent at once."""
+        """Leases of the open sessions."""
+        self.frames = OwnerSemaphore(of_one=LARGE_FRAMES_BYTES * 4 // 5, of_all=LARGE_FRAMES_BYTES)
+        """Memory of large frames, from the first byte until the answer, by device."""
+        self.small_frames = OwnerSemaphore(
+            of_one=SMALL_FRAMES_BYTES // 4, of_all=SMALL_FRAMES_BYTES
+        )
+        """The same for small frames, so that a step does not wait for weights of others."""
+        self.large_answers = OwnerSemaphore(of_one=MAX_LARGE_ANSWERS // 4, of_all=MAX_LARGE_ANSWERS)
+        """Number of large answers being made and sent."""
         self.copy_room = CopyRooms()
-        """For copies of keys and values on their way to coordinators."""
+        """Memory for KV copies on their way to coordinators."""
         self.shards = Quota("shards", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
         self.links = Quota("links between shards", of_one=MAX_LINKS, of_all=2 * MAX_LINKS)
         self.offers = Quota("shards on offer", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
@@ -136,11 +139,11 @@ class PeerResources:
             of_one=MAX_MANIFEST_ENTRIES * 3 // 4,
             of_all=MAX_MANIFEST_ENTRIES,
         )
-        self.failures = RareLog(_log)
+        self.failures = RateLimitedLog(_log)
         self.audit = Audit(settings.audit)
         self._user_limits = settings.each_user or UserLimits()
         self._users: dict[str, Member] = {}
-        """Devices, by what they have reserved."""
+        """Devices by the ledger names of their uses."""
         try:
             self.cache = ShardCache(settings.cache_root / "shards", settings.cache_limit_bytes)
             self.packed = DerivedCache(
@@ -157,19 +160,20 @@ class PeerResources:
         )
         self._ledger: Ledger | None = None
         self._loading_bytes = 0
-        """What a shard takes over its own while it is loaded."""
+        """Extra memory of the shard that is being loaded."""
         self._host_bytes: int | None = None
-        """For what the device has no room for, in another memory; None: there is none."""
-        self._parked = Parked(self.release)
+        """Host memory of a device with memory of its own. None: the device computes in host
+        memory."""
+        self._parked = ParkedPrograms(self.release)
         self._released = asyncio.Event()
-        self._promising = Turns()
+        self._promising = FairLock()
         self._backend: Backend | None = None
         self._backend_mutex = threading.Lock()
 
     async def open(self) -> None:
-        """Open the back end and see what the process takes.
+        """Open the back end and measure the process's baseline.
 
-        Raises RequestError for a budget below the minimum.
+        Raises RequestError if the budget is below the minimum.
         """
         backend = await run_blocking(self.backend)
         baseline = device_baseline() if backend.has_own_memory else process_baseline()
@@ -185,24 +189,24 @@ class PeerResources:
         )
 
     async def aclose(self) -> None:
-        """Once every session has ended. May be called again."""
+        """Close it when every session has ended. May be called again."""
         await self._parked.clear()
         self.kv_room.close()
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where others reach this peer: addresses of interfaces, never 0.0.0.0."""
+        """Addresses at which others reach this peer; never 0.0.0.0."""
         return reachable(self.listens_at, interfaces=self.settings.interfaces or None)
 
     @property
     def ledger(self) -> Ledger:
-        """What is promised and what is taken, once opened."""
+        """The memory budget and its uses. Available after `open`."""
         assert self._ledger is not None
         return self._ledger
 
     @property
     def host_free_bytes(self) -> int | None:
-        """What no session has of the host's memory; None: the device computes in it."""
+        """Host memory that no session uses. None: the device computes in host memory."""
         if self._host_bytes is None:
             return None
         return self._host_bytes - sum(
@@ -210,17 +214,17 @@ class PeerResources:
         )
 
     def _change(self, ledger: Ledger, user: Member | None = None) -> None:
-        """user: whose uses are others than before."""
+        """user: the device whose uses have changed."""
         self._ledger = ledger
         self.fit_beginnings(user)
 
     def fit_beginnings(self, user: Member | None = None) -> None:
-        """What is kept of beginnings of prompts has no more memory than nobody needs, nor with what
-        this user has loaded more than one may have."""
+        """Shrink the prefix cache to memory that is unused, and `user`'s part of it to what is left
+        of that user's limit."""
         host_bytes, beginnings = self.host_free_bytes, self.kv_room.beginnings
         unused_bytes = self.ledger.model_free_bytes if host_bytes is None else host_bytes
         unused_bytes = max(0, unused_bytes - self._loading_bytes)
-        # Other programs, and daemons, may have taken what was free when this one began.
+        # Other programs may have taken memory since this daemon began.
         unused_bytes = min(unused_bytes, beginnings.used_bytes + usable_memory_bytes())
         self.kv_room.fit(0 if self.leaving.is_set() else unused_bytes)
         limit_bytes = self._user_limits.memory_bytes
@@ -230,7 +234,7 @@ class PeerResources:
 
     @contextlib.asynccontextmanager
     async def room_to_load(self, num_bytes: int) -> AsyncIterator[None]:
-        """While a shard is loaded, which takes so much more than it is given."""
+        """Reserve the extra memory that loading a shard takes."""
         self._loading_bytes = num_bytes
         self.fit_beginnings()
         try:
@@ -240,19 +244,18 @@ class PeerResources:
             self.fit_beginnings()
 
     def check_may_use(self, member: Member | None) -> None:
-        """Raises RequestError for a device that may not have this one compute."""
+        """Raises RequestError for a device that may not use this peer."""
         check_may_use(member, self.id, self.settings.allow or ())
 
     @property
     def user_cache_bytes(self) -> int | None:
-        """The most that the weights sent by one device may take on disk."""
+        """Most disk for weights sent by one device. None: no limit."""
         return self._user_limits.cache_bytes
 
     def kept_files(self, member: Member | None, remove: Collection[str]) -> AllKept:
-        """What is kept of the weights that were sent here, once these are removed.
+        """Remove `remove`, then list the cached weights.
 
-        This device itself sees and removes everything; another one learns the models of what it
-        sent, or nobody in particular, and removes what it sent.
+        This device sees and removes everything. Another device sees and removes what it sent.
         """
         root = self.settings.cache_root
         user = None if member is None or is_peer_of(self.id, member.id) else member.id
@@ -260,10 +263,10 @@ class PeerResources:
         return AllKept(files=kept_files(root, kinds=OF_PEERS, user=user))
 
     async def reserve(self, name: str, use: Use, user: Member | None = None) -> None:
-        """Write it down before anything is allocated. Raises CapacityError when it is not free.
+        """Enter `use` in the ledger before allocating it. Raises CapacityError if it does not fit.
 
-        A measurement that its coordinator has just ended is waited for, and a change of the
-        promise: what that frees is not there before it is done. What is parked gives way.
+        Waits for an ending measurement and for a change of the budget, whose memory is about to be
+        freed. Parked programs are evicted.
         """
         async with self._promising.turn(None if user is None else user.id):
             pass
@@ -302,7 +305,7 @@ class PeerResources:
         self._change(ledger, user)
 
     def _check_limits(self, name: str, use: Use, user: Member) -> None:
-        """Raises CapacityError for more than one device may take of this peer."""
+        """Raises CapacityError above the limits of one device."""
         limits, held = self._user_limits, self._held_by(user, self.ledger)
         shards = sum(not each.startswith(MEASURING) for each in held)
         is_shard = not name.startswith(MEASURING)
@@ -328,8 +331,7 @@ class PeerResources:
         return {name: use for name, use in uses.items() if name in mine}
 
     def free_bytes(self, user: Member | None, ledger: Ledger | None = None) -> int:
-        """What this user may take yet of the peer's memory, by another ledger where one is
-        given."""
+        """Bytes that `user` may still take, of this peer's ledger or the one given."""
         ledger = ledger or self.ledger
         if user is None or self._user_limits.memory_bytes is None:
             return ledger.free_bytes
@@ -337,16 +339,16 @@ class PeerResources:
         return max(0, min(ledger.free_bytes, self._user_limits.memory_bytes - held_bytes))
 
     def park(self, owner: str | None, assignment: Assignment, program: StageProgram) -> str | None:
-        """Keep the program of a session that has ended for who loads the same again; its memory is
-        that of the session. What to name it when `let_go`; None for one that is not to be kept."""
+        """Park the program of an ended session, with the session's memory. Returns its name for
+        `let_go`; None if it must not be parked."""
         key = ParkedKey.of(owner, assignment)
         use = self.ledger.uses.get(assignment.key)
         if key is None or use is None or self.leaving.is_set():
             return None
         if self._promising.locked():
-            return None  # the ledger has what it is to take, not what it takes
+            return None  # the ledger shows the future use, not the present one
         user = self._users.get(assignment.key)
-        use = replace(use, kv_bytes=0)  # what was kept there is forgotten
+        use = replace(use, kv_bytes=0)  # its KV cache is dropped
         name = self._parked.park(key, program, use)
         self.release(assignment.key)
         if user is not None:
@@ -355,20 +357,19 @@ class PeerResources:
         return name
 
     def let_go(self, parked: str) -> None:
-        """Whoever parked it is gone; it is kept for a moment yet."""
+        """Start the time limit of a parked program whose coordinator has disconnected."""
         self._parked.let_go(parked)
 
     def parked(self, owner: str | None, assignment: Assignment) -> StageProgram | None:
-        """One that was parked and is like this. Whoever takes it reserves its memory."""
+        """A parked program of an equal assignment, if any. The caller reserves its memory."""
         return self._parked.take(ParkedKey.of(owner, assignment))
 
     async def promise(self, asked_bytes: int, user: Member | None = None) -> None:
-        """Stay under another budget from now on; what is loaded goes on, with the same tokens.
+        """Change the memory budget. Loaded models continue with the same tokens.
 
-        What is too much is given back before this returns. Raises RequestError, with the minimum,
-        for a budget that what is loaded cannot keep to, or that is more than whoever started this
-        peer gave it, and what the disk raises where layers are to come from it; then nothing has
-        changed.
+        Excess memory is freed before this returns. Raises RequestError, with the minimum, if loaded
+        models cannot fit or the peer was started with less. Disk errors of layers that move there
+        are raised as well. Nothing has changed on an error.
         """
         given_bytes = self.settings.memory_bytes
         most_bytes = machine_memory_bytes() if given_bytes is None else given_bytes
@@ -386,7 +387,7 @@ class PeerResources:
             await self._parked.clear()
             sessions = dict(self.sessions)
             has_host = self._host_bytes is not None
-            # Next to the loop: of many layers it takes seconds.
+            # In a thread: with many layers it takes seconds.
             known = await run_blocking(
                 lambda: {
                     name: rebalance_options(
@@ -397,7 +398,7 @@ class PeerResources:
                     for name, hosted in sessions.items()
                 }
             )
-            # None has come meanwhile, since that waits for its turn to load; some may have ended.
+            # No session has opened meanwhile (loading holds the lock); some may have ended.
             shards = {name: each for name, each in known.items() if name in self.sessions}
             before = self.ledger
             wanted_bytes = self._budget_bytes(asked_bytes, before.baseline)
@@ -427,13 +428,13 @@ class PeerResources:
         return usable_bytes if asked_bytes is None else min(asked_bytes, usable_bytes)
 
     def release(self, name: str) -> None:
-        """It is given back; an unknown one is no error."""
+        """Remove a use from the ledger. Unknown names are ignored."""
         user = self._users.pop(name, None)
         self._change(self.ledger.without(name), user)
         self._released.set()
 
     def backend(self) -> Backend:
-        """What computes here; opened at its first use, which takes a moment. From any thread."""
+        """The back end, opened at the first call. For any thread."""
         with self._backend_mutex:
             if self._backend is None:
                 self._backend = open_backend(self.settings.backend, threads=self.settings.threads)
@@ -445,7 +446,7 @@ class PeerResources:
         return is_loading or any(hosted.shard.is_working for hosted in self.sessions.values())
 
     def describe(self, user: Member | None = None) -> PeerDescription:
-        """This peer for a coordinator: who it is, what it has for this user, what it runs."""
+        """Description of this peer for `user`: identity, free resources, sessions."""
         settings = self.settings
         ledger = self._parked.without(self.ledger)
         free_bytes = 0 if self.leaving.is_set() else self.free_bytes(user, ledger)
@@ -510,7 +511,8 @@ def _in_words(user: Member | None) -> str:
 
 
 async def _stream(counts: Mapping[HostedShard, int]) -> list[BaseException]:
-    """Have each read its count of layers from disk; what went wrong, once all have answered."""
+    """Have each shard stream its count of layers from disk. Returns the errors once all have
+    answered."""
     outcomes = await asyncio.gather(
         *(asyncio.wrap_future(hosted.shard.stream(count)) for hosted, count in counts.items()),
         return_exceptions=True,

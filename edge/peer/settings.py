@@ -1,4 +1,4 @@
-"""The settings of one daemon, as its user gives them."""
+"""Settings of one daemon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge.protocol.peer_info import BACKEND_CHOICES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:
-    """Raises RequestError for a name that cannot be shown."""
+    """Settings of one daemon. Raises RequestError for a name that cannot be shown."""
 
     name: str = option(
         default_factory=socket.gethostname,
@@ -119,9 +119,9 @@ class PeerSettings:
     )
     cache_root: Path = field(default_factory=cache_root)
     announce: bool = True
-    """By zeroconf; else others need the address."""
+    """Whether to announce by zeroconf. Otherwise others need the address."""
     processor: str = "CPU"
-    """What computes, for people."""
+    """The processor's name, for display."""
 
     def __post_init__(self) -> None:
         if not self.name.isprintable() or len(self.name) > 100:

@@ -1,4 +1,5 @@
-"""Caches of the processor as a model would leave them for a measurement: full of others."""
+"""Cold processor caches for measurements: filled with other data, as a whole model would leave
+them."""
 
 from __future__ import annotations
 
@@ -8,22 +9,21 @@ from edge.profiling.loaded_sample import LoadedSample
 from edge.protocol.step import Step
 
 _CACHE_BYTES = 64 << 20
-"""Read between two steps, so that none finds in the processor's caches what the one before left
-there: the model's weights are read between two layers' keys and values, and are more than caches
-hold, where the sample may not be."""
+"""Bytes read between two steps to evict the sample. A model's weights exceed the caches and are
+read between two layers' keys and values; a sample may be smaller than the caches."""
 
 _LEAST_BYTES = 40 << 20
-"""The most that caches of most processors hold; a sample that reads less stays in them."""
+"""The capacity of most processors' caches; a sample that reads less stays in them."""
 
 _COLD_ROWS = 4
-"""Steps of more rows than these compute longer than they read."""
+"""Steps of more rows than this are bound by compute, not memory."""
 
 
 class Caches:
-    """What is read to fill the processor's caches with something else than weights."""
+    """Data that is read to evict weights from the processor's caches."""
 
     def __init__(self, budget_bytes: int) -> None:
-        """It takes up to half of the budget, where that is small."""
+        """Takes at most half of the budget."""
         nbytes = min(_CACHE_BYTES, budget_bytes // 2, max(budget_bytes // 4, _LEAST_BYTES))
         self._other = np.ones(nbytes // 8 + 1, np.uint64)
 
@@ -35,11 +35,11 @@ class Caches:
         np.bitwise_or.reduce(self._other)
 
     def matter(self, step: Step) -> bool:
-        """Whether a step is short enough to notice them."""
+        """Whether cold caches change the time of this step."""
         return step.batch * step.num_tokens <= _COLD_ROWS
 
     def cold_seconds(self, loaded: LoadedSample, step: Step) -> float:
-        """Seconds of the step, once, its weights not in a cache if that matters."""
+        """Seconds of one run of the step, with cold caches if they matter."""
         if self.matter(step):
             self.forget()
         return loaded.seconds(step)

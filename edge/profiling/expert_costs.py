@@ -1,8 +1,8 @@
-"""Overhead of an expert over its weights where each is brought in, and is a graph of its own.
+"""Overhead of an expert that is brought into memory and computed by a graph of its own.
 
-A few layers with as many experts as a token goes through are measured twice: as they are computed
-where all experts stay in memory, and as they are where some are on disk. All of these are found in
-memory, so what the second takes longer is not the disk's.
+A few layers with as many experts as a token uses are measured twice: as with all experts in memory,
+and as with some on disk. In both cases all are found in memory, so the difference excludes the
+disk.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ _TURNS = 24
 
 
 def brings_experts(backend: Backend) -> bool:
-    """Into memory of its own a device copies whole layers."""
+    """Whether the back end brings single experts in. A device with its own memory copies whole
+    layers."""
     return not backend.has_own_memory and not backend.is_stand_in
 
 
 def expert_seconds(site: Site, order: Profile, caches: Caches) -> float | None:
-    """Overhead in seconds of a token and each expert it goes through; noise may make it negative.
+    """Overhead in seconds of a token and each of its experts; noise may make it negative.
 
-    None for a model without experts, where the budget or the disk has no room for it, and where its
-    layers cannot be read from disk at all.
+    None for a model without experts, if budget or disk have no room, or if its layers cannot be
+    read from disk.
     """
     if not brings_experts(site.backend):
         return None
@@ -47,7 +48,7 @@ def expert_seconds(site: Site, order: Profile, caches: Caches) -> float | None:
     both = whole, streamed
     try:
         for each in both:
-            each.seconds(step)  # makes bindings and buffers
+            each.seconds(step)  # warm-up: makes bindings and buffers
         turns: list[list[float]] = []
         for _ in range(_TURNS):
             site.check()

@@ -1,7 +1,7 @@
-"""A probe of a link that is made for it: both of its ends.
+"""A probe of a link: latency and bandwidth, measured between both of its ends.
 
-One end gives orders, the other obeys. An order is two numbers, what to do and the bytes of the
-message that follows, so that both know its size. The same links as those that carry hidden states.
+One end commands, the other obeys. A command is two numbers, an order and the bytes of the message
+that follows, so that both know its size. The link is of the kind that carries hidden states.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkGlance, LinkTimes,
 from edge.transport import Link, TransportError
 
 PROBE_LIMIT_S = 5.0
-"""After this a probe is over, whatever it has found."""
+"""Seconds until a probe ends, with what it has found."""
 
 _ECHO, _TAKE, _GIVE, _END = range(4)
 
 _GLANCE_ECHOES = 10
 _GLANCE_MESSAGES = 5
 _LEAST_GLANCE_MESSAGES = 3
-"""One that was lost, and came late, is not the middle of them."""
+"""With three, a message that was lost and repeated is not the median."""
 _GLANCE_BYTES = 32 << 10
-"""Size of a message of a glance: 3 ms at 100 Mbit/s."""
+"""Size of a glance's message: 3 ms at 100 Mbit/s."""
 _GLANCE_SPAN_S = 0.03
-"""After which it sends no further message in a direction."""
+"""Seconds after which a glance begins no further message in a direction."""
 
 _ECHOES = 50
 _LEAST_ECHOES = 5
 _ECHO_SPAN_S = 0.25
 _MOST_ECHO_SPAN_S = 2.0
-"""With the time that late echoes took: one is no sign of anything, so it needs some of them."""
+"""Time limit including late echoes: a single late one means nothing, so several are needed."""
 
 _LATE = 10
-"""Times what most echoes take: what is sent again after it was lost takes a fifth of a second."""
+"""Multiple of the usual echo's time. Repeating a lost packet takes a fifth of a second."""
 
 _UNSTEADY = 1.5
 _UNSTEADY_S = 1e-3
-"""Echoes take this many times as long on average as most do, or this much longer."""
+"""A link is unsteady if the mean echo takes this multiple of the median, or this much longer."""
 
 _LARGE_SPAN_S = 0.2
 _MOST_LARGE = 9
 _GROWTH = 4
 _ENOUGH_S = 0.05
-"""A message that takes so long is large enough to see the rate in it."""
+"""A message that takes this long is large enough to show the rate."""
 
 Clock = Callable[[], float]
-"""Seconds since whenever."""
+"""Seconds since any fixed moment."""
 
 
 async def answer_probe(link: Link, *, limit_s: float = PROBE_LIMIT_S) -> None:
-    """Obey the orders that come over the link, and close it at the end or after `limit_s`."""
+    """Obey the commands on the link. Close it at the end or after `limit_s`."""
     timer = asyncio.get_running_loop().call_later(limit_s, link.close)
     try:
         await run_blocking(lambda: _obey(link), stop=link.close)
     except (TransportError, ProtocolError):
-        pass  # whoever asked has gone, or talks nonsense: its own end says so
+        pass  # the commanding end is gone or broke the protocol, and reports it itself
     finally:
         timer.cancel()
         link.close()
@@ -76,11 +76,11 @@ async def probe(
     limit_s: float = PROBE_LIMIT_S,
     clock: Clock = time.perf_counter,
 ) -> LinkTimes:
-    """Time messages of these sizes by `clock` and close the link.
+    """Time messages of these sizes by `clock`, then close the link.
 
-    Within `limit_s`, however slow it is.
+    Ends within `limit_s`, however slow the link is.
 
-    Raises NetworkError when not even a glance was possible in that time.
+    Raises NetworkError if not even a glance succeeds in that time.
     """
     found = _Found()
 
@@ -99,7 +99,7 @@ async def glance(
     limit_s: float = PROBE_LIMIT_S,
     clock: Clock = time.perf_counter,
 ) -> LinkGlance:
-    """What `probe` begins with, and nothing else: a few milliseconds. Raises NetworkError."""
+    """The beginning of `probe` alone, which takes a few milliseconds. Raises NetworkError."""
     found = _Found()
 
     def command() -> None:
@@ -111,7 +111,7 @@ async def glance(
 
 
 async def _within(limit_s: float, link: Link, command: Callable[[], None], found: _Found) -> None:
-    """Have a thread command the other end, and close the link."""
+    """Command the other end from a thread, then close the link."""
     timer = asyncio.get_running_loop().call_later(limit_s, link.close)
     try:
         await run_blocking(command, stop=link.close)
@@ -127,15 +127,15 @@ async def _within(limit_s: float, link: Link, command: Callable[[], None], found
 
 
 class _Found:
-    """What was measured so far: a link may break, or time be over, at any moment."""
+    """Measurements so far: the link may break, or the time be over, at any moment."""
 
     def __init__(self) -> None:
         self.glanced: list[float] = []
         self.glanced_one_way: dict[int, list[float]] = {_TAKE: [], _GIVE: []}
-        """Seconds by order, as those of `large`."""
+        """Seconds by order, as in `large`."""
         self.echoes_s: list[float] = []
         self.large: dict[int, tuple[int, list[float]]] = {}
-        """{_TAKE or _GIVE: (bytes of a message, seconds there and back)}."""
+        """{_TAKE or _GIVE: (bytes of a message, round-trip seconds)}."""
 
     @property
     def glance(self) -> LinkGlance:
@@ -152,9 +152,9 @@ class _Found:
 
     @property
     def late_s(self) -> float:
-        """How much longer echoes take on average, where messages are lost or held up; else 0.
+        """Mean excess of echoes if messages are lost or delayed; otherwise 0.
 
-        Without the slowest, which anything may have held up.
+        Without the slowest one, which may have any cause.
         """
         if len(self.echoes_s) < _LEAST_ECHOES:
             return 0.0
@@ -166,7 +166,7 @@ class _Found:
         rates = [self._rate(order, small_bytes) for order in (_TAKE, _GIVE)]
         latency_s = self.echo_s / 2 - small_bytes * sum(1 / rate for rate in rates) / 2
         return LinkTimes(
-            # The first bytes of a message hide behind what every message costs.
+            # The cost of a message hides the time of its first bytes.
             latency_s=max(latency_s, self.echo_s / 4) + self.late_s / 2,
             there_bytes_per_s=rates[0],
             back_bytes_per_s=rates[1],
@@ -175,7 +175,7 @@ class _Found:
         )
 
     def _rate(self, order: int, small_bytes: int) -> float:
-        """A large message one way and an empty word the other, less what the word takes."""
+        """Bandwidth from a large message one way and an empty one back, less the latter's time."""
         size, seconds = self.large.get(order, (0, []))
         if not seconds:
             return small_bytes / (self.echo_s / 2)
@@ -189,7 +189,7 @@ def _span(seconds: list[float]) -> Span:
 
 
 def _glance(link: Link, small_bytes: int, found: _Found, clock: Clock) -> None:
-    """First of all on a new link, so that two of them compare."""
+    """Done first on a new link, so that glances at different links compare."""
     small = np.zeros(small_bytes, np.uint8)
     for _ in range(_GLANCE_ECHOES):
         found.glanced.append(_echo_once(link, small, clock))
@@ -227,7 +227,7 @@ def _echo_once(link: Link, small: NDArray[np.uint8], clock: Clock) -> float:
 def _time_large(
     link: Link, order: int, small_bytes: int, large_bytes: int, found: _Found, clock: Clock
 ) -> None:
-    """Messages that grow until they take long enough, and then the same a few times."""
+    """Grow the messages until they take long enough, then repeat that size a few times."""
     size = min(large_bytes, max(small_bytes, 16 << 10))
     while True:
         buffer = np.zeros(size, np.uint8)
@@ -258,7 +258,7 @@ def _order(link: Link, what: int, nbytes: int) -> None:
 
 
 def _obey(link: Link) -> None:
-    """Raises ProtocolError for an order that cannot be."""
+    """Obey commands. Raises ProtocolError for an invalid one."""
     order = np.zeros(2, np.int64)
     buffer = np.zeros(0, np.uint8)
     word = np.zeros(1, np.int64)

@@ -1,4 +1,4 @@
-"""A sample of a model on a peer's back end, and the time of its steps."""
+"""A sample of a model, loaded on a peer's back end, and the time of its steps."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from edge.transport import BackgroundWork, SoloCollective
 from edge.weights.formats import WeightFormat
 
 EARLY_POSITION = 15
-"""Context of tokens that are decoded with hardly any attention."""
+"""Position of decoded tokens whose attention costs almost nothing."""
 
 Check = Callable[[], None]
-"""Raises when nobody waits for the measurement any more."""
+"""Raises if nobody waits for the measurement any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a peer measures, and with what."""
+    """Place and means of a measurement."""
 
     backend: Backend
     folder: Path
-    """For weights that lie there for moments."""
+    """For temporary weights."""
     budget_bytes: int
     """Memory that may be used."""
     disk_bytes_per_s: float | None
@@ -42,7 +42,7 @@ class Site:
 
 
 class LoadedSample:
-    """A sample on the back end, with made-up weights. `close` frees it."""
+    """A sample on the back end, with random weights. `close` frees it."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class LoadedSample:
         *,
         is_streamed: bool = False,
     ) -> None:
-        """is_streamed: its layers are on disk, and all of their experts find room in memory.
+        """is_streamed: its layers are on disk, and memory holds all of their experts.
 
-        Raises StoreError where the disk has no room for that.
+        Raises StoreError if the disk has no room.
         """
         layout = sample.layout(width, weight_format)
         if is_streamed:
@@ -66,7 +66,7 @@ class LoadedSample:
         self.nbytes = sample.nbytes(width, weight_format)
         self.runs = Runs()
         self._ends: dict[str, int] = {}
-        """Tokens of each request so far, where layers have states."""
+        """Tokens of each request so far, if layers have states."""
         with contextlib.ExitStack() as stack:
             weights = stack.enter_context(
                 written_weights(layout, weight_format, site.folder, packs=True)
@@ -74,14 +74,14 @@ class LoadedSample:
             self._program = site.backend.load(
                 sample.spec, layout, weights, weight_format, limits=sample.limits
             )
-            # What is packed is read again, where it is on disk.
+            # Packed weights are read again if they are on disk.
             self._files = stack.pop_all() if is_streamed else contextlib.ExitStack()
         rows = max(sample.chunk_rows, REQUESTS)
         shape = (rows, sample.spec.hidden_size)
         self._hidden = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
 
     def seconds(self, step: Step) -> float:
-        """Seconds of the step, once. `runs` then has the time of each of its graph runs."""
+        """Seconds of one run of the step. `runs` then has the time of each graph run."""
         if self.sample.spec.has_states:
             step = self._in_order(step)
         shape = (step.batch, step.num_tokens, self.sample.spec.hidden_size)
@@ -91,7 +91,7 @@ class LoadedSample:
         return self.runs.end()
 
     def _in_order(self, step: Step) -> Step:
-        """The same of the next tokens of each request: a state is of all tokens so far."""
+        """The step with each request's next tokens: a state depends on all tokens so far."""
         entries = []
         for entry in step.entries:
             position = self._ends.get(entry.request, 0)
@@ -108,7 +108,7 @@ class LoadedSample:
 
 
 class Runs(SoloCollective):
-    """Sums nothing, and notes when it was asked to: between two sums lies one run of a graph."""
+    """A group of one that records the times of its sums: one graph runs between two of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Runs(SoloCollective):
 
 
 def decode_step(rows: int, position: int = EARLY_POSITION) -> Step:
-    """A step of one token of each of `rows` requests."""
+    """A step of one token for each of `rows` requests."""
     return Step(
         entries=tuple(
             StepEntry(request=str(number), position=position, tokens=(0,), logit_rows=0)

@@ -1,4 +1,4 @@
-"""What a token costs over its graphs, measured: choosing it, and everything around a step."""
+"""Measures overheads of a token beside its graphs: sampling, and everything around a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from edge.backends.interface import Backend
 from edge.concurrency.loop_thread import LoopThread
-from edge.engine.reports import Reports, Told
+from edge.engine.report_batching import ReportBatcher, Told
 from edge.engine.shard_engine import ShardEngine
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.shortlist import choose, make_shortlist
@@ -37,7 +37,7 @@ _MOST_LOGITS = 1 << 20
 
 
 def sample_seconds(vocab_size: int, caches: Caches) -> float:
-    """Choosing one token greedily, as a session does it, from logits that no cache holds."""
+    """Seconds to sample one token greedily, as a session does, from logits in no cache."""
     size = min(vocab_size, _MOST_LOGITS)
     logits = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
     parameters = SamplingParameters()
@@ -61,12 +61,11 @@ def sample_seconds(vocab_size: int, caches: Caches) -> float:
 def step_seconds(
     backend: Backend, spec: ModelSpec, weight_format: WeightFormat, folder: Path, caches: Caches
 ) -> float:
-    """From token to token of a model that computes next to nothing, in a real session.
+    """Seconds from token to token in a real session, with a model that computes almost nothing.
 
-    Tokens are told as a daemon tells its coordinator, because that takes the compute thread's
-    interpreter, and on a small device its core. Before each, the caches are filled with something
-    else, as weights would: what a step runs once, it runs cold. One run of a graph is in it. Raises
-    the session's error when it fails.
+    Tokens are sent as a daemon does, because that takes the compute thread's interpreter, and on a
+    small device its core. Before each token the caches are filled with other data, as weights would
+    do. One graph run is included. Raises the session's error if it fails.
     """
     tiny = step_sample(spec, weight_format)
     whole = Shard(
@@ -115,7 +114,7 @@ def step_seconds(
 
 
 class _Listener:
-    """Notes when tokens come, and passes them on to an event loop that sends them on a channel."""
+    """Records when tokens come, and passes them to an event loop that sends them on a channel."""
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
@@ -127,7 +126,7 @@ class _Listener:
         self._loop.post(self._send_reports())
 
     def hear(self, report: Event) -> None:
-        """For the session to call, on its compute thread."""
+        """The session's `report`, called on its compute thread."""
         if isinstance(report, Failed):
             self._moments.put(report)
             return
@@ -137,7 +136,7 @@ class _Listener:
         self._reports.report(report)
 
     def seconds(self) -> list[float]:
-        """From each token to the next; waits for the last. Raises the session's error."""
+        """Seconds between tokens; waits for the last one. Raises the session's error."""
         found: list[tuple[float, float]] = []
         while len(found) < _TOKENS:
             moment = self._moments.get()
@@ -149,8 +148,8 @@ class _Listener:
     def close(self) -> None:
         self._loop.close()
 
-    async def _reports_of_the_loop(self) -> Reports:
-        return Reports(lambda *told: self._unsent.put_nowait(told))
+    async def _reports_of_the_loop(self) -> ReportBatcher:
+        return ReportBatcher(lambda *told: self._unsent.put_nowait(told))
 
     async def _send_reports(self) -> None:
         while True:

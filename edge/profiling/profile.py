@@ -1,8 +1,9 @@
-"""A peer measures how fast it computes one model: real kernels, real shapes, a few layers.
+"""Profiling: a peer measures its speed for one model with real kernels, real shapes and a few
+layers.
 
-Every time is a median. What is fixed (a run, a slice's operators, a step), what goes with bytes of
-weights and what goes with cached tokens is taken apart by measuring it alone, so that a plan's cost
-can be put together from the parts. Blocking; called from a thread of its own.
+Every time is a median. Fixed costs (of a run, a slice's operators, a step), costs by bytes of
+weights and costs by cached tokens are measured separately, so that a plan's cost can be composed of
+them. Blocking; runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from edge.protocol.measurements import PeerProfile, Profile
 from edge.protocol.step import Step
 
 THIRD_SAMPLE = 0.1
-"""Two samples further apart than this need a third: something disturbed one of them."""
+"""If two samples differ by more, one was disturbed, and a third is taken."""
 
 DISAGREEMENT = 0.3
-"""Where all three are further apart than this, the device is unsteady."""
+"""If all three differ by more, the device is unsteady."""
 
 _FEW_ROWS = (1, 4, REQUESTS)
 _SPAN_S = 0.07
@@ -57,7 +58,7 @@ _ATTENTION_REPEATS = 5
 def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile:
     """The peer's rates for the model.
 
-    Raises CapacityError when the budget does not hold the narrowest sample.
+    Raises CapacityError if the narrowest sample exceeds the budget.
     """
     weight_format = order.weight_format
     caches = Caches(site.budget_bytes)
@@ -77,7 +78,7 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile
             of_one_row.extend(samples[0])
             return [statistics.median(sample) for sample in samples]
 
-        # What disturbs a device for seconds should not be in both samples: they lie apart.
+        # Samples lie apart in time, so that a disturbance of seconds affects only one.
         early = step_times()
         decode_attention_s, chunk_attention_s = _attention(site, order, caches)
         attention_s = tuple(
@@ -133,7 +134,7 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile
 def _roughly(
     site: Site, order: Profile, loaded: LoadedSample, caches: Caches, *, busy: tuple[str, ...]
 ) -> PeerProfile:
-    """Two steps, each once: for what stands in for a device, and takes minutes for the rest."""
+    """Two steps, once each: for a stand-in for a device, on which all others take minutes."""
     steps = (decode_step(1), chunk_step(REQUESTS))
     seconds_per_byte = tuple(loaded.seconds(step) / loaded.nbytes for step in steps)
     rates = ComputeRates(
@@ -162,7 +163,7 @@ def _roughly(
 
 
 def in_words(sample: Sample) -> str:
-    """What a device was measured with."""
+    """Description of a sample, for display."""
     if sample.is_narrowed:
         layer = sample.spec.kinds[0]
         return (
@@ -175,10 +176,10 @@ def in_words(sample: Sample) -> str:
 def agreed(
     early: Sequence[float], measure: Callable[[], Sequence[float]]
 ) -> tuple[tuple[float, ...], float, bool]:
-    """Medians of two samples of several times, or of three where two disagree anywhere.
+    """Medians of two samples of several times, or of three if two disagree in any of them.
 
-    `early` is the first of them. Also how far the samples were apart at most (slowest over fastest,
-    less 1), and whether the third agreed with neither of the others.
+    `early`: the first sample. Also returns how far samples were apart at most (slowest over
+    fastest, less 1), and whether the third agreed with neither of the others.
     """
     samples = [early, measure()]
     if any(_apart(pair) > THIRD_SAMPLE for pair in zip(*samples, strict=True)):
@@ -200,18 +201,18 @@ def spread_of(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def _less(seconds: float, fixed_s: float) -> float:
-    """What is left of a time without its fixed part, and never nothing: both have noise."""
+    """A time less its fixed part, always positive: both have noise."""
     return max(seconds - fixed_s, 0.1 * seconds)
 
 
 def _steps(loaded: LoadedSample) -> tuple[Step, ...]:
-    """One row, a few, many of several requests, and a chunk of a second and a half at most.
+    """One row, a few, many of several requests, and a chunk of at most 1.5 s.
 
-    There is always a chunk: how much of a prompt's step is attention differs from other steps.
+    There is always a chunk, since its share of attention differs from other steps.
     """
     few = tuple(decode_step(rows) for rows in _FEW_ROWS)
     for step in few:
-        loaded.seconds(step)  # makes bindings and buffers
+        loaded.seconds(step)  # warm-up: makes bindings and buffers
     row_s = loaded.seconds(few[-1]) / REQUESTS
     possible = [rows for rows in CHUNK_ROWS if rows <= loaded.sample.chunk_rows]
     quick = [rows for rows in possible if row_s * rows <= _LONGEST_CHUNK_S]
@@ -222,7 +223,7 @@ def _steps(loaded: LoadedSample) -> tuple[Step, ...]:
 
 
 def _times(loaded: LoadedSample, step: Step, check: Check, caches: Caches) -> list[float]:
-    """Seconds of each repeat: what goes into a short span; a few at least, where a step is slow."""
+    """Seconds of each repeat: those that fit in a short span, at least a few."""
     check()
     begin_s = time.perf_counter()
     seconds = [caches.cold_seconds(loaded, step)]
@@ -233,7 +234,7 @@ def _times(loaded: LoadedSample, step: Step, check: Check, caches: Caches) -> li
 
 
 def _attention(site: Site, order: Profile, caches: Caches) -> tuple[float, float]:
-    """Seconds per row, cached token and query head: of a decoded token, and of a chunk."""
+    """Seconds per row, cached token and query head: for decoding, and for a chunk."""
     sample = attention_sample(order.model, order.weight_format, site.budget_bytes)
     loaded = LoadedSample(site, sample, "whole", order.weight_format)
     rows, heads = sample.chunk_rows, sample.num_heads
@@ -249,7 +250,7 @@ def _attention(site: Site, order: Profile, caches: Caches) -> tuple[float, float
     try:
         for start in range(0, CONTEXT_TOKENS, rows):
             site.check()
-            loaded.seconds(chunk_step(rows, start))  # writes what is attended below
+            loaded.seconds(chunk_step(rows, start))  # fills the cache that is attended to below
         last = CONTEXT_TOKENS - rows
         late_s = median(chunk_step(rows, last), is_cold=False)
         chunk_s = late_s - median(chunk_step(rows, 0), is_cold=False)

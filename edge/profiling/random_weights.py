@@ -1,4 +1,4 @@
-"""A file of random weights for a shard: what a peer measures itself with."""
+"""A file of random weights for a shard, for measurements."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _ALIGNMENT = 4096
 _STALE_S = 3600.0
 _MOST_PACKED_BYTES = 1 << 40
 _STRIDE = 8191
-"""A prime: tensor after tensor begins at another element of the block."""
+"""A prime: each tensor begins at a different element of the block."""
 
 
 @contextlib.contextmanager
 def written_weights(
     layout: ShardLayout, weight_format: WeightFormat, folder: Path, *, packs: bool = False
 ) -> Iterator[ShardWeights]:
-    """A file of random weights for the shard, in `folder`, until the block ends.
+    """A file of random weights for the shard in `folder`, deleted at the end of the block.
 
-    packs: and room next to it for what a back end makes of them.
+    packs: whether to check room for the back end's packed copy, too.
 
-    It takes `written_bytes` of the disk. Raises CapacityError where that has no room for them.
+    It takes `written_bytes` of disk. Raises CapacityError if there is no room.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _remove_stale(folder)
@@ -59,10 +59,10 @@ def written_weights(
 
 
 def written_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
-    """What such a file takes of the disk.
+    """Disk bytes of such a file.
 
-    Tables of tokens take nothing: they stay on disk, a few rows of them are read for each token,
-    and whole ones would be gigabytes. So they are holes in the file, of which zeros are read.
+    Embedding tables take none: they stay on disk, each token reads a few rows, and whole ones would
+    be gigabytes. They are holes in a sparse file and read as zeros.
     """
     matrices = weight_format.recipe.all_stored(layout.matrices)
     sizes = [array.nbytes for matrix in matrices for array in matrix.arrays]
@@ -76,7 +76,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _remove_stale(folder: Path) -> None:
-    """What a measurement left that was killed."""
+    """Remove files left by a killed measurement."""
     for left in folder.glob(f"{TEMPORARY}*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE_S:
@@ -84,9 +84,9 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _write(path: Path, layout: ShardLayout, weight_format: WeightFormat) -> Manifest:
-    """Random bytes are made only once, and each tensor begins elsewhere in them.
+    """Write random bytes, made once; each tensor begins at a different place in them.
 
-    Of weights that are equal, ONNX Runtime keeps one packed copy, which then stays in the caches.
+    ONNX Runtime keeps one packed copy of equal weights, which would then stay in the caches.
     """
     codes = np.frombuffer(np.random.default_rng(0).bytes(_BLOCK_BYTES), np.uint8)
     normal = np.random.default_rng(0).standard_normal(_BLOCK_BYTES // 4, dtype=np.float32)

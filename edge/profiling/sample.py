@@ -1,6 +1,6 @@
-"""What a peer measures itself with: some layers of a model, in its real shape. Pure.
+"""Samples of a model for measurements: a few layers in their real shape. Pure.
 
-Every size is bounded before anything is made of it: the model's description comes from outside.
+Every size is checked before it is used: the model's description comes from outside.
 """
 
 from __future__ import annotations
@@ -36,76 +36,76 @@ from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
 
 SAMPLE_BYTES = 192 << 20
-"""Bytes of weights: more than caches hold, so a step reads memory as the whole model's does."""
+"""Bytes of weights: more than caches hold, so that a step reads memory as the whole model does."""
 
 CHUNK_ROWS = (256, 128, 64, 32)
-"""Rows of the longest step that is measured; the first that fits into memory."""
+"""Rows of the longest measured step; the first that fits into memory."""
 
 REQUESTS = 32
 """Rows of the largest step of several requests."""
 
 CONTEXT_TOKENS = 1024
-"""The longer of two contexts whose difference says what attention costs."""
+"""The longer of two contexts, whose difference gives the cost of attention."""
 
 
 _EXPERT_LAYERS = 4
-"""Layers of a sample of experts, if there is room: what only the first one of a step costs counts
-less."""
+"""Layers of a sample of experts, if there is room: more layers reduce the weight of a step's
+first."""
 
 _FEW_TOKENS, _FEW_ROWS = 32, 8
 """The longest context of that sample, and its longest step."""
 
 _LEAST_HIDDEN = 32
-"""The hidden size of samples with next to nothing in them."""
+"""Hidden size of samples that compute almost nothing."""
 
 _VOCAB_SIZE = 256
-"""Tokens of every sample."""
+"""Vocabulary size of every sample."""
 
 Width = Literal["whole", "half", "narrow"]
 
 _PARTS = {"half": 2, "narrow": 8}
-"""Parts of a layer: two slices, whose difference says what goes with bytes and what is fixed."""
+"""Slices of a layer; two of them separate the costs by bytes from fixed ones."""
 
 _LITTLE_BYTES = 48 << 20
-"""With less, a layer of few experts or of a small model has no room at its whole width."""
+"""With less, a layer of few experts or of a small model does not fit at full width."""
 
 _LOADED = Fraction(5, 3)
-"""All widths together, of the whole one: half, an eighth, and what does not divide."""
+"""Bytes of all widths together, relative to the full one: a half, an eighth, and remainders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A stage in the middle of a small model, so that no head is in it, and an embedding only where
-    its layers have inputs of each token: of a few tokens, because nothing of it is measured."""
+    """A middle stage of a small model: without a head, and with an embedding of a few tokens only
+    if its layers take inputs of each token; neither is measured."""
 
     spec: ModelSpec
     num_layers: int
     chunk_rows: int
     is_narrowed: bool
-    """Not even one layer fits: it has fewer heads and feed-forward columns, and of experts those
-    that one token goes through."""
+    """Whether not even one layer fitted: it has fewer heads and feed-forward columns, and only the
+    experts that one token uses."""
     counted: ModelSpec | None = None
-    """What its bytes are counted of, where that has more experts."""
+    """The model whose bytes are counted, if it has more experts."""
     context_tokens: int = CONTEXT_TOKENS
-    """The longest context that it is measured with."""
+    """The longest context that is measured."""
     requests: int = REQUESTS
-    """In its largest step of several."""
+    """Requests in its largest step of several."""
 
     @property
     def num_heads(self) -> int:
-        """Query heads of all its layers together."""
+        """Query heads of all its layers."""
         mixers = [self.spec.layer(number).mixer for number in self._middle]
         return sum(attended_heads(each) * each.num_units for each in mixers)
 
     @property
     def num_experts(self) -> int:
-        """Experts of all its layers together."""
+        """Experts of all its layers."""
         blocks = [self.spec.layer(number).feed_forward for number in self._middle]
         return sum(each.num_experts for each in blocks if isinstance(each, Experts))
 
     @property
     def num_routed(self) -> int:
-        """How many of them one token goes through."""
+        """Experts that one token uses."""
         blocks = [self.spec.layer(number).feed_forward for number in self._middle]
         return sum(each.top_k for each in blocks if isinstance(each, Experts))
 
@@ -141,11 +141,11 @@ class Sample:
         )
 
     def layout(self, width: Width, weight_format: WeightFormat) -> ShardLayout:
-        """The middle stage's first shard."""
+        """Layout of the middle stage's first shard."""
         return shard_layout(self.spec, self.plan(width, weight_format), stage=1, rank=0)
 
     def shard_heads(self, width: Width, weight_format: WeightFormat) -> float:
-        """Query heads of the middle stage's first shard, of a layer in the mean."""
+        """Query heads of the middle stage's first shard, averaged over layers."""
         counted = self._counted(width, weight_format)
         return sum(count * len(part.heads) for part, _, count in counted) / self.num_layers
 
@@ -156,13 +156,13 @@ class Sample:
         return list(shard.counted(self._middle, self.facts(weight_format)))
 
     def nbytes(self, width: Width, weight_format: WeightFormat) -> int:
-        """Its weights as ModelFacts counts them, which is what measured rates are rates of."""
+        """Bytes of its weights by ModelFacts, to which measured rates refer."""
         plan = self.plan(width, weight_format)
         workload = Workload(prompt_tokens=1, output_tokens=0)
         return memory_use(plan, self.facts(weight_format), workload)["a"].weight_bytes
 
     def part_bytes(self, width: Width, weight_format: WeightFormat) -> tuple[int, int]:
-        """Mean bytes of a layer: attention, and feed-forward; norms and biases half in each."""
+        """Mean bytes of a layer: attention and feed-forward, with half of norms and biases each."""
         attention = feed_forward = 0
         for part, facts, count in self._counted(width, weight_format):
             columns_bytes = len(part.ffn_columns) * facts.ffn_column_bytes
@@ -182,17 +182,17 @@ class Sample:
 
 
 def sample_budget_bytes(memory_bytes: int) -> int:
-    """What a measurement may take where so much memory is free: a quarter, or of little memory a
-    half, as narrow samples say little of whole layers."""
+    """Budget of a measurement for this free memory: a quarter, or half of a small one, since narrow
+    samples tell little about whole layers."""
     return max(memory_bytes // 4, min(memory_bytes // 2, _LITTLE_BYTES))
 
 
 def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: int) -> Sample:
     """As many layers as exceed the caches, at least one, at most the model's.
 
-    Where not one fits into `budget_bytes`, it gets narrower. CapacityError when that cannot help.
-    Then it also has as few experts as one token goes through, which takes a token as long as with
-    all of them. Many rows would go through more: for those it is too fast.
+    If one layer exceeds `budget_bytes`, it is narrowed. CapacityError if that does not help. A
+    narrowed layer also has only as many experts as one token uses, which takes a token as long as
+    all of them. Many rows would use more, so for those it is too fast.
     """
     spec = _divisible(spec)
     facts = model_facts(spec, weight_format, name="sample", embedding_itemsize=4)
@@ -227,8 +227,8 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
 
 
 def expert_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: int) -> Sample | None:
-    """Few layers with as many experts as one token goes through, twice in the budget; None without
-    experts, and where they do not fit."""
+    """A few layers with as many experts as one token uses, twice in the budget. None without
+    experts, and if they do not fit."""
     spec = _divisible(spec)
     sparse = [each for each in spec.kinds if isinstance(each.feed_forward, Experts)]
     if not sparse:
@@ -257,7 +257,7 @@ def expert_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: in
 def _narrowed(
     spec: ModelSpec, layer: LayerSpec, weight_format: WeightFormat, room_bytes: int
 ) -> LayerSpec:
-    """The layer with as many of its heads and columns as find room. Raises CapacityError."""
+    """The layer with as many of its heads and columns as fit. Raises CapacityError."""
     facts = model_facts(_resized(spec, [layer]), weight_format, name="few", embedding_itemsize=4)
     (largest,) = facts.kinds
     groups, most = largest.num_kv_heads, largest.ffn_columns
@@ -277,9 +277,9 @@ def _narrowed(
 
 
 def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: int) -> Sample:
-    """The model's attention with hardly any other weights, so that its cost can be seen.
+    """The model's attention with almost no other weights, to measure its cost.
 
-    No windows: what counts is the cost of a token that is attended.
+    Without windows: the cost of an attended token counts.
     """
     spec = _divisible(spec)
     hidden = max(_LEAST_HIDDEN, _multiple(weight_format))
@@ -293,7 +293,7 @@ def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes:
 
 
 def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
-    """A whole model with so little in it that a step of it is all fixed cost."""
+    """A whole model so small that a step has fixed costs only."""
     spec = _divisible(spec)
     hidden = max(_LEAST_HIDDEN, _multiple(weight_format))
     layer = LayerSpec(
@@ -326,8 +326,8 @@ def _with_few_experts(layer: LayerSpec) -> LayerSpec:
 
 
 def _divisible(spec: ModelSpec) -> ModelSpec:
-    """The model with heads that can be divided: what one costs is measured, and a part of them. A
-    few layers of it must do without others, so each has keys of its own."""
+    """The model with heads that can be divided, to measure parts of them. Sampled layers may lack
+    others that they share keys with, so each has its own."""
     layers = [spec.layer(number) for number in range(spec.num_layers)]
     return dataclasses.replace(
         spec,
@@ -373,7 +373,7 @@ def _layer_bytes(layer: LayerFacts, kv_heads: int, columns: int) -> int:
 
 
 def _work_bytes(spec: ModelSpec, rows: int, *, context_tokens: int = CONTEXT_TOKENS) -> int:
-    """Overhead of a step of `rows` rows over its weights: activations, rotary tables, KV."""
+    """Memory of a step of `rows` rows beside weights: activations, rotary tables, KV cache."""
     return max(
         _layer_work_bytes(spec.hidden_size, kind, rows, context_tokens) for kind in spec.kinds
     )

@@ -1,10 +1,10 @@
-"""What slices of layers cost a peer: what goes with their bytes, and what is fixed.
+"""Costs of layer slices on a peer: a part that is proportional to bytes, and a fixed part.
 
-A layer whose heads and columns are shared by several peers is two graphs on each of them, and each
-has all operators of the layer however little of it there is. Two slices tell that apart: a half of
-every layer and about an eighth lie on a line that starts at what is fixed. The rest of the time of
-a whole layer goes with its bytes. (One core, a layer of 11 MB: 470 us whole, 268 half, 115 an
-eighth. A cost of starting graphs alone, told by the whole and the half, makes 93 of the eighth.)
+A layer that several peers share is two graphs on each of them, and each runs all operators of the
+layer, however narrow its slice. Two slices separate the two parts: half of every layer and about an
+eighth lie on a line that starts at the fixed cost. The rest of a whole layer's time is proportional
+to its bytes. (One core, a layer of 11 MB: 470 us whole, 268 half, 115 an eighth. With the cost of
+starting graphs alone, whole and half predict 93 for the eighth.)
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from edge.protocol.step import Step
 from edge.weights.formats import WeightFormat
 
 _TURNS = 16
-"""How often a step of one row is timed: these decide most."""
+"""Repeats of the step of one row, which matters most."""
 
 _FEWER_TURNS = 6
 _FEWEST_TURNS = 2
 _SPAN_S = 1.0
-"""The fewer turns take this long, where steps are slow."""
+"""Seconds for fewer repeats of slow steps."""
 
 _LEAST_PART = 0.1
-"""The least part of whole layers' time that goes with their bytes; less is noise."""
+"""The least part of whole layers' time that is proportional to bytes; less is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceTimes:
-    """One slice of a layer: its two graphs."""
+    """Times of one slice of a layer: its two graphs."""
 
     attention_bytes: int
     feed_forward_bytes: int
     attention_s: float
-    """Without the reading of the cache."""
+    """Without reading the KV cache."""
     feed_forward_s: float
 
     @property
@@ -57,16 +57,16 @@ class SliceTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceCosts:
-    """What was measured of slices."""
+    """Measurements of slices."""
 
     slices: tuple[tuple[SliceTimes, SliceTimes], ...]
-    """For each step, a half and a narrow one."""
+    """For each step, a half and a narrow slice."""
     run_s: float
     """A graph that adds two arrays and nothing else."""
     jitter: float
-    """Standard deviation of the time of a run, as a part of its mean."""
+    """Standard deviation of a run's time, relative to its mean."""
     start_s: float
-    """What a step takes longer because nothing of it is in a cache when it begins."""
+    """Extra time of a step because its first data are in no cache."""
 
 
 def slice_costs(
@@ -77,9 +77,9 @@ def slice_costs(
     steps: Sequence[Step],
     attention_s: Sequence[float],
 ) -> SliceCosts:
-    """Measures both slices in turn, in each of these steps, of which the first has one row.
+    """Measure both slices in turn, in each of these steps, the first of which has one row.
 
-    `attention_s` is for each step the seconds per row, cached token and query head.
+    `attention_s`: for each step the seconds per row, cached token and query head.
     """
     half = LoadedSample(site, sample, "half", weight_format)
     try:
@@ -102,8 +102,8 @@ def slice_costs(
     decoded = turns[0].half
     medians = np.median(decoded, axis=0)
     ratios = decoded[:, :-1] / medians[:-1]
-    # Half of what lies between the 16th and the 84th percentile is the standard deviation of a
-    # normal distribution, and no single hiccup decides it.
+    # Half the distance between the 16th and the 84th percentile is the standard deviation of a
+    # normal distribution, and robust against single hiccups.
     low, high = np.quantile(ratios, [0.16, 0.84])
     return SliceCosts(
         slices=tuple(slices),
@@ -116,15 +116,15 @@ def slice_costs(
 def byte_and_fixed_s(
     whole_s: float, half: SliceTimes, narrow: SliceTimes, run_s: float, layer_bytes: float
 ) -> tuple[float, float, float]:
-    """Seconds for each byte of a slice, and what is fixed in its attention, its feed-forward part.
+    """Seconds per byte of a slice, and the fixed parts of its attention and its feed-forward.
 
-    `whole_s` is for each byte of whole layers of `layer_bytes`. Both parts have one slope, and
-    start where a line of that slope passes between their slices. A whole layer is measured best, so
-    what is not fixed of it is what its bytes take.
+    `whole_s`: seconds per byte of whole layers of `layer_bytes`. Both parts have one slope; their
+    fixed parts are where a line of that slope between their slices begins. Whole layers are
+    measured best, so their bytes get all time that is not fixed.
     """
     slope_s = whole_s
-    # Where not even a half of the columns is more than the narrow slice has, only heads tell them
-    # apart, and a byte of those says nothing of a byte of columns.
+    # If half of the columns is no more than the narrow slice has, only heads differ, and their
+    # bytes tell nothing about a byte of columns.
     if half.feed_forward_bytes > narrow.feed_forward_bytes:
         slope_s = (half.seconds - narrow.seconds) / (half.nbytes - narrow.nbytes)
         slope_s = min(max(slope_s, _LEAST_PART * whole_s), MOST_OF_WHOLE * whole_s)
@@ -133,14 +133,14 @@ def byte_and_fixed_s(
     feed_forward_s = mean(each.feed_forward_s - slope_s * each.feed_forward_bytes for each in both)
     attention_s, feed_forward_s = (max(each, run_s) for each in (attention_s, feed_forward_s))
     rest_s = max(whole_s - (attention_s + feed_forward_s) / layer_bytes, _LEAST_PART * whole_s)
-    # Where a split stage computes a step in halves, a byte of it may take longer than of a whole.
+    # In a split stage that computes a step in halves, a byte may take longer than in a whole one.
     byte_s = slope_s if slope_s > whole_s else rest_s
     return byte_s, attention_s - run_s, feed_forward_s - run_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Turns:
-    """Seconds of every graph, [turns, graphs]; the halves of a graph together."""
+    """Seconds of every graph, [turns, graphs]; the halves of a graph are added."""
 
     half: NDArray[np.float64]
     narrow: NDArray[np.float64]
@@ -151,9 +151,9 @@ class _Turns:
 def _in_turn(
     site: Site, half: LoadedSample, narrow: LoadedSample, step: Step, caches: Caches
 ) -> _Turns:
-    """Each right after the other, so that the kernels are in the caches and the weights are not."""
+    """Run both slices right after each other: kernels are in the caches, weights are not."""
     for loaded in (half, narrow):
-        loaded.seconds(step)  # makes bindings and buffers
+        loaded.seconds(step)  # warm-up: makes bindings and buffers
     rows = step.batch * step.num_tokens
     halves: list[list[float]] = []
     narrows: list[list[float]] = []
@@ -194,9 +194,9 @@ def _slice_times(
     runs: NDArray[np.float64],
     head_s: float,
 ) -> SliceTimes:
-    """Times of a layer in the mean; `head_s` is what reading the cache takes for each head.
+    """Mean times of a layer. `head_s`: time of reading the KV cache, for each head.
 
-    With the first attention a step begins: it is left out where there are more.
+    The first attention includes the start of the step. It is left out if there are more.
     """
     medians = np.median(runs, axis=0)
     attention = medians[0:-1:2]

@@ -13,7 +13,7 @@ from edge import transport
 from edge.errors import EdgeError, NetworkError, PeerError
 from edge.membership.presence import Presences
 from edge.protocol.announced_peers import ASKED_WITHIN_S, MOST_AT_ONCE, first_answer
-from edge.protocol.carrying import carry_along
+from edge.protocol.key_rotation_push import push_key_rotation
 from edge.protocol.peer_info import PeerInfo, describe_peer, each_once, expulsion
 from edge.protocol.silent_peers import is_silence
 from edge.transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
@@ -168,7 +168,7 @@ async def _looking(
     )
     carrying = None
     if shown is not None and shown.past():
-        carrying = asyncio.create_task(carry_along(shown, cluster, interfaces))
+        carrying = asyncio.create_task(push_key_rotation(shown, cluster, interfaces))
     try:
         yield discovery
     except (transport.TransportError, OSError) as error:

@@ -18,7 +18,7 @@ import pytest
 
 from edge.backends.null.program import NullProgram
 from edge.demos.bundled import MODEL
-from edge.membership.own import OwnMembership
+from edge.membership.current import CurrentMembership
 from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
 from tests.support.null_peers import null_peers
 from tests.support.pairs import repeats_are_slow
@@ -185,7 +185,9 @@ def waiting_peer(
         return forward(self, *given)
 
     async def serve(address: Queue[str], ended: asyncio.Event) -> None:
-        async with null_peers(folder, 1, membership=OwnMembership("tests").current()) as (daemon,):
+        async with null_peers(folder, 1, membership=CurrentMembership("tests").current()) as (
+            daemon,
+        ):
             monkeypatch.setattr(NullProgram, "forward", waits)
             address.put(daemon.resources.addresses[0])
             await ended.wait()

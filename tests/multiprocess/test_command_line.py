@@ -24,7 +24,7 @@ from edge.cli.main import COMMANDS
 from edge.demos.bundled import MODEL
 from edge.membership.store import CONFIG_VARIABLE, MembershipStore
 from edge.partition import Plan
-from edge.profiling.own_links import own_links
+from edge.profiling.coordinator_links import coordinator_links
 from edge.protocol.measurements import LinkTimes
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.pairs import shown_in_parts
@@ -175,11 +175,11 @@ def test_the_doctor_tells_no_secrets(daemon: Daemon) -> None:
 
 def test_the_link_to_a_peer_is_measured(daemon: Daemon) -> None:
     peer = daemon.describe()
-    found = asyncio.run(own_links([peer]))
+    found = asyncio.run(coordinator_links([peer]))
     times = found[peer.id]
     assert isinstance(times, LinkTimes)
     assert times.there_bytes_per_s > 0
-    gone = asyncio.run(own_links([replace(peer, address="127.0.0.1:1")]))
+    gone = asyncio.run(coordinator_links([replace(peer, address="127.0.0.1:1")]))
     assert isinstance(gone[peer.id], edge.NetworkError)
 
 

@@ -17,7 +17,7 @@ from zeroconf import Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 import edge
-from edge.membership.own import OwnMembership
+from edge.membership.current import CurrentMembership
 from edge.membership.store import CONFIG_VARIABLE, config_root
 from edge.protocol.discovery import find_peers
 from edge.transport import PROTOCOL_VERSION, PeerRecord, ZeroconfDiscovery, parse_address
@@ -201,7 +201,7 @@ def test_an_announcement_tells_no_name_and_nothing_of_an_earlier_one(
             assert entries.pop("at.0") == daemon.address
             told.append({**entries, "service": info.name, "server": str(info.server)})
             everything = " ".join((*entries, *told[-1].values()))
-            for secret in ("north", cluster_name, OwnMembership("tests").current().identity.id):
+            for secret in ("north", cluster_name, CurrentMembership("tests").current().identity.id):
                 assert secret.lower() not in everything.lower()
     first, second = told
     assert first.keys() == second.keys() == {"id", "name", "cluster", "service", "server"}

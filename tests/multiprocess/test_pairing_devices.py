@@ -215,7 +215,9 @@ def test_a_member_that_was_away_asks_the_others_before_the_expelled_device_comes
     assert "0 of 1 told. Not there: kitchen." in said
     assert "No daemon of this device runs" in said
     # However long it takes until they have found each other, the kitchen has not looked enough.
-    kitchen.environment[patience.VARIABLE] = f"edge.peer.news.FIRST_LOOK_S={patience.LONG_S}"
+    kitchen.environment[patience.VARIABLE] = (
+        f"edge.peer.expulsion_sync.FIRST_LOOK_S={patience.LONG_S}"
+    )
     with attic.peer(announces=True), kitchen.peer(announces=True) as daemon:
         for _ in range(2):  # while it asks the others; and when it knows
             refused = cellar.edge("peers", "--peer", daemon.address).sentence()

@@ -65,7 +65,7 @@ _PROGRAMS = ("edge", _RATES)
 _PEER = (
     # As much as it will have when it measures its own memory: of ONNX Runtime it has threads.
     "edge.cli.commands.peer",
-    "edge.membership.own",
+    "edge.membership.current",
     "cryptography.hazmat.backends.openssl.backend",
     "edge.backends.ort.backend",  # it starts no thread until it computes
     "edge.models.llama",

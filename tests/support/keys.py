@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 
-from edge.membership.own import OwnMembership
+from edge.membership.current import CurrentMembership
 from edge.transport import Credentials
 
 
 @functools.cache
 def own_credentials() -> Credentials:
     """What a coordinator of this session shows."""
-    return OwnMembership("tests").credentials()
+    return CurrentMembership("tests").credentials()

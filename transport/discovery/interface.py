@@ -1,6 +1,6 @@
-"""The interface by which peers find each other, and its twin in memory.
+"""The interface of peer discovery, and an in-memory implementation.
 
-Knows records; whether a peer that was found can be reached is for whoever connects to find out.
+Knows records; only a connection shows whether a discovered peer can be reached.
 """
 
 from collections.abc import AsyncIterator
@@ -14,11 +14,11 @@ from edge.transport.errors import ChannelClosedError
 class Discovery(Protocol):
     """Announces peers of one cluster and watches for others, from one event loop.
 
-    What this object announces itself is not reported by its own ``watch``.
+    Records that this object announces are not reported by its own ``watch``.
     """
 
     async def announce(self, record: PeerRecord) -> None:
-        """Tell the others of ``record``, in place of an earlier record of the same id.
+        """Announce ``record``, in place of an earlier record of the same id.
 
         Raises:
             ValueError: the record is of another cluster or cannot be announced.
@@ -27,24 +27,24 @@ class Discovery(Protocol):
         """
 
     def watch(self) -> AsyncIterator[PeerEvent]:
-        """First everyone who is there, then every change; ends with :meth:`aclose`.
+        """Watch for peers: first all present ones, then every change, until :meth:`aclose`.
 
-        A peer seen several ways is one peer with all its addresses. ``PeerFound`` comes again when
-        its record changes. Several watches may run at once, each seeing everything.
+        A peer seen in several ways is one peer with all its addresses. ``PeerFound`` comes again
+        when its record changes. Several watches may run at once, each seeing everything.
 
         Raises (from the first item):
             AddressError: the network cannot be used for watching.
         """
 
     async def aclose(self) -> None:
-        """Withdraw what was announced and end every watch. May be called again."""
+        """Withdraw the announcements and end every watch. May be called again."""
 
     def describe(self) -> str:
         """The method and the place, to complete the sentence "no peer found by ..."."""
 
 
 class DiscoveryBus:
-    """The network of memory discoveries: those that share a bus see each other."""
+    """A network in memory: discoveries on the same bus see each other."""
 
     def __init__(self) -> None:
         self.members: list[MemoryDiscovery] = []

@@ -1,6 +1,6 @@
-"""Peers as the network sees them: the record each one announces, and the table of who is there.
+"""Peer records, as announced, and a table that merges them.
 
-Knows records and where they were seen; knows nothing of how they travel.
+Knows records and their sources; knows nothing of how they travel.
 """
 
 from collections.abc import Mapping
@@ -9,21 +9,21 @@ from dataclasses import dataclass, field, replace
 from edge.transport.frame import PROTOCOL_VERSION
 
 MAX_PEERS = 1024
-"""Sources of records that are remembered. A local network that has more is being flooded."""
+"""Most sources of records that are remembered. A local network with more is being flooded."""
 
 
 MAX_ADDRESSES = 8
-"""Addresses of a peer that are told of it, and dialled."""
+"""Most addresses of a peer that are announced and dialled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRecord:
-    """A peer as it announces itself."""
+    """The announcement of a peer."""
 
     id: str
-    """Stays the same as long as the peer lives, on whichever network it is seen."""
+    """Stays the same while the peer runs, on every network where it is seen."""
     name: str
-    """For people."""
+    """For display."""
     cluster: str
     """Peers of different clusters do not see each other."""
     addresses: tuple[str, ...]
@@ -31,25 +31,25 @@ class PeerRecord:
     protocol: int = PROTOCOL_VERSION
     """The protocol version it speaks."""
     properties: Mapping[str, str] = field(default_factory=dict)
-    """Anything else it wants known before anyone connects."""
+    """Further facts to be known before a connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerFound:
-    """A peer is there; given again whenever its record changes."""
+    """A peer was found; sent again whenever its record changes."""
 
     record: PeerRecord
 
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """A peer that was found is no longer there; given once."""
+    """A peer that was found is gone; sent once."""
 
     id: str
 
 
 def check_cluster(record: PeerRecord, cluster: str) -> None:
-    """Raise ``ValueError`` unless ``record`` is of ``cluster``: nobody there would see it."""
+    """Raise ``ValueError`` unless ``record`` is of ``cluster``, where nobody else would see it."""
     if record.cluster != cluster:
         raise ValueError(
             f"peer '{record.name}' of cluster '{record.cluster}' cannot be announced in cluster "
@@ -61,23 +61,23 @@ PeerEvent = PeerFound | PeerGone
 
 
 class PeerTable:
-    """Merges what several sources say of the same peers; pure.
+    """Merges the records of several sources into peers; pure.
 
-    A source is anything that announces one record: an instance of a service on an interface, say.
-    A peer is there as long as one source has it.
+    A source announces one record: an instance of a service on an interface, for example. A peer is
+    there as long as one source has it.
     """
 
     def __init__(self) -> None:
-        # In each peer's dictionary the latest source comes last.
+        # In each peer's dictionary the latest source is last.
         self._by_peer: dict[str, dict[str, PeerRecord]] = {}
         self._peer_of: dict[str, str] = {}
 
     def peers(self) -> tuple[PeerRecord, ...]:
-        """Every peer that is there, in the order found."""
+        """All present peers, in the order found."""
         return tuple(_merge(records) for records in self._by_peer.values())
 
     def seen(self, source: str, record: PeerRecord) -> list[PeerEvent]:
-        """``source`` announces ``record``, whatever it announced before."""
+        """Note that ``source`` announces ``record``, instead of any earlier one."""
         if source not in self._peer_of and len(self._peer_of) >= MAX_PEERS:
             return []
         events: list[PeerEvent] = []
@@ -92,7 +92,7 @@ class PeerTable:
         return events if after == before else [*events, PeerFound(after)]
 
     def lost(self, source: str) -> list[PeerEvent]:
-        """``source`` announces nothing any more."""
+        """Note that ``source`` announces nothing any more."""
         peer = self._peer_of.pop(source, None)
         if peer is None:
             return []
@@ -107,8 +107,8 @@ class PeerTable:
 
 
 def _merge(records: Mapping[str, PeerRecord]) -> PeerRecord:
-    """The latest of one peer's records (never none), with addresses of all of them, as
-    far as anybody would dial them."""
+    """The latest of one peer's records (at least one), with the addresses of all of them up to the
+    limit."""
     *_, latest = records.values()
     addresses = {address for record in records.values() for address in record.addresses}
     return replace(latest, addresses=tuple(sorted(addresses))[:MAX_ADDRESSES])

@@ -1,6 +1,6 @@
-"""One stream of peer events for many readers.
+"""Broadcast of peer events to several readers.
 
-Knows events and who reads them; knows nothing of where events come from.
+Knows events and their readers; knows nothing of where events come from.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from edge.transport.discovery.peers import PeerEvent, PeerFound, PeerRecord, Pee
 
 
 class Watchers:
-    """A peer table whose changes are told to every reader, each at its own pace."""
+    """A peer table whose changes go to every reader, each at its own pace."""
 
     def __init__(self) -> None:
         self._table = PeerTable()
@@ -26,7 +26,7 @@ class Watchers:
         self._tell(self._table.lost(source))
 
     async def watch(self) -> AsyncIterator[PeerEvent]:
-        """Everyone who is there now, then every change, until :meth:`close`."""
+        """All present peers, then every change, until :meth:`close`."""
         queue: asyncio.Queue[PeerEvent | None] = asyncio.Queue()
         for record in self._table.peers():
             queue.put_nowait(PeerFound(record))
@@ -40,7 +40,7 @@ class Watchers:
             self._queues.discard(queue)
 
     def close(self) -> None:
-        """End every watch once it has given what it holds."""
+        """End every watch after its queued events."""
         self._is_closed = True
         for queue in self._queues:
             queue.put_nowait(None)

@@ -1,6 +1,6 @@
-"""Discovery over the local network by multicast DNS, without any server.
+"""Discovery on the local network by multicast DNS (zeroconf), without a server.
 
-Knows zeroconf; what its records mean is in ``zeroconf_record``, who is there is in ``peers``.
+Knows zeroconf. ``zeroconf_record`` reads its records; ``peers`` merges them.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ _log = logging.getLogger(__name__)
 
 _LOOK_UP_TIMEOUT_MS = 3000
 _LOOK_UPS = 3
-"""A packet may get lost more than once on a busy radio."""
+"""Attempts: a packet may get lost more than once on a busy radio."""
 
 INTERFACES_EVERY_S = 5.0
-"""How often it is seen whether this device has got another address, or joined another network."""
+"""Seconds between two checks for a changed address or network of this device."""
 
 
 class ZeroconfDiscovery:
     """Discovery by zeroconf within one cluster. See :class:`Discovery`.
 
-    Nothing is opened before the first ``announce`` or ``watch``. A peer that leaves says so and is
-    gone at once; one that dies without a word is gone when its record expires, which takes minutes:
-    whoever is connected to it learns earlier. When this device gets another address, its peers are
-    announced anew and others are looked for there.
+    Nothing is opened before the first ``announce`` or ``watch``. A peer that leaves says goodbye
+    and is gone at once. One that dies is gone when its record expires, after minutes; its
+    connections fail earlier. When this device gets another address, its peers are announced anew,
+    and others are searched there.
     """
 
     def __init__(
@@ -47,23 +47,22 @@ class ZeroconfDiscovery:
         key: bytes | None = None,
         interfaces: Sequence[str] | None = None,
     ) -> None:
-        """``interfaces`` are names or IPv4 addresses; without them, all but loopback.
+        """``interfaces``: names or IPv4 addresses; None: all but loopback.
 
-        With a ``key`` the cluster is announced as a tag, by which others who have the key know it
-        again; it says nothing to anybody else, and differs with each id. It covers all that is
-        announced, so that nobody else can make a peer of the cluster of it, or lead to another
-        address by it.
+        ``key``: the cluster is announced as a tag, which only holders of the key recognise. The tag
+        differs with each id and covers the whole announcement, so that nobody else can announce a
+        peer of the cluster, or change its addresses.
         """
         self._cluster = cluster
         self._key = key
         self._interfaces = None if interfaces is None else tuple(interfaces)
         self._watchers = Watchers()
         self._records: dict[str, PeerRecord] = {}
-        """Own ones, by their ids."""
+        """Own records by id."""
         self._own: dict[str, dict[str, AsyncServiceInfo]] = {}
         self._own_services: set[str] = set()
         self._telling: dict[str, asyncio.Future[None]] = {}
-        """What is told again, since packets get lost; by the service."""
+        """Repeated announcements by service, since packets get lost."""
         self._look_ups: dict[str, asyncio.Task[None]] = {}
         self._zeroconf: AsyncZeroconf | None = None
         self._addresses: tuple[str, ...] = ()
@@ -74,10 +73,10 @@ class ZeroconfDiscovery:
         self._is_closed = False
 
     async def announce(self, record: PeerRecord) -> None:
-        """See :class:`Discovery`. Returns when it was told for the first time, of three.
+        """See :class:`Discovery`. Returns after the first of three announcements.
 
-        Nobody is asked first whether they have that id, which takes more than a second: ids are
-        random numbers. So nobody can keep a peer from announcing itself either.
+        There is no probing for conflicts, which takes more than a second: ids are random. So nobody
+        can keep a peer from announcing itself either.
         """
         check_cluster(record, self._cluster)
         async with self._changing:
@@ -96,7 +95,7 @@ class ZeroconfDiscovery:
     async def _tell(
         self, zeroconf: AsyncZeroconf, id: str, services: Sequence[AsyncServiceInfo]
     ) -> None:
-        """Announce these of an own peer, in place of what was announced of it."""
+        """Announce these services of an own peer, in place of earlier ones."""
         wanted = {service.name: service for service in services}
         present = self._own.get(id, {})
         for name in present.keys() - wanted.keys():
@@ -113,7 +112,7 @@ class ZeroconfDiscovery:
             self._own.setdefault(id, {})[name] = service
             self._stop_telling(name)
             self._telling[name] = asyncio.ensure_future(telling)
-        await asyncio.sleep(0)  # in which each is told
+        await asyncio.sleep(0)  # each announcement runs in its own task
 
     async def watch(self) -> AsyncIterator[PeerEvent]:
         if self._browser is None and not self._is_closed:
@@ -122,7 +121,7 @@ class ZeroconfDiscovery:
             yield event
 
     async def aclose(self) -> None:
-        """See :class:`Discovery`. Takes a moment: goodbyes are said three times."""
+        """See :class:`Discovery`. Takes a moment: goodbyes are sent three times."""
         self._is_closed = True
         if self._following is not None:
             self._following.cancel()
@@ -138,7 +137,7 @@ class ZeroconfDiscovery:
             await asyncio.gather(*look_ups, return_exceptions=True)
             self._watchers.close()
             for name in list(self._telling):
-                self._stop_telling(name)  # nothing comes after the goodbyes
+                self._stop_telling(name)  # nothing is sent after the goodbyes
             if zeroconf is not None:
                 await zeroconf.async_close()
 
@@ -164,14 +163,14 @@ class ZeroconfDiscovery:
         return self._zeroconf
 
     def _browsing(self, zeroconf: AsyncZeroconf) -> AsyncServiceBrowser:
-        """Asks at once, everywhere, who is there."""
+        """Start a query on all interfaces."""
         return AsyncServiceBrowser(zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._on_change])
 
     async def _follow_addresses(self) -> None:
-        """While it is open, be open on the addresses that this device has."""
+        """While open, follow changes of this device's addresses."""
         while True:
             await asyncio.sleep(INTERFACES_EVERY_S)
-            with contextlib.suppress(AddressError):  # no such interface, for now
+            with contextlib.suppress(AddressError):  # no such interface at the moment
                 addresses = interface_addresses(self._interfaces)
                 if addresses and addresses != self._addresses:
                     async with self._changing:
@@ -185,7 +184,7 @@ class ZeroconfDiscovery:
             for record in self._records.values():
                 services = services_of(record, addresses, self._key)
                 await self._tell(zeroconf, record.id, services)
-        except (Error, OSError) as error:  # networks come and go: the next look finds the next
+        except (Error, OSError) as error:  # networks come and go: the next check repairs it
             _log.info("cannot use the addresses that this device has now: %s", error)
             return
         self._addresses = addresses
@@ -196,7 +195,7 @@ class ZeroconfDiscovery:
     def _on_change(
         self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
     ) -> None:
-        """Called by the browser, in the event loop; the names are the browser's."""
+        """Called by the browser, in the event loop; the parameter names are zeroconf's."""
         if name in self._own_services:
             return
         outdated = self._look_ups.pop(name, None)
@@ -214,7 +213,7 @@ class ZeroconfDiscovery:
             del self._look_ups[name]
 
     async def _look_up(self, zeroconf: Zeroconf, name: str) -> None:
-        """Ask for the rest of a service's records and take note of the peer behind it."""
+        """Query the rest of a service's records and note its peer."""
         try:
             info = AsyncServiceInfo(SERVICE_TYPE, name)
             for _ in range(_LOOK_UPS):
@@ -224,8 +223,8 @@ class ZeroconfDiscovery:
                 return
             record = record_of(name, info.properties, self._cluster, self._key)
         except (Error, ValueError):
-            return  # What a stranger sent cannot even be read: it is not one of ours.
+            return  # Unreadable: it comes from a stranger.
         if record is None:
-            self._watchers.lost(name)  # It may have been one of ours before it changed.
+            self._watchers.lost(name)  # It may have been a peer before it changed.
         else:
             self._watchers.seen(name, record)

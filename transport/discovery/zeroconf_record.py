@@ -1,11 +1,11 @@
-"""A peer's record as zeroconf carries it.
+"""Encoding of a peer's record as zeroconf services.
 
-Knows the TXT entries, and what of a stranger's entries is believed; sends nothing.
+Knows the TXT entries, and which of a stranger's entries to trust; sends nothing.
 
-A service is its name, an address, a port and TXT entries. Anybody on the network can announce one,
-and repeat the entries of another one with addresses of his own. So a record is made of the
-entries alone: its addresses are among them, and where there is a key, a tag covers all of them
-and the service's name. The address and port of the service are for other programs.
+A service is a name, an address, a port and TXT entries. Anyone on the network can announce one, and
+copy another's entries with different addresses. So a record is made of the entries alone: its
+addresses are among them, and with a key, a tag covers all of them and the service's name. The
+service's own address and port are for other programs.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ _MAX_ENTRY_BYTES = 255
 """A TXT entry's length is one byte (RFC 6763, section 6.1)."""
 
 _PROPERTY = "p."
-"""Set before the names of properties, which are free, so that they never hide an own entry."""
+"""Prefix of property names, which are free, so that they never hide Edge's own entries."""
 
 _AT = "at."
-"""Set before the number of an address."""
+"""Prefix of an address's number."""
 
 _TAG_HEX = 32
 
@@ -40,9 +40,9 @@ def services_of(
 ) -> list[AsyncServiceInfo]:
     """The services that announce ``record``: one for each port, since a service has only one.
 
-    An address of all interfaces (0.0.0.0) is announced as the addresses of ``interfaces``. Of each
-    port, as many addresses are told as anybody would dial. With a ``key``, the cluster is told as a
-    tag that only who has the key can make, and know again.
+    A wildcard address (0.0.0.0) is announced as the addresses of ``interfaces``. Of each port, at
+    most MAX_ADDRESSES addresses are announced. With a ``key``, the cluster is announced as a tag
+    that only holders of the key can make and recognise.
 
     Raises:
         ValueError: the record has no address, one that others cannot dial, or too long a text.
@@ -62,10 +62,10 @@ def services_of(
 def record_of(
     service: str, properties: Mapping[bytes, bytes | None], cluster: str, key: bytes | None
 ) -> PeerRecord | None:
-    """What the service of this name announces, or None where that is no peer of the cluster.
+    """The record of the service with this name. None if it is no peer of the cluster.
 
-    Texts must be printable: they end up on people's terminals. Addresses are numbers, so that
-    nobody is asked for names.
+    Texts must be printable, as they reach terminals. Addresses must be numeric, so that no name
+    server is asked.
     """
     try:
         texts = {name.decode(): (value or b"").decode() for name, value in properties.items()}
@@ -97,8 +97,7 @@ def record_of(
 
 
 def interface_addresses(interfaces: Iterable[str] | None) -> tuple[str, ...]:
-    """The IPv4 addresses of ``interfaces``, as `addresses_of` chooses them, as the system has them
-    now."""
+    """The present IPv4 addresses of ``interfaces``, chosen as by `addresses_of`."""
     present = {
         name: [entry.address for entry in entries if entry.family.name == "AF_INET"]
         for name, entries in psutil.net_if_addrs().items()
@@ -116,11 +115,11 @@ def addresses_of(
     present: Mapping[str, Sequence[str]],
     tunnels: Collection[str],
 ) -> tuple[str, ...]:
-    """Those of ``interfaces``, each a name or an address, of ``present``; of all without any named.
+    """The addresses of ``interfaces`` (names or addresses) among ``present``; all if none is named.
 
-    Tunnels and loopback count only where they are named, or where there is nothing else. A tunnel's
-    address, as a VPN gives one, stays the same wherever the device goes: strangers in one network
-    after the other would know it again by that. Nor does multicast go through most.
+    Tunnels and loopback count only if named, or if there is nothing else. A tunnel's address, as of
+    a VPN, stays the same in every network, so strangers could track the device by it. Most tunnels
+    do not carry multicast either.
 
     Raises:
         AddressError: this device has no such interface.
@@ -143,7 +142,7 @@ def addresses_of(
 
 
 def _parsed(record: PeerRecord, address: str) -> tuple[str, int, bool]:
-    """Host and port, and whether that stands for all interfaces."""
+    """Host and port, and whether it is a wildcard address."""
     try:
         host, port = parse_address(address)
         number = ipaddress.ip_address(host or "0.0.0.0")  # noqa: S104  as `listen` reads it
@@ -169,8 +168,8 @@ def _is_dialable(address: str) -> bool:
 
 
 def _leads_somewhere(number: IPAddress) -> bool:
-    """Whether another device can connect to that. A link-local address of IPv6 means something on
-    one interface alone, which each device calls otherwise."""
+    """Whether another device can connect to it. An IPv6 link-local address has a meaning on one
+    interface only, which each device names differently."""
     if number.version == 6 and (number.is_link_local or number.scope_id is not None):
         return False
     return not (number.is_unspecified or number.is_multicast)
@@ -182,7 +181,7 @@ def _service(
     named = f"{record.cluster}\n{record.id}".encode()
     if key is None:
         digest = hashlib.sha256(named).hexdigest()[:16]
-    else:  # the cluster's name could be guessed by a plain one
+    else:  # a plain hash of the cluster's name could be guessed
         digest = hmac.digest(key, b"edge is announced as " + named, hashlib.sha256).hex()[:16]
     instance = f"edge-{digest}-{port}"
     service = f"{instance}.{SERVICE_TYPE}"
@@ -211,7 +210,7 @@ def _service(
 def _told_cluster(
     service: str, entries: Mapping[str, str], cluster: str, key: bytes | None
 ) -> bytes:
-    """The cluster as it is told with these entries: with a key, a tag of all that is told."""
+    """The announced cluster: with a key, a tag of all announced entries."""
     if key is None:
         return cluster.encode()
     covered = json.dumps([service.lower(), cluster, sorted(entries.items())]).encode()
@@ -220,7 +219,7 @@ def _told_cluster(
 
 
 def _check(record: PeerRecord, entries: Mapping[str, str]) -> None:
-    """Raise ``ValueError`` for what cannot be told."""
+    """Raise ``ValueError`` for a record that cannot be announced."""
     for key, value in entries.items():
         size = len(f"{key}={value}".encode())
         if size > _MAX_ENTRY_BYTES:

@@ -12,12 +12,12 @@ import click
 
 from edge.cli.records import json_option, print_json
 from edge.errors import NetworkError, RequestError
+from edge.membership.current import CurrentMembership
 from edge.membership.identity import fingerprint
 from edge.membership.membership import Membership
-from edge.membership.own import OwnMembership
 from edge.membership.store import TOKEN_VARIABLE, MembershipStore, config_root, write_token
-from edge.protocol.carrying import carry_along
 from edge.protocol.discovery import find_peers
+from edge.protocol.key_rotation_push import push_key_rotation
 from edge.transport import Credentials
 
 _TELL_FOR_S = 3.0
@@ -72,7 +72,7 @@ def create(leave: bool, token_file: Path | None) -> None:
 @json_option
 def show(as_json: bool) -> None:
     """This device, those that it was paired with, and those that were expelled."""
-    membership = OwnMembership(socket.gethostname()).current()
+    membership = CurrentMembership(socket.gethostname()).current()
     expelled = membership.expelled.ids
     if as_json:
         value = {
@@ -108,7 +108,7 @@ def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
     that come later, and so does each of theirs. The device can come back with a new key only:
     remove its folder of keys, and pair it. The device that made the cluster cannot be expelled.
     """
-    own = OwnMembership(socket.gethostname())
+    own = CurrentMembership(socket.gethostname())
     id = _meant(own.current(), device)
     own.change(lambda newest: newest.expelling(id))
     click.echo(f"Expelled {fingerprint(id)}.")
@@ -130,7 +130,7 @@ def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
 
 
 def _exchanged(
-    own: OwnMembership, cluster: str, interfaces: tuple[str, ...]
+    own: CurrentMembership, cluster: str, interfaces: tuple[str, ...]
 ) -> dict[str | None, str]:
     """Names, by id, of the other devices that are announced: they know who is expelled as this one
     does now; and it as they did."""
@@ -164,7 +164,7 @@ def rotate(
     are there are told at once, others by the first member that they meet. Tokens are void.
     """
     _check_no_token()
-    own, name = OwnMembership(socket.gethostname()), socket.gethostname()
+    own, name = CurrentMembership(socket.gethostname()), socket.gethostname()
     if leave and forgiven:
         raise RequestError("--leave takes nobody along; leave it out, or --with")
     if leave:
@@ -204,7 +204,9 @@ async def _carried(
         if told >= most:
             carrying.cancel()
 
-    carrying = asyncio.create_task(carry_along(credentials, cluster, interfaces, on_carried=count))
+    carrying = asyncio.create_task(
+        push_key_rotation(credentials, cluster, interfaces, on_carried=count)
+    )
     await asyncio.wait([carrying], timeout=_TELL_FOR_S)
     carrying.cancel()
     await asyncio.gather(carrying, return_exceptions=True)
@@ -219,7 +221,7 @@ def token(file: Path) -> None:
     Daemons and programs use it with EDGE_CLUSTER_TOKEN_FILE in their environment. It is as secret
     as the keys themselves, and good until `edge cluster rotate`.
     """
-    write_token(file, OwnMembership(socket.gethostname()).current())
+    write_token(file, CurrentMembership(socket.gethostname()).current())
     click.echo(f"Wrote {file}; whoever can read it is of the cluster.")
 
 

@@ -39,7 +39,7 @@ from edge.host.interfaces import interface_to
 from edge.host.probes import existing, listen_failure, multicast_failure, write_failure
 from edge.membership.store import TOKEN_VARIABLE, MembershipStore, config_root
 from edge.planning.profile_cache import FactsCache
-from edge.profiling.own_links import own_links
+from edge.profiling.coordinator_links import coordinator_links
 from edge.protocol.peer_info import PeerInfo
 from edge.transport import TransportError, parse_address
 from edge.version import __version__
@@ -146,7 +146,7 @@ def _device_facts(listen: str) -> DeviceFacts:
 def _links(peers: Sequence[PeerInfo]) -> list[DiagnosedLink]:
     """To peers on other machines, measured now."""
     found = []
-    measured = asyncio.run(own_links(peers)) if peers else {}
+    measured = asyncio.run(coordinator_links(peers)) if peers else {}
     for peer in peers:
         interface = interface_to(parse_address(peer.address)[0])
         found.append(

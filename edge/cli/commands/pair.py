@@ -16,10 +16,10 @@ from edge.errors import RequestError
 from edge.host.addresses import reachable
 from edge.host.huge_pages import with_malloc_settings
 from edge.host.started_again import edge_command
+from edge.membership.current import CurrentMembership
 from edge.membership.identity import fingerprint
-from edge.membership.meeting import find_and_join, invite
-from edge.membership.own import OwnMembership
 from edge.membership.pairing import CODE_LASTS_S, Other, new_code, read_code
+from edge.membership.pairing_discovery import find_and_join, invite
 from edge.membership.roles import ROLES
 from edge.membership.store import MembershipStore, config_root
 
@@ -111,7 +111,7 @@ def _asked_for() -> str:
 def _invite(
     name: str, listen: str, interfaces: tuple[str, ...], roles: tuple[str, ...], *, as_json: bool
 ) -> None:
-    own = OwnMembership(name)
+    own = CurrentMembership(name)
     words = new_code()
 
     def show(addresses: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ from edge.host.descriptors import allow_descriptors
 from edge.host.free_memory import format_size
 from edge.membership.identity import peer_id
 from edge.membership.roles import LEND
-from edge.membership.shown_certificate import Shown
+from edge.membership.tls_credentials import TlsCredentials
 from edge.peer.daemon import PeerDaemon
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
@@ -39,8 +39,8 @@ from edge.protocol.heartbeat import LEAVES_WITHIN_S
 from edge.transport import Credentials, format_address, parse_address
 
 if TYPE_CHECKING:
+    from edge.membership.current import CurrentMembership
     from edge.membership.membership import Membership
-    from edge.membership.own import OwnMembership
 
 _MOST_HANDED_BYTES = 64 << 10
 
@@ -170,15 +170,15 @@ def command(
         )
         asyncio.run(_until_ended(lambda ending: serve(settings, None, None, ending)))
     elif handed_keys:
-        handed = Shown.from_bytes(sys.stdin.buffer.readline(_MOST_HANDED_BYTES))
+        handed = TlsCredentials.from_bytes(sys.stdin.buffer.readline(_MOST_HANDED_BYTES))
         shown = handed.credentials_of_a_run()
         asyncio.run(_until_ended(lambda ending: serve(settings, shown, handed.id, ending)))
     else:
         # A daemon that was handed its keys needs none of what makes and keeps them.
-        from edge.membership.own import OwnMembership
+        from edge.membership.current import CurrentMembership
         from edge.membership.store import MembershipStore, config_root
 
-        own, store = OwnMembership(settings.name), MembershipStore(config_root())
+        own, store = CurrentMembership(settings.name), MembershipStore(config_root())
         telling = store.telling() if settings.announce else contextlib.nullcontext()
         with store.numbered() as (number, epoch), telling:
             serve = functools.partial(serve, epoch=epoch)
@@ -268,7 +268,7 @@ async def _until_ended(serve: Callable[[_Ending], Awaitable[object]]) -> None:
 async def _serve_clusters(
     serve: Callable[..., Awaitable[PeerSettings]],
     settings: PeerSettings,
-    own: OwnMembership,
+    own: CurrentMembership,
     number: int,
     ending: _Ending,
 ) -> None:
@@ -286,7 +286,7 @@ async def _serve_clusters(
         settings = await serve(settings, own.credentials(), id, ending, moved=moved)
 
 
-async def _moved(own: OwnMembership, membership: Membership) -> None:
+async def _moved(own: CurrentMembership, membership: Membership) -> None:
     """Returns once this device has another certificate."""
     shown = membership.certificate
     while own.current().certificate == shown:  # noqa: ASYNC110  another process changes it

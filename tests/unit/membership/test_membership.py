@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from edge.errors import RequestError
+from edge.membership.current import CurrentMembership
 from edge.membership.identity import Identity, fingerprint, key_id
 from edge.membership.membership import (
     MOST_EXPELLED,
@@ -23,7 +24,6 @@ from edge.membership.membership import (
     Membership,
     credentials,
 )
-from edge.membership.own import OwnMembership
 from edge.membership.store import (
     CONFIG_VARIABLE,
     TOKEN_VARIABLE,
@@ -354,12 +354,12 @@ def test_a_token_makes_whoever_holds_it_a_member(
 
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "keys"))
     monkeypatch.setenv(TOKEN_VARIABLE, str(path))
-    own = OwnMembership("script").current()
+    own = CurrentMembership("script").current()
     assert own.cluster_id == first.cluster_id
     assert own.identity.id == MembershipStore(tmp_path / "keys").identity().id
     path.chmod(0o604)
     with pytest.raises(RequestError, match="chmod 600"):
-        OwnMembership("script")
+        CurrentMembership("script")
 
 
 def test_who_was_expelled_outlasts_a_process_with_a_token(
@@ -370,11 +370,11 @@ def test_who_was_expelled_outlasts_a_process_with_a_token(
     write_token(path, first.expelling(id_of(1)))
     monkeypatch.setenv(CONFIG_VARIABLE, str(keys))
     monkeypatch.setenv(TOKEN_VARIABLE, str(path))
-    running, own = OwnMembership("daemon"), OwnMembership("script")
+    running, own = CurrentMembership("daemon"), CurrentMembership("script")
     own.credentials().heard(listing(first, 2))
     own.change(lambda newest: newest.expelling(id_of(3)))
     everybody = set(map(id_of, range(1, 4)))
-    for each in (own, running, OwnMembership("later")):
+    for each in (own, running, CurrentMembership("later")):
         assert each.current().expelled.ids == everybody
     running.change(lambda newest: newest.expelling(id_of(4)))
     assert own.current().expelled.ids == everybody | {id_of(4)}
@@ -386,7 +386,7 @@ def test_who_was_expelled_outlasts_a_process_with_a_token(
     other = tmp_path / "other"
     write_token(other, Membership.founded("other"))
     monkeypatch.setenv(TOKEN_VARIABLE, str(other))
-    assert OwnMembership("script").current().expelled.ids == set()
+    assert CurrentMembership("script").current().expelled.ids == set()
 
     monkeypatch.setenv(TOKEN_VARIABLE, str(path))
     signed = kept.read_bytes()
@@ -397,11 +397,11 @@ def test_who_was_expelled_outlasts_a_process_with_a_token(
     ):
         kept.write_bytes(content)
         with pytest.raises(RequestError, match=kept.name):
-            OwnMembership("script")
+            CurrentMembership("script")
     kept.write_bytes(signed)
     kept.chmod(0o644)
     with pytest.raises(RequestError, match="chmod 600"):
-        OwnMembership("script")
+        CurrentMembership("script")
 
 
 def test_processes_with_a_token_expel_at_once(
@@ -412,11 +412,11 @@ def test_processes_with_a_token_expel_at_once(
     monkeypatch.setenv(TOKEN_VARIABLE, str(tmp_path / "token"))
 
     def expel(number: int) -> None:
-        OwnMembership("script").change(partial(Membership.expelling, id=id_of(number)))
+        CurrentMembership("script").change(partial(Membership.expelling, id=id_of(number)))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(expel, range(8)))
-    expelled = OwnMembership("script").current().expelled
+    expelled = CurrentMembership("script").current().expelled
     assert expelled.ids == set(map(id_of, range(8)))
     assert expelled.epoch == 8
 
@@ -442,8 +442,8 @@ def test_a_damaged_token_is_refused() -> None:
 def test_a_device_in_no_cluster_makes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "keys"))
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    current = OwnMembership("attic").current
-    assert current().cluster_id == OwnMembership("attic").current().cluster_id
+    current = CurrentMembership("attic").current
+    assert current().cluster_id == CurrentMembership("attic").current().cluster_id
     store = MembershipStore(tmp_path / "keys")
     store.change(lambda newest: newest.expelling("c" * 32))
     assert current().expelled.ids == {"c" * 32}

@@ -27,8 +27,8 @@ from edge.membership.pairing import (
     new_code,
     read_code,
 )
+from edge.membership.pairing_words import WORDS
 from edge.membership.roles import LEND, USE
-from edge.membership.words import WORDS
 from edge.transport import Channel, Frame, MemoryChannel, PeerLostError
 from edge.transport.frame import (
     OF_ALL_FRAMES,

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from edge.errors import RequestError
 from edge.membership.authority import Authority
 from edge.membership.identity import Identity
-from edge.membership.lengths import joined, parted
+from edge.membership.length_prefix import joined, parted
 from edge.membership.membership import TAG_KEY_BYTES, Membership, name_in, roles_in
 from edge.membership.roles import LEND, USE
 from edge.membership.rotation import MOST_CARRIED, MOST_ROTATIONS, Rotation

@@ -28,12 +28,12 @@ from edge.memory.model_sizes import model_facts
 from edge.offload import Manifest
 from edge.partition import Workload, memory_use
 from edge.peer.access import UserLimits
+from edge.peer.backlog import MOST_BACKLOG_BYTES
 from edge.peer.connection import Connection
 from edge.peer.hosted_shard import MAX_REQUESTS_UNDER_WAY, HostedShard
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
-from edge.peer.unbegun import MOST_UNBEGUN_BYTES
 from edge.protocol.client import PeerClient
 from edge.protocol.fields import token_bytes
 from edge.protocol.frame_codec import SMALL, from_frame, to_frame
@@ -179,14 +179,14 @@ def test_what_waits_for_a_compute_thread_is_bounded(
             for _ in range(20 * most):
                 await asyncio.sleep(0)
             assert 0 < read() <= most
-            assert 0 < hosted.unbegun.held_bytes <= MOST_UNBEGUN_BYTES
+            assert 0 < hosted.backlog.held_bytes <= MOST_BACKLOG_BYTES
             assert (resources.frames.held > 0) == (LOOK_FOR in posts)
             may_go_on.set()
             await flooding
             await channel.send(to_frame("describe", Describe(), call=1))
             while (answer := await told(channel)).header.get("call") != 1:
                 assert "describe" in answer.header["message"]
-            while hosted.unbegun.held_bytes or resources.frames.held:  # noqa: ASYNC110 - a thread
+            while hosted.backlog.held_bytes or resources.frames.held:  # noqa: ASYNC110 - a thread
                 await asyncio.sleep(0)
         finally:
             may_go_on.set()
@@ -226,7 +226,7 @@ def test_the_room_of_what_waits_is_given_back_once_where_its_connection_ends(
         connection._sessions._mine["s"] = resources.sessions[assignment.key] = hosted
         connection._sessions._take_shard(assignment)
         await ours.send(LOOK_FOR)
-        while not hosted.unbegun.held_bytes:  # noqa: ASYNC110 - nobody is told
+        while not hosted.backlog.held_bytes:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
         assert resources.frames.held > 0
         await ours.aclose()
@@ -257,7 +257,7 @@ def test_what_waits_for_a_session_that_ends_is_refused(tmp_path: Path) -> None:
             KvRoom(memory_bytes=None, disk=None),
         )
         hosted.shard.at_turn(wait)
-        begun = await hosted.unbegun.take(MOST_UNBEGUN_BYTES)
+        begun = await hosted.backlog.take(MOST_BACKLOG_BYTES)
         hosted.shard.at_turn(begun)
         connection._sessions._mine["s"] = hosted
         await channel.send(FINISH)
@@ -267,7 +267,7 @@ def test_what_waits_for_a_session_that_ends_is_refused(tmp_path: Path) -> None:
         may_go_on.set()
         await hosted.aclose()
         assert "not open" in (await told(channel)).header["message"]
-        assert hosted.unbegun.held_bytes == 0
+        assert hosted.backlog.held_bytes == 0
 
     talk(tmp_path, coordinate)
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edge.errors import CapacityError
-from edge.peer.quota import Held, Quota, SharedRoom
+from edge.peer.quota import OwnerSemaphore, Quota, QuotaShare
 
 
 def test_one_owner_and_all_have_limits() -> None:
@@ -28,7 +28,7 @@ def test_one_owner_and_all_have_limits() -> None:
 
 def test_connections_of_one_owner_share_and_give_back_their_own() -> None:
     quota = Quota("cups", of_one=3, of_all=9)
-    first, second = Held(quota, "a"), Held(quota, "a")
+    first, second = QuotaShare(quota, "a"), QuotaShare(quota, "a")
     first.take(2)
     second.take()
     with pytest.raises(CapacityError):
@@ -44,7 +44,7 @@ def test_connections_of_one_owner_share_and_give_back_their_own() -> None:
 
 def test_who_finds_no_room_waits() -> None:
     async def scenario() -> None:
-        room = SharedRoom(of_one=6, of_all=10)
+        room = OwnerSemaphore(of_one=6, of_all=10)
         await room.take("a", 6)
         waiting = [asyncio.ensure_future(room.take(owner, 5)) for owner in "ab"]
         large = asyncio.ensure_future(room.take("c", 9))  # more than its share: alone it may

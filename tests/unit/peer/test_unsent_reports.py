@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.engine.unsent import Unsent, event_bytes
+from edge.engine.send_window import SendWindow, event_bytes
 from edge.peer.connection import Connection
 from edge.peer.outgoing_frames import MAX_UNSENT_REPORTS
 from edge.protocol import messages
@@ -70,7 +70,7 @@ def test_who_is_told_and_does_not_listen_is_not_read_any_more(tmp_path: Path) ->
                 for _ in range(count):
                     await ours.send(RESERVE)
                     while (  # noqa: ASYNC110 - a thread carries them out
-                        hosted.unbegun.held_bytes
+                        hosted.backlog.held_bytes
                         and connection._outgoing.unsent < MAX_UNSENT_REPORTS
                     ):
                         await asyncio.sleep(0)
@@ -112,16 +112,16 @@ def test_a_session_ends_though_nobody_reads_what_it_reports(
 ) -> None:
     """Its thread waits in a report then."""
     waits = threading.Event()
-    monkeypatch.setattr(Unsent.__init__, "__defaults__", (1,))
-    fits = Unsent._fits
+    monkeypatch.setattr(SendWindow.__init__, "__defaults__", (1,))
+    fits = SendWindow._fits
 
-    def seen(unsent: Unsent, num_bytes: int) -> bool:
+    def seen(unsent: SendWindow, num_bytes: int) -> bool:
         found = fits(unsent, num_bytes)
         if not found:
             waits.set()
         return found
 
-    monkeypatch.setattr(Unsent, "_fits", seen)
+    monkeypatch.setattr(SendWindow, "_fits", seen)
 
     async def main() -> None:
         async with session(tmp_path) as (ours, _connection, _frames):
@@ -135,7 +135,7 @@ def test_a_session_ends_though_nobody_reads_what_it_reports(
 
 
 def test_who_reports_waits_for_room() -> None:
-    unsent = Unsent(1000 + 2 * event_bytes(states(0)))
+    unsent = SendWindow(1000 + 2 * event_bytes(states(0)))
     first = unsent.take(states(5000))  # more than there is room: alone it may
     order: list[str] = []
 
@@ -153,7 +153,7 @@ def test_who_reports_waits_for_room() -> None:
 
 
 def test_nobody_waits_for_room_once_it_is_over() -> None:
-    unsent = Unsent(1)
+    unsent = SendWindow(1)
     unsent.take(states(1))
     thread = threading.Thread(target=unsent.take, args=(states(1),))
     thread.start()

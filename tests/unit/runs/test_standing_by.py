@@ -139,7 +139,7 @@ def test_who_has_no_room_for_one_part_has_another_ready(
 
 
 def test_nothing_is_kept_for_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.peer.parked.PARKED_S", 0.0)
+    monkeypatch.setattr("edge.peer.parked_programs.PARKED_S", 0.0)
 
     async def main() -> None:
         async with standing_by(tmp_path):

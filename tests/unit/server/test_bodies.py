@@ -53,18 +53,18 @@ def test_a_refusal_says_what_is_wrong(change: dict[str, Any], place: str, senten
 
 
 def test_null_and_what_nobody_knows_is_passed_over() -> None:
-    body = {"messages": [{**HELLO, "mood": "good"}], "temperature": None, "user": {"a": []}}
+    body: dict[str, Any] = {"messages": [{**HELLO, "mood": "good"}], "temperature": None, "user": {"a": []}}
     asked = Fields(body).shaped(bodies.Chat)
     assert asked.temperature is None
     assert asked.messages[0].content == "Hello"
 
 
-@pytest.mark.parametrize("body", [bodies.Chat, bodies.OllamaOptions, bodies.Turns])
+@pytest.mark.parametrize("body", [bodies.Chat, bodies.OllamaOptions, bodies.AnthropicMessages])
 @pytest.mark.parametrize("name", ["top_p", "min_p", "frequency_penalty", "presence_penalty"])
 def test_ranges_of_sampling_are_those_of_the_sampler(body: Any, name: str) -> None:
     schema = plain_schema(body)["properties"].get(name)
     if schema is None:  # Anthropic has few of them
-        assert body is bodies.Turns
+        assert body is bodies.AnthropicMessages
         return
     for limit, step in ((schema["minimum"], -1e-9), (schema["maximum"], 1e-9)):
         SamplingParameters(**{name: limit})

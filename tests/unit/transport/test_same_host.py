@@ -21,8 +21,8 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another 
 
 
 @pytest.fixture
-def door() -> Iterator[same_host.Door]:
-    opened = same_host.Door.opened()
+def door() -> Iterator[same_host.LocalSocket]:
+    opened = same_host.LocalSocket.opened()
     assert opened is not None
     with contextlib.closing(opened):
         yield opened
@@ -138,7 +138,9 @@ def test_without_keys_nothing_is_moved() -> None:
     asyncio.run(main())
 
 
-def test_whoever_waits_at_the_door_without_a_proof_is_hung_up_on(door: same_host.Door) -> None:
+def test_whoever_waits_at_the_door_without_a_proof_is_hung_up_on(
+    door: same_host.LocalSocket,
+) -> None:
     with contextlib.ExitStack() as stack:
         others = [same_host.enter(door.name, bytes(said)) for said in (32, 31, 1)]
         for each in others:
@@ -158,12 +160,12 @@ def test_whoever_waits_at_the_door_without_a_proof_is_hung_up_on(door: same_host
                 assert each.recv(10) == b""
 
 
-def test_nobody_waits_at_the_door(door: same_host.Door) -> None:
+def test_nobody_waits_at_the_door(door: same_host.LocalSocket) -> None:
     assert door.let_in(PROOF) is None
 
 
 def test_a_door_is_closed_behind_its_handshake() -> None:
-    opened = same_host.Door.opened()
+    opened = same_host.LocalSocket.opened()
     assert opened is not None
     opened.close()
     assert same_host.enter(opened.name, PROOF) is None
@@ -175,7 +177,7 @@ def test_no_other_socket_is_named(name: object) -> None:
 
 
 @as_root
-def test_another_user_does_not_come_in(door: same_host.Door) -> None:
+def test_another_user_does_not_come_in(door: same_host.LocalSocket) -> None:
     def come() -> None:
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(f"\0{door.name}")

@@ -13,7 +13,7 @@ import pytest
 from edge.backends.interface import StageProgram
 from edge.errors import CapacityError
 from edge.memory.ledger import Baseline, Ledger, Use
-from edge.peer import parked
+from edge.peer import parked_programs
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.protocol.step import StepLimits
@@ -111,7 +111,7 @@ def test_it_gives_way_also_to_who_goes_again(tmp_path: Path) -> None:
 def test_it_does_not_wait_for_ever_once_its_owner_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parked, "PARKED_S", 0.0)
+    monkeypatch.setattr(parked_programs, "PARKED_S", 0.0)
 
     async def then(resources: PeerResources, program: Program, name: str) -> None:
         for _ in range(50):

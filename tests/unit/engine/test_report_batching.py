@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from edge.engine import reports
-from edge.engine.reports import Reports
+from edge.engine import report_batching
+from edge.engine.report_batching import ReportBatcher
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import Reserved, Tokens
 
@@ -27,7 +27,7 @@ class Told:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.reports = Reports(self._tell)
+        self.reports = ReportBatcher(self._tell)
 
     def _tell(self, event: Event, sent: Callable[[], None]) -> None:
         self.events.append(event)
@@ -51,7 +51,7 @@ def run(check: Callable[[Told], Awaitable[None]]) -> None:
 
 @pytest.fixture(autouse=True)
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "TOGETHER_S", 1e6)
+    monkeypatch.setattr(report_batching, "TOGETHER_S", 1e6)
 
 
 def test_the_first_token_is_told_at_once_and_those_behind_it_wait() -> None:
@@ -103,7 +103,7 @@ def test_what_is_waited_for_takes_along_what_waits(event: Event) -> None:
 
 
 def test_what_waits_is_told_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "TOGETHER_S", 0.001)
+    monkeypatch.setattr(report_batching, "TOGETHER_S", 0.001)
 
     async def check(told: Told) -> None:
         await told.after(token(1))

@@ -1,4 +1,5 @@
-"""Shards that nobody runs for a moment: ready for whoever loads the same again after a loss."""
+"""Parked programs: loaded shards kept for a moment after their session, to be adopted by the
+next."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
 
 PARKED_S = 10.0
-"""A plan is repaired and loaded in less."""
+"""Seconds; repairing and loading a plan takes less."""
 
 _PREFIX = "parked "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedKey:
-    """What a program depends on. Whose it was counts, too: nobody learns what others run."""
+    """What must be equal for adoption. The owner counts too, so that no device learns what others
+    run."""
 
     owner: str | None
     manifest_digest: str
@@ -37,7 +39,7 @@ class ParkedKey:
 
     @classmethod
     def of(cls, owner: str | None, assignment: Assignment) -> ParkedKey | None:
-        """None for one that is not to be parked."""
+        """None for a shard that must not be parked."""
         if assignment.manifest_digest == MADE_UP_WEIGHTS:
             return None
         return cls(
@@ -57,37 +59,38 @@ class _Parked:
     program: StageProgram
     use: Use
     name: str
-    """In the ledger."""
+    """Its name in the ledger."""
     ends: asyncio.TimerHandle | None = None
-    """None: as long as whoever parked it is there."""
+    """None: it stays while the coordinator that parked it is connected."""
 
 
-class Parked:
-    """One peer's. What is parked is in the ledger, and gives way to all else."""
+class ParkedPrograms:
+    """The parked programs of one peer. The ledger counts them, and any other use evicts them."""
 
     def __init__(self, release: Callable[[str], None]) -> None:
-        """release: takes a use out of the ledger."""
+        """release: removes a use from the ledger."""
         self._release = release
         self._parked: list[_Parked] = []
         self._numbers = itertools.count()
         self._closing: set[asyncio.Task[None]] = set()
 
     def park(self, key: ParkedKey, program: StageProgram, use: Use) -> str:
-        """Until PARKED_S after `let_go`. The name that `use`, which is taken, is to have in the
-        ledger."""
+        """Park a program until PARKED_S after `let_go`. Returns the ledger name for `use`, which
+        the caller enters."""
         name = f"{_PREFIX}{next(self._numbers)}"
         self._parked.append(_Parked(key=key, program=program, use=use, name=name))
         return name
 
     def let_go(self, name: str) -> None:
-        """Whoever parked it is gone, and has PARKED_S to come for it; unknown ones are ignored."""
+        """Start the PARKED_S of a program whose coordinator disconnected. Unknown names are
+        ignored."""
         for each in self._parked:
             if each.name == name and each.ends is None:
                 loop = asyncio.get_running_loop()
                 each.ends = loop.call_later(PARKED_S, self._expire, name)
 
     def take(self, key: ParkedKey | None) -> StageProgram | None:
-        """One for this key; its memory is free, for the moment, in the ledger."""
+        """A parked program with this key, if any. Its memory is released in the ledger."""
         for each in self._parked:
             if each.key == key:
                 self._remove(each)
@@ -96,7 +99,7 @@ class Parked:
         return None
 
     async def clear(self) -> bool:
-        """Free everything; whether there was anything."""
+        """Free all programs. Returns whether there were any."""
         parked = tuple(self._parked)
         for each in parked:
             self._remove(each)
@@ -104,7 +107,7 @@ class Parked:
         return bool(parked)
 
     def without(self, ledger: Ledger) -> Ledger:
-        """The ledger as it would be then."""
+        """The ledger without the parked programs."""
         for each in self._parked:
             ledger = ledger.without(each.name)
         return ledger

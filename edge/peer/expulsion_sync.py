@@ -1,9 +1,8 @@
-"""Who was expelled: this daemon asks the members that are there before it serves any that could
-have been, and tells them whenever it knows more.
+"""Synchronises expulsions with other members (gossip): asks before serving, tells what is new.
 
-A member that was off has not heard of an expulsion, and the expelled device will not tell. So who
-starts asks first, and so does who was suspended, when it goes on. Nobody else need be there: then
-the others are served after the same time.
+A member that was off has missed expulsions, and an expelled device does not report its own. So a
+daemon asks the announced members after its start and after each suspension, before it serves a
+device that may have been expelled. If no other member is there, it serves after the same time.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ from edge.protocol.expulsion import LOOK_EVERY_S
 from edge.transport import Credentials, Discovery, Member, PeerFound, PeerGone, PeerRecord
 
 FIRST_LOOK_S = 2.0
-"""From the start of the daemon on, or from when it goes on. Zeroconf asks at once and after a
-second, and answers come within a fifth of one; a coordinator waits longer for its first answer."""
+"""Seconds of asking after the start or a suspension. Zeroconf asks at once and after a second, and
+answers come within 0.2 s. A coordinator waits longer for its first answer."""
 
 AGAIN_AFTER_S = 60.0
-"""Who could not be told is tried again."""
+"""Seconds until a peer that could not be reached is tried again."""
 
 AGAIN_AT_FIRST_S = 5.0
 """The same in the first minutes: a network that wakes with its host takes a few seconds."""
 
 SUSPENDED_S = 2.0
-"""Who looks around so much later than it meant to may have missed what was told: with the time
-between two looks no longer than who tells waits for an answer."""
+"""A tick that comes this late means a suspension, in which news may have been missed. With the time
+between two ticks it is no longer than a sender waits for an answer."""
 
 _AT_FIRST_S = 120.0
 
 
 @dataclass(slots=True)
 class _Other:
-    """A peer that is announced."""
+    """An announced peer."""
 
     record: PeerRecord
     found_s: float
     told: bytes | None = None
-    """What it knows that we know; None: nothing yet."""
+    """The news that it has received. None: none yet."""
     due_s: float = 0.0
-    """When it is to be told next, where it does not know all."""
+    """When to try it next, if it lacks news."""
     telling: asyncio.Task[None] | None = None
 
 
-class News:
-    """`run` it once, from the start of the daemon on."""
+class ExpulsionSync:
+    """One daemon's exchange. `run` it once, from the start."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class News:
         *,
         clock: Callable[[], float] = since_boot_s,
     ) -> None:
-        """clock: seconds, those of a suspension among them."""
+        """clock: seconds, including time in suspension."""
         self._credentials = credentials
         self._discovery = discovery
         self._hello = hello
@@ -73,28 +72,28 @@ class News:
         self._looking: asyncio.TimerHandle | None = None
         self._clock = clock
         self._awake_s: float | None = None
-        """When it last looked around; None: it does not run."""
+        """Time of the last tick. None: not running."""
 
     async def lets_in(self, member: Member) -> bool:
-        """Whether it is a member still, once those that are there have been asked.
+        """Whether `member` still is one, once the announced members have been asked.
 
-        At once for this device and for the one that made the cluster, which nobody can expel.
+        Answers at once for this device and for the cluster's founder, which cannot be expelled.
         """
         if not self._credentials.is_spared(member.id):
-            self._notice_suspension()  # the tick that is due may come after the first call
+            self._notice_suspension()  # the call may come before the tick that is due
             while not self._has_looked.is_set():
                 await self._has_looked.wait()
                 self._notice_suspension()
         return self._credentials.is_admitted(member.id, member.edition)
 
     async def run(self) -> None:
-        """Until it is cancelled, or nobody can be looked for."""
+        """Run until cancelled, or until discovery is impossible."""
         loop = asyncio.get_running_loop()
         self._awake_s = self._clock()
         self._looking = loop.call_later(FIRST_LOOK_S, self._has_looked.set)
         telling = asyncio.create_task(self._tell())
         try:
-            # Who cannot look cannot announce either, and says so there.
+            # Announcing fails in the same way, and reports it.
             with contextlib.suppress(transport.TransportError):
                 async for event in self._discovery.watch():
                     if isinstance(event, PeerFound):
@@ -111,7 +110,7 @@ class News:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _notice_suspension(self) -> None:
-        """After one, all is as at the start: nobody is known to have told all."""
+        """After a suspension, begin as at the start: ask all members again."""
         if self._awake_s is None:
             return
         slept_s = self._clock() - self._awake_s
@@ -137,10 +136,11 @@ class News:
             other.telling.cancel()
 
     async def _tell(self) -> None:
-        """Whoever does not know what this device knows; another process of it may know more now."""
+        """Send news to every peer that lacks it. Another process of this device may have added
+        some."""
         while True:
             self._notice_suspension()
-            with contextlib.suppress(RequestError):  # files of keys that are being mended
+            with contextlib.suppress(RequestError):  # the key files are being repaired
                 self._begin_with(self._credentials.news())
             self._is_due.clear()
             with contextlib.suppress(TimeoutError):
@@ -158,7 +158,8 @@ class News:
                 other.telling.add_done_callback(self._under_way.discard)
 
     async def _exchange(self, other: _Other, news: bytes) -> None:
-        """A handshake tells both sides; what it brings is told to the others then."""
+        """A handshake exchanges news in both directions; what it brings is sent on at the next
+        tick."""
         begun_s = asyncio.get_running_loop().time()
         try:
             if await is_any(other.record, self._answers):

@@ -1,4 +1,4 @@
-"""The words that codes for pairing are made of: short, common, and none like another."""
+"""The word list of pairing codes: short, common words, none like another."""
 
 _TEXT = """
 acorn actor album alley amber angle ankle apple apron arrow atlas attic autumn bacon badge baker
@@ -23,4 +23,4 @@ village violin volcano
 """
 
 WORDS = tuple(_TEXT.split())
-"""256 of them: each stands for a byte."""
+"""256 words: each stands for a byte."""

@@ -11,7 +11,7 @@ from edge.protocol.announced_peers import ASKED_WITHIN_S, MOST_AT_ONCE, is_any
 from edge.transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
 
 
-async def carry_along(
+async def push_key_rotation(
     credentials: Credentials,
     cluster: str,
     interfaces: Sequence[str] | None,
@@ -24,7 +24,7 @@ async def carry_along(
     `announced` is shown under those keys, too, so that whoever looks for peers by one of them comes
     here and is told. `on_carried` is called for each that has followed.
     """
-    carrying = Carrying(credentials, on_carried)
+    carrying = KeyRotationPush(credentials, on_carried)
     await asyncio.gather(
         *(
             carrying.run(
@@ -38,7 +38,7 @@ async def carry_along(
     )
 
 
-class Carrying:
+class KeyRotationPush:
     """Peers are told at the same time, `MOST_AT_ONCE` at most, in the order they were found in."""
 
     def __init__(self, credentials: Credentials, on_carried: Callable[[], None]) -> None:

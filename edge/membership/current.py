@@ -1,4 +1,4 @@
-"""Whose member this process is: by a token file, or by pairing."""
+"""The membership of this process: by a token file, or by pairing."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from edge.membership.store import (
 from edge.transport import Credentials
 
 
-class OwnMembership:
-    """This process's place in its cluster. Raises RequestError for files that cannot be used.
+class CurrentMembership:
+    """The current membership. Raises RequestError for files that cannot be used.
 
-    A device that is in no cluster makes one of its own.
+    A device without a cluster founds one.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._store = store = MembershipStore(config_root())
         self._held: Membership | None = None
-        """What a token stands for."""
+        """The membership by token."""
         if path := os.environ.get(TOKEN_VARIABLE):
             held = enrolled_by_token(read_token(Path(path)), path, name, store.identity())
             self._held = store.change_held(held, _unchanged)
@@ -34,16 +34,17 @@ class OwnMembership:
             store.founded(name)
 
     def current(self) -> Membership:
-        """As it is now: another process may have paired this device, or expelled one."""
+        """The newest membership: another process may have paired this device, or expelled one."""
         if self._held is None:
             return self._store.founded(self._name)
         self._held = self._store.with_expelled(self._held)
         return self._held
 
     def change(self, change: Change) -> Membership:
-        """What `change` makes of the newest, from now on; no other process changes it meanwhile.
+        """Apply `change` to the newest membership under a lock and keep the result.
 
-        By a token, only who was expelled outlasts this process. `change` must not use this object.
+        With a token, only expulsions are kept beyond this process. `change` must not use this
+        object.
         """
         if self._held is None:
             self._store.founded(self._name)
@@ -52,7 +53,7 @@ class OwnMembership:
         return self._held
 
     def credentials(self) -> Credentials:
-        """What connections need."""
+        """Credentials for connections."""
         return credentials(self.current, self.change)
 
 

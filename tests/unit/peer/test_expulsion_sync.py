@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from edge.host.since_boot import since_boot_s
 from edge.membership.membership import Change, Membership, credentials
-from edge.peer.news import (
+from edge.peer.expulsion_sync import (
     AGAIN_AFTER_S,
     AGAIN_AT_FIRST_S,
     FIRST_LOOK_S,
     SUSPENDED_S,
-    News,
+    ExpulsionSync,
 )
 from edge.protocol.expulsion import LOOK_EVERY_S
 from edge.transport import Credentials, DiscoveryBus, Member, MemoryDiscovery, PeerRecord
@@ -64,9 +64,9 @@ def devices() -> tuple[Device, Device, Device, Device]:
 @contextlib.asynccontextmanager
 async def asking(
     device: Device, bus: DiscoveryBus, clock: Callable[[], float] = since_boot_s
-) -> AsyncIterator[News]:
+) -> AsyncIterator[ExpulsionSync]:
     discovery = MemoryDiscovery(bus, cluster="c")
-    news = News(device.credentials(), discovery, {}, clock=clock)
+    news = ExpulsionSync(device.credentials(), discovery, {}, clock=clock)
     running = asyncio.create_task(news.run())
     try:
         yield news

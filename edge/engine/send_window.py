@@ -1,4 +1,4 @@
-"""What a session reports to a coordinator that may read slowly, or not at all."""
+"""The send window of a session's reports: at its limit the compute thread waits (backpressure)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from edge.protocol.messages import Logits, States, Tokens
 from edge.protocol.token_logprobs import MOST_BYTES_OF_A_TOKEN
 
 MOST_UNSENT_BYTES = 256 << 10
-"""Most bytes of one session that wait. The network's own buffers come before these, and hold as
-much again."""
+"""Unsent bytes of one session. Socket buffers come before these and hold as much again."""
 
 _EVENT_BYTES, _TOKEN_BYTES = 500, 64
 
 
-class Unsent:
-    """Bytes of reports that wait to be sent: who makes more waits, too. For all threads."""
+class SendWindow:
+    """Counts unsent bytes of reports; `take` blocks at the limit. Thread-safe."""
 
     def __init__(self, most_bytes: int = MOST_UNSENT_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -27,8 +26,8 @@ class Unsent:
         self._changed = threading.Condition()
 
     def take(self, event: Event) -> Callable[[], None]:
-        """Wait until there is room, which what is returned gives back. One report always has room
-        if none is unsent: how large one may be, the session's limits say."""
+        """Wait until the event fits. Returns the function that gives its bytes back. An event
+        always fits if none is unsent; the session's limits bound its size."""
         num_bytes = event_bytes(event)
         with self._changed:
             self._changed.wait_for(lambda: self._fits(num_bytes))
@@ -36,7 +35,7 @@ class Unsent:
         return partial(self._give_back, num_bytes)
 
     def end(self) -> None:
-        """Nobody waits from now on."""
+        """End every wait, now and later."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -52,7 +51,7 @@ class Unsent:
 
 
 def event_bytes(event: Event) -> int:
-    """About what it takes until it is sent; copies of keys and values have room of their own."""
+    """Approximate memory of an unsent event. KV copies are counted elsewhere."""
     if isinstance(event, Logits | States):
         return _EVENT_BYTES + len(event.rows)
     if isinstance(event, Tokens):

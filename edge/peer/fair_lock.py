@@ -1,4 +1,4 @@
-"""Who is next where few may work at once: owners take turns, however often each asks."""
+"""A fair lock: owners take turns (round robin), however often each asks."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turns:
-    """`at_once` owners work at the same time, each at one thing: one that asks a hundred times
-    keeps the others waiting for one of these, not for all."""
+class FairLock:
+    """A lock for `at_once` owners. Each owner holds it once at a time, so an owner with a hundred
+    waiters delays another by one turn, not by all."""
 
     def __init__(self, at_once: int = 1) -> None:
         self._at_once = at_once
         self._working: set[object] = set()
         self._waiting: dict[object, deque[asyncio.Future[None]]] = {}
-        """By owner; whose turn comes first stands first."""
+        """Waiters by owner, in the order of their next turns."""
 
     def locked(self) -> bool:
-        """Whether anybody works."""
+        """Whether any owner holds it."""
         return bool(self._working)
 
     @asynccontextmanager
     async def turn(self, owner: object) -> AsyncIterator[None]:
-        """Wait until it is this owner's turn, and pass it on at the end."""
+        """Hold the lock for `owner`."""
         await self._take(owner)
         try:
             yield
@@ -39,12 +39,12 @@ class Turns:
             await mine
         except BaseException:
             if not mine.cancelled():
-                self._end(owner)  # it was given the turn, and has no use for it any more
+                self._end(owner)  # it got the lock and was cancelled
             raise
 
     def _end(self, owner: object) -> None:
         self._working.remove(owner)
-        if owner in self._waiting:  # what else it asks for is behind what others do
+        if owner in self._waiting:  # its other waiters go behind those of other owners
             self._waiting[owner] = self._waiting.pop(owner)
         self._pass_on()
 
@@ -56,7 +56,7 @@ class Turns:
                 self._working.add(owner)
 
     def _begin(self, owner: object) -> bool:
-        """Whether anybody of this owner's still waited."""
+        """Wake the owner's first waiter. False if all were cancelled."""
         waiting, begins = self._waiting[owner], False
         while waiting and not begins:
             first = waiting.popleft()

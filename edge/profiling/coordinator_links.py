@@ -1,4 +1,4 @@
-"""How fast are the links from this process to peers?"""
+"""Measures the links from this process to peers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edge.protocol.measurements import LinkTimes
 from edge.protocol.peer_info import PeerInfo
 
 _SMALL_BYTES = 16 << 10
-"""A token's hidden state has about as many."""
+"""About the size of a token's hidden state."""
 
 _LARGE_BYTES = 8 << 20
-"""Two thirds of a second at 100 Mbit/s; whatever is slower is sent less."""
+"""Two thirds of a second at 100 Mbit/s; slower links get smaller messages."""
 
 
-async def own_links(peers: Sequence[PeerInfo]) -> dict[str, LinkTimes | EdgeError]:
-    """By the peer's id; one after the other, for they share this device's network."""
+async def coordinator_links(peers: Sequence[PeerInfo]) -> dict[str, LinkTimes | EdgeError]:
+    """Link times by peer id, or the error. One at a time, as all share this device's network."""
     found: dict[str, LinkTimes | EdgeError] = {}
     for peer in peers:
         try:

@@ -15,8 +15,8 @@ from spake2 import SPAKE2_A, SPAKE2_B
 from edge import transport
 from edge.errors import NetworkError, RequestError
 from edge.membership.identity import Identity
-from edge.membership.meeting import find_and_join, invite
 from edge.membership.pairing import Other, WrongCodeError, join, meeting_place
+from edge.membership.pairing_discovery import find_and_join, invite
 from edge.transport import (
     Channel,
     DiscoveryBus,
@@ -219,7 +219,7 @@ def test_nothing_is_set_aside_or_read_of_what_a_stranger_announces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("edge.membership.pairing._WORD_LIMIT_S", 2 * PATIENCE_S)
-    monkeypatch.setattr("edge.membership.meeting._TALK_LIMIT_S", 2 * PATIENCE_S)
+    monkeypatch.setattr("edge.membership.pairing_discovery._TALK_LIMIT_S", 2 * PATIENCE_S)
 
     async def scenario() -> None:
         async with inviting() as inviter:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edge.peer.turns import Turns
+from edge.peer.fair_lock import FairLock
 
 
 async def settled() -> None:
@@ -17,7 +17,7 @@ async def settled() -> None:
 class Work:
     """What of it is under way, and in which order it began."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: FairLock) -> None:
         self._turns = turns
         self.began: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
@@ -43,7 +43,7 @@ class Work:
 
 def test_who_asks_often_keeps_others_waiting_for_one_turn() -> None:
     async def main() -> None:
-        turns = Turns()
+        turns = FairLock()
         work = Work(turns)
         await work.asks("a1", "a2", "a3", "a4", "b1", "c1")
         assert work.began == ["a1"]
@@ -62,7 +62,7 @@ def test_who_asks_often_keeps_others_waiting_for_one_turn() -> None:
 
 def test_of_those_that_work_at_once_no_two_are_of_one_owner() -> None:
     async def main() -> None:
-        work = Work(Turns(at_once=2))
+        work = Work(FairLock(at_once=2))
         await work.asks("a1", "a2", "a3", "b1", "c1")
         assert work.began == ["a1", "b1"]
         await work.end("a1")
@@ -78,7 +78,7 @@ def test_of_those_that_work_at_once_no_two_are_of_one_owner() -> None:
 @pytest.mark.parametrize("gone", ["a1", "a2", "b1"])
 def test_who_gives_up_keeps_nobody(gone: str) -> None:
     async def main() -> None:
-        turns = Turns()
+        turns = FairLock()
         work = Work(turns)
         await work.asks("a1", "a2", "b1", "b2")
         work.tasks[gone].cancel()
@@ -94,7 +94,7 @@ def test_who_gives_up_keeps_nobody(gone: str) -> None:
 
 def test_a_turn_that_comes_as_its_owner_gives_up_is_passed_on() -> None:
     async def main() -> None:
-        turns = Turns()
+        turns = FairLock()
         work = Work(turns)
         await work.asks("a1", "b1", "c1")
         work.ends["a1"].set()

@@ -1,7 +1,7 @@
-"""What a device shows to others, and how it knows them: TLS with certificates of both sides.
+"""TLS credentials of a device: mutual TLS with certificates on both sides.
 
-Certificates are texts here, and what `ssl` says of them. Who makes and keeps them is elsewhere, so
-that a daemon that was handed its own needs nothing of that.
+Certificates are text here, or what `ssl` returns. Making and storing them happens elsewhere, so
+that a daemon that was handed credentials needs no more than these.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from edge.transport import Credentials, Member, Past, RefusedError
 
 _UNIT = "organizationalUnitName"
 _BEGIN_S = 946_684_800
-"""Seconds at the beginning of the year 2000: a certificate's first moment counts from there, see
+"""Start of the year 2000, in seconds: a certificate's first moment counts from there, see
 `authority`."""
 
 _NO_CHECK_TIME = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, for which `ssl` has no name: since that moment counts, a
-clock that is wrong, or many certificates, would make it one to come."""
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which `ssl` does not name. The first moment is a counter:
+with a wrong clock, or many certificates, it would lie in the future."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """One device's, as it may be handed to another process of its user. As secret as its key."""
+class TlsCredentials:
+    """Credentials of one device, which may be handed to a process that it starts. As secret as its
+    key."""
 
     id: str
     certificate: str
-    """PEM, as the next two."""
+    """In PEM, as are the next two."""
     key: str = field(repr=False)
     cluster: str
     """The cluster's certificate."""
     tag_key: str = field(repr=False)
-    """Hexadecimal digits, as the next."""
+    """In hexadecimal digits, as is the next."""
     own_secret: str = field(repr=False)
 
     def to_bytes(self) -> bytes:
-        """One line."""
+        """One line of text."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, text: bytes) -> Shown:
-        """Raises RequestError for anything `to_bytes` could not have written."""
+    def from_bytes(cls, text: bytes) -> TlsCredentials:
+        """From `to_bytes`. Raises RequestError for anything else."""
         try:
             return cls(**{str(name): str(value) for name, value in json.loads(text).items()})
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -67,7 +68,7 @@ class Shown:
         now: Callable[[], Credentials],
         tells_apart: bool = True,
     ) -> Credentials:
-        """What connections need. Raises RequestError for what is no certificate, or no key."""
+        """Credentials for connections. Raises RequestError for an invalid certificate or key."""
         try:
             return Credentials(
                 tag_key=shown_tag_key(bytes.fromhex(self.tag_key)),
@@ -88,7 +89,7 @@ class Shown:
             raise RequestError(f"a membership cannot be used: {error}") from error
 
     def credentials_of_a_run(self) -> Credentials:
-        """For a cluster of one user's processes, which nobody is expelled from."""
+        """Credentials of a cluster of one user's processes, without expulsions."""
         own = self.credentials(
             lambda certificate, _encoded: member_of(certificate),
             lambda _id, _edition: True,
@@ -110,8 +111,8 @@ class Shown:
         context.verify_flags |= _NO_CHECK_TIME
         context.load_verify_locations(cadata=self.cluster)
         if protocol == ssl.PROTOCOL_TLS_SERVER:
-            context.num_tickets = 0  # nothing follows the handshake that the other end did not ask
-        # The standard library takes keys from files only; this one is on no disk.
+            context.num_tickets = 0  # send nothing after the handshake that was not asked for
+        # The standard library loads keys from files only; this file is in memory.
         with os.fdopen(os.memfd_create("edge keys"), "wb") as file:
             file.write((self.certificate + self.key).encode())
             file.flush()
@@ -120,7 +121,7 @@ class Shown:
 
 
 def member_of(certificate: Mapping[str, Any]) -> Member:
-    """Whose certificate this is, as `ssl` describes one that the cluster's key has signed."""
+    """The member of a certificate that TLS has verified, as `ssl` describes it."""
     named = [pair for group in certificate["subject"] for pair in group]
     return Member(
         id=f"{int(certificate['serialNumber'], 16):032x}",
@@ -131,7 +132,7 @@ def member_of(certificate: Mapping[str, Any]) -> Member:
 
 
 def shown_tag_key(tag_key: bytes) -> bytes:
-    """What tags are made with, of what members keep."""
+    """The key for tags, derived from the one that members store."""
     return hashlib.sha256(b"edge tag" + tag_key).digest()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edge.protocol import carrying
+from edge.protocol import key_rotation_push
 from edge.transport import DiscoveryBus, MemoryDiscovery, PeerRecord
 from tests.support.devices import Kept
 from tests.support.transport_listeners import Silent, echoing, run
@@ -20,7 +20,7 @@ async def carried_by(maker: Kept, bus: DiscoveryBus) -> AsyncIterator[asyncio.Ev
     """Is set when somebody has followed."""
     followed = asyncio.Event()
     discovery = MemoryDiscovery(bus)
-    telling = carrying.Carrying(maker.credentials(), followed.set)
+    telling = key_rotation_push.KeyRotationPush(maker.credentials(), followed.set)
     running = asyncio.create_task(telling.run(discovery))
     try:
         yield followed
@@ -60,7 +60,7 @@ def record(id: str, *addresses: str) -> PeerRecord:
 
 def test_what_does_not_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another peer, and another address of the same one."""
-    monkeypatch.setattr(carrying, "ASKED_WITHIN_S", 1e9)
+    monkeypatch.setattr(key_rotation_push, "ASKED_WITHIN_S", 1e9)
     attic = Kept.founded()
     kitchen = attic.taking_in("kitchen")
 
@@ -83,7 +83,7 @@ def test_what_does_not_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -
 def test_a_flood_of_announcements_delays_it_and_each_has_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(carrying, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(key_rotation_push, "MOST_AT_ONCE", 2)
     attic = Kept.founded()
     kitchen = attic.taking_in("kitchen")
 

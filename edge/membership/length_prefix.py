@@ -1,4 +1,4 @@
-"""Byte strings one after the other, each behind its length."""
+"""Encoding of a list of byte strings, each with a length prefix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def joined(parts: Iterable[bytes]) -> bytes:
 
 
 def parted(content: bytes, what: str) -> Iterator[bytes]:
-    """What `joined` was given. Raises RequestError, of `what` it is, where the end is missing."""
+    """The byte strings that `joined` got. Raises RequestError, naming `what`, if the content is cut
+    off."""
     begin = 0
     while begin < len(content):
         start = begin + LENGTH_BYTES

@@ -1,4 +1,4 @@
-"""How two devices with the same code find each other, and pair over what they find."""
+"""Pairing discovery: two devices with the same code find each other on the network and pair."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from edge.membership.roles import ROLES
 from edge.transport import Channel, Discovery, Link, PeerFound, PeerRecord, ZeroconfDiscovery
 
 _TALK_LIMIT_S = 20.0
-"""Time limit of one pairing, once the devices have met."""
+"""Time limit of one pairing once the devices are connected, in seconds."""
 
 _MOST_TALKS = 8
-"""Talked with at once, and half as many of one address. For one more, the oldest is hung up on
-of those that have said least."""
+"""Most connections at once, and half as many from one address. For one more, the oldest of those
+with the fewest messages is closed."""
 
 _FIND_LIMIT_S = 20.0
 _GATHER_S = 1.0
-"""After the first announcement, for others of the same place: the first may be a squatter's."""
+"""Seconds to wait for more announcements after the first one, which may be a squatter's."""
 
 _MOST_ASKED = 3
 
@@ -55,14 +55,13 @@ async def invite(
     discovery: Discovery | None = None,
     on_ready: Callable[[Sequence[str]], None],
 ) -> Other:
-    """Wait until a device with this code comes, and make it a member that may do what `roles` say.
+    """Wait for a device with this code and make it a member with these roles.
 
-    `on_ready` gets the addresses where that is waited for; `discovery` announces them, too: without
-    one, zeroconf on `interfaces`. `own` keeps who is taken in. Somebody who does not get as far as
-    a guess is passed over.
+    on_ready: gets the addresses once the device listens. discovery: announces them; None: zeroconf
+    on `interfaces`. own: stores the new member. Devices that fail before a guess are ignored.
 
-    Raises WrongCodeError when somebody guesses wrongly, CannotKeepError, and NetworkError when
-    nobody comes in time or the network cannot be used.
+    Raises WrongCodeError after a wrong guess, CannotKeepError, and NetworkError if nobody comes in
+    time or the network cannot be used.
     """
     door = _Door(Invitation(code, own, name, roles))
     async with _open(door, code, listen, discovery or _zeroconf(code, interfaces)) as addresses:
@@ -81,7 +80,7 @@ async def invite(
 async def _open(
     door: _Door, code: str, listen: str, discovery: Discovery
 ) -> AsyncIterator[Sequence[str]]:
-    """Where devices come to this door; at the end, all that are there are hung up on."""
+    """Listen for joining devices; at the end, their connections are closed."""
     place = meeting_place(code)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(discovery.aclose)
@@ -105,29 +104,29 @@ async def _refuse(link: Link, _hello: object) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Talk:
-    """With somebody who has come."""
+    """A connection from a joining device."""
 
     host: str
     task: asyncio.Task[None]
     words: int = 0
-    """How many messages it has sent."""
+    """Number of its messages so far."""
 
     def count(self) -> None:
         self.words += 1
 
 
 class _Door:
-    """Talks with all who come, until one of them has guessed."""
+    """Serves joining devices until one of them has guessed."""
 
     def __init__(self, invitation: Invitation) -> None:
         self.outcome: asyncio.Future[Other] = asyncio.get_running_loop().create_future()
-        """Who was taken in; or WrongCodeError, CannotKeepError."""
+        """The new member, or WrongCodeError or CannotKeepError."""
         self._invitation = invitation
         self._talks: dict[asyncio.Task[None], _Talk] = {}
-        """The oldest first."""
+        """Connections, the oldest first."""
 
     async def talk(self, channel: Channel) -> None:
-        """Serve one of them, in a task of its own."""
+        """Serve one connection in the calling task."""
         task = asyncio.current_task()
         assert task is not None
         async with contextlib.aclosing(channel):
@@ -146,7 +145,7 @@ class _Door:
                 self._talks.pop(task, None)
 
     def _make_room(self, host: str) -> None:
-        """For one more talk."""
+        """Close one connection if there are too many."""
         of_host = [talk for talk in self._talks.values() if talk.host == host]
         if len(of_host) >= _MOST_TALKS // 2:
             self._hang_up(of_host)
@@ -176,14 +175,14 @@ async def find_and_join(
     interfaces: Sequence[str] | None = None,
     discovery: Discovery | None = None,
 ) -> tuple[Membership, Other]:
-    """Look for the device that shows this code, or ask at its address; this device's membership.
+    """Find the device that shows this code, or use its address, and join. Returns this device's
+    membership.
 
-    It is looked for by `discovery`: without one, zeroconf on `interfaces`. Anybody can announce
-    the same meeting place, and whoever is asked there has one guess of the words. So at most three
-    are asked: of more, any three.
+    discovery: None: zeroconf on `interfaces`. Anyone can announce the same meeting place, and each
+    device asked gets one guess of the words. So at most three are asked, chosen at random.
 
-    Raises WrongCodeError, RequestError for an answer that makes no sense, and NetworkError when
-    there is nobody, or nobody of those who announce the place takes this device in.
+    Raises WrongCodeError, RequestError for an invalid answer, and NetworkError if there is no
+    device or none takes this one in.
     """
     asked = _Asked(code, identity, name)
     if address is None:
@@ -203,19 +202,19 @@ async def find_and_join(
 
 
 class _UnreachableError(Exception):
-    """Nobody there was asked."""
+    """The device could not be connected to, so it had no guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Those whom a device with a code asks to take it in."""
+    """Asks announced devices to take this one in."""
 
     code: str
     identity: Identity
     name: str
 
     async def at(self, address: str) -> tuple[Membership, Other]:
-        """Raises _UnreachableError before anybody is asked."""
+        """Ask the device at `address`. Raises _UnreachableError if it cannot be connected to."""
         try:
             channel = await transport.connect(address, hello={}, credentials=None)
         except transport.TransportError as error:
@@ -224,9 +223,9 @@ class _Asked:
             return await join(channel, self.code, self.identity, self.name)
 
     async def any_of(self, announced: Sequence[Sequence[str]]) -> tuple[Membership, Other]:
-        """Whoever of these has the same words; each has several addresses.
+        """Ask devices, each with several addresses, until one has the same words.
 
-        Nobody is asked at a second address before all others were at one.
+        Each device is asked at one address before any is asked at a second one.
         """
         few = secrets.SystemRandom().sample(announced, min(_MOST_ASKED, len(announced)))
         waiting = deque(iter(addresses) for addresses in few)
@@ -256,7 +255,7 @@ class _Asked:
 
 
 async def _announced(discovery: Discovery) -> list[PeerRecord]:
-    """All that announce the place, never none. Raises NetworkError."""
+    """All devices that announce the place, at least one. Raises NetworkError."""
     found: dict[str, PeerRecord] = {}
     try:
         async with asyncio.timeout(_FIND_LIMIT_S) as limit:

@@ -1,4 +1,7 @@
-"""Weights that a coordinator sends: offered, piece by piece, sealed; held while it is here."""
+"""Weight uploads from one coordinator: a manifest is offered, pieces are sent, the shard is sealed.
+
+Sealed shards are pinned in the cache until the connection ends.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,22 @@ from typing import Any
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CapacityError, ProtocolError
 from edge.offload import CachedShard, Manifest, ShardWriter
-from edge.peer.quota import Held
+from edge.peer.quota import QuotaShare
 from edge.peer.resources import PeerResources
 from edge.protocol import messages
 from edge.protocol.frame_codec import Call
 from edge.transport import Member
 
 
-class ArrivingWeights:
-    """One coordinator's. Close it with `aclose`."""
+class WeightUploads:
+    """The uploads of one coordinator. Close with `aclose`."""
 
     def __init__(self, resources: PeerResources, user: Member | None, owner: object) -> None:
-        """What they take of the disk counts as the user's, and what is open as the owner's."""
+        """Disk space is counted for `user`, open uploads for `owner`."""
         self._peer = resources
         self._user = user
-        self._offers = Held(resources.offers, owner)
-        self._manifest_entries = Held(resources.manifest_entries, owner)
+        self._offers = QuotaShare(resources.offers, owner)
+        self._manifest_entries = QuotaShare(resources.manifest_entries, owner)
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
         self._kept = ExitStack()
@@ -39,19 +42,20 @@ class ArrivingWeights:
 
     @property
     def are_coming(self) -> bool:
-        """Some were offered, and are not whole."""
+        """Whether an offered shard is not complete yet."""
         return bool(self._writers)
 
     def sealed(self, digest: str) -> CachedShard:
-        """The whole ones with a manifest of this digest. Raises ProtocolError without."""
+        """The complete shard whose manifest has this digest. Raises ProtocolError if there is
+        none."""
         cached = self._sealed.get(digest)
         if cached is None:
             raise ProtocolError("a shard that was not sent")
         return cached
 
     async def aclose(self) -> None:
-        """Nothing of them is open, or counts, any more."""
-        async with AsyncExitStack() as stack:  # each of these whatever became of those before
+        """Close all uploads, unpin the shards and give back the quotas."""
+        async with AsyncExitStack() as stack:  # run all of these, even if one fails
             stack.callback(self._manifest_entries.give_back_all)
             stack.callback(self._offers.give_back_all)
             stack.push_async_callback(run_blocking, self._kept.close)
@@ -118,10 +122,10 @@ class ArrivingWeights:
         return writer
 
     def _keep(self, digest: str, cached: CachedShard) -> None:
-        """Hold the shard in the cache for as long as this coordinator may load it."""
+        """Pin the shard in the cache for as long as this coordinator is connected."""
         self._sealed[digest] = self._kept.enter_context(cached)
 
 
 def _entries(manifest: Manifest) -> int:
-    """Tensors and pieces: what its memory goes by."""
+    """Tensors and pieces of a manifest; its memory is proportional to their number."""
     return sum(1 + len(tensor.pieces) for tensor in manifest.tensors)

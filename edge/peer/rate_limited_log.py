@@ -1,4 +1,4 @@
-"""Failures that others can bring about, in a log that they cannot fill."""
+"""A rate-limited log of failures that other devices can cause."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from edge.protocol.fields import printable
 
 BURST = 10
-"""Lines at once; after them one is told for each EVERY_S."""
+"""Lines at once; after them one for each EVERY_S."""
 
 EVERY_S = 60.0
 
 
-class RareLog:
-    """One line for a failure, without a traceback, and few lines in all."""
+class RateLimitedLog:
+    """Logs one line for each failure, without a traceback, at a limited rate."""
 
     def __init__(self, log: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -26,7 +26,7 @@ class RareLog:
         self._untold = 0
 
     def failed(self, what: str, error: BaseException) -> None:
-        """`what` failed with `error`."""
+        """Log that `what` failed with `error`."""
         now_s = self._clock()
         self._left = min(BURST, self._left + (now_s - self._last_s) / EVERY_S)
         self._last_s = now_s

@@ -1,4 +1,4 @@
-"""What the frames of one connection take of the rooms that all of a peer's share."""
+"""Memory of the incoming frames of one connection, taken from limits shared by the whole peer."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 import math
 from dataclasses import dataclass, replace
 
-from edge.peer.quota import SharedRoom
+from edge.peer.quota import OwnerSemaphore
 from edge.protocol.heartbeat import Hearing, patience_s
 
 SMALL_PART_BYTES = 32 << 10
-"""A part of a frame that is larger has its place in the ledger, with the record in which it comes.
-Smaller ones have a room of their own, which is a part of what the process takes."""
+"""Larger parts of a frame are counted in the ledger, with the record that carries them. Smaller
+ones have a separate limit, which is part of the process's baseline."""
 
 _LOOK_EVERY_S = 0.25
 
 
 @dataclass(slots=True)
-class Taken:
-    """Bytes of the two rooms."""
+class FrameBytes:
+    """Bytes held of each of the two limits."""
 
     large: int = 0
     small: int = 0
@@ -30,25 +30,25 @@ class Taken:
             self.small += num_bytes
 
 
-class IncomingFrames:
-    """From the first byte of each until it is done with. For the loop."""
+class FrameMemory:
+    """Counts each frame from its first byte until it is handled. For the loop."""
 
     def __init__(
-        self, large: SharedRoom, small: SharedRoom, owner: object, hearing: Hearing
+        self, large: OwnerSemaphore, small: OwnerSemaphore, owner: object, hearing: Hearing
     ) -> None:
-        """hearing: who waits for room is not silent."""
+        """hearing: a sender that waits for memory is not counted as silent."""
         self._large = large
         self._small = small
         self._owner = owner
         self._hearing = hearing
-        self._frame = Taken()
-        """By the frame which is being read, and by all that are not done with, too:"""
-        self._all = Taken()
+        self._frame = FrameBytes()
+        """Bytes of the frame being read; `_all` includes the frames not handled yet."""
+        self._all = FrameBytes()
         self._admitted_s = 0.0
-        """When a part of the frame that is being read was."""
+        """When the last part of the frame being read was admitted."""
 
     async def admit(self, num_bytes: int) -> None:
-        """What many coordinators send at once does not take more than was promised."""
+        """Wait until `num_bytes` fit under the shared limit (backpressure)."""
         is_large = num_bytes > SMALL_PART_BYTES
         self._hearing.not_listening()
         self._admitted_s = math.inf
@@ -58,12 +58,12 @@ class IncomingFrames:
         for taken in (self._frame, self._all):
             taken.add(num_bytes, is_large=is_large)
 
-    def received(self) -> Taken:
-        """The frame that was being read is whole: what it takes, until that is given back."""
-        taken, self._frame = self._frame, Taken()
+    def received(self) -> FrameBytes:
+        """The bytes of the frame that is complete now, to be given back later."""
+        taken, self._frame = self._frame, FrameBytes()
         return taken
 
-    def give_back(self, taken: Taken) -> None:
+    def give_back(self, taken: FrameBytes) -> None:
         self._all.large -= taken.large
         self._all.small -= taken.small
         if taken.large:
@@ -72,12 +72,12 @@ class IncomingFrames:
             self._small.give_back(self._owner, taken.small)
 
     def give_back_all(self) -> None:
-        """Once nobody has anything left to give back."""
+        """Call it when no single frame will be given back any more."""
         self.give_back(replace(self._all))
 
     async def until_too_slow(self) -> int:
-        """Return when a large frame does not come in time, for whose room others wait: its bytes
-        so far."""
+        """Return the bytes so far of a large frame that arrives too slowly while it holds shared
+        memory."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)

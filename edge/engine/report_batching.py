@@ -1,4 +1,4 @@
-"""What a session reports: at once, but for tokens that come fast, which are told together."""
+"""Batching of a session's reports: tokens that follow fast are sent together, the rest at once."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from edge.engine.unsent import Unsent, event_bytes
+from edge.engine.send_window import SendWindow, event_bytes
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import Tokens
 
 TOGETHER_S = 0.04
-"""How long a token that is not the first of its run waits for others: nobody sees that. To tell one
-alone takes 0.8 ms from the two cores that compute the next (AMD EPYC, weights of 195 MB): they run
-code that is not in their caches any more."""
+"""Seconds that a token may wait for others, except a run's first; users do not notice. Sending one
+alone takes 0.8 ms from the two cores that compute the next (AMD EPYC, weights of 195 MB), because
+its code has left their caches."""
 
 _MOST_BYTES = 4096
-"""Size limit of a report that waits: larger ones would soon take the room of all that is unsent."""
+"""Size limit of a report that may wait: larger ones would soon fill the send window."""
 
 Sent = Callable[[], None]
 Told = tuple[Event, Sent]
-"""And what is to be called once it is sent."""
+"""An event, and what to call once it is sent."""
 
 
-class Reports:
-    """Reports of one session. `report` is for any thread but the loop's, all else for the loop."""
+class ReportBatcher:
+    """Reports of one session. `report` is for any thread but the loop's, the rest for the loop."""
 
     def __init__(self, tell: Callable[[Event, Sent], None]) -> None:
-        """For the running loop, which calls `tell`."""
+        """tell: called on the running loop."""
         self._tell = tell
         self._loop = asyncio.get_running_loop()
-        self._unsent = Unsent()
+        self._unsent = SendWindow()
         self._lock = threading.Lock()
         self._held: list[Told] = []
         self._timer: asyncio.TimerHandle | None = None
         self._is_timed = False
-        """What is held will be told without being asked for: a token of this run was."""
+        """Whether a timer will send what is held: a token of this run was sent."""
 
     def report(self, event: Event) -> None:
-        """Behind all before; waits where much is unsent."""
+        """Send `event` after all earlier ones. Blocks while the send window is full."""
         sent = self._unsent.take(event)
         with self._lock:
             self._held.append((event, sent))
             if self._is_timed and _may_wait(event):
                 return
-        with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
+        with contextlib.suppress(RuntimeError):  # the loop may end during a step
             self._loop.call_soon_threadsafe(self._tell_all)
 
     def end(self) -> None:
-        """Nobody waits from now on."""
+        """End every wait, now and later."""
         self._unsent.end()
 
     def _tell_all(self) -> None:
@@ -73,11 +73,11 @@ class Reports:
 
 
 def _may_wait(event: Event) -> bool:
-    """Nothing depends on it but what people see, and another one comes."""
+    """Whether the event may wait: another one follows, and nothing else depends on it."""
     is_of_run = isinstance(event, Tokens) and not event.last
     return is_of_run and event_bytes(event) <= _MOST_BYTES
 
 
 def _ends_run(event: Event) -> bool:
-    """The first token of the next is told at once."""
+    """Whether the next token begins a run, and is sent at once."""
     return isinstance(event, Tokens) and event.last

@@ -1,6 +1,6 @@
-"""Sums and hops over encoded messages: the bytes on the wire are fewer, the numbers rounded.
+"""Collectives and hops with compressed messages: fewer bytes on the wire, rounded numbers.
 
-Knows ranks, links and wire formats. What a rule leaves alone moves exactly as without this module.
+Knows ranks, links and wire formats. Messages that a rule does not encode move as usual.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,16 +21,16 @@ _BYTE = np.dtype(np.uint8)
 
 
 class EncodedMeshCollective(MeshCollective):
-    """A mesh whose sums of float32 travel as its rule says. See :class:`Collective`.
+    """A mesh whose float32 sums travel encoded, by a rule. See :class:`Collective`.
 
     Every rank adds what the others receive, its own term rounded as theirs are, in rank order: all
-    hold the same bits. Large sums of more than two ranks are taken in slices and the sums encoded
-    once more on their way to the others; their owner, too, goes on with the rounded ones. Gathers
-    and broadcasts travel as they are.
+    hold the same bits. Large sums of more than two ranks are taken in slices, and the sums are
+    encoded once more; their owner continues with the rounded ones as well. Gathers and broadcasts
+    are not encoded.
     """
 
     def __init__(self, rank: int, links: Mapping[int, Link], rule: WireRule) -> None:
-        """``links`` as in :class:`MeshCollective`; ``rule`` names another format than float32."""
+        """``links``: as in :class:`MeshCollective`. ``rule``: names another format than float32."""
         super().__init__(rank, links)
         self._rule = rule
         self._codec = open_codec(rule.format)
@@ -54,7 +54,7 @@ class EncodedMeshCollective(MeshCollective):
         self._sum_decoded(messages, flat)
 
     def _sum_decoded(self, messages: Sequence[Array], into: Array) -> None:
-        """``into`` = what ``messages`` hold, added in their order."""
+        """Sum decoded messages into ``into``, in their order."""
         self._codec.decode(messages[0], into)
         (term, *_) = self._scratch.take(into.size, into.dtype)
         for message in messages[1:]:
@@ -62,7 +62,8 @@ class EncodedMeshCollective(MeshCollective):
             np.add(into, term, out=into)
 
     def _reduce_encoded_slices(self, flat: Array) -> None:
-        """Each rank sums one slice. Slices end where blocks do, so a block is one rank's alone."""
+        """Each rank sums one slice. Slices end at block boundaries, so each block belongs to one
+        rank."""
         blocks = -(-flat.size // BLOCK_NUMBERS)
         ends = [BLOCK_NUMBERS * (blocks * rank // self.size) for rank in range(1, self.size)]
         slices = [flat[start:stop] for start, stop in pairwise((0, *ends, flat.size))]
@@ -83,19 +84,19 @@ class EncodedMeshCollective(MeshCollective):
             codec.decode(packet, slices[other])
 
     def _packet_for(self, numbers: Array) -> Array:
-        """A message's space, valid until the next call."""
+        """Space for a message, valid until the next call."""
         return self._packet.take(self._codec.num_bytes(numbers.size), _BYTE)[0]
 
 
 def open_mesh(rank: int, links: Mapping[int, Link], rule: WireRule) -> MeshCollective:
-    """The collective of a mesh that keeps to ``rule``."""
+    """The mesh collective for ``rule``."""
     if rule.format == "float32":
         return MeshCollective(rank, links)
     return EncodedMeshCollective(rank, links, rule)
 
 
 class EncodedHop:
-    """One direction of a link whose arrays travel as a rule says. Used from one thread."""
+    """One direction of a link whose arrays travel encoded, by a rule. Used from one thread."""
 
     def __init__(self, rule: WireRule) -> None:
         self._rule = rule
@@ -103,7 +104,7 @@ class EncodedHop:
         self._message = Scratch(1)
 
     def outgoing(self, array: Array) -> Array:
-        """The message for ``array``, to every link it goes to; valid until the next call."""
+        """The message for ``array``, for every link that sends it; valid until the next call."""
         if self._codec is None or not self._rule.encodes(array):
             return array
         check_contiguous(array)
@@ -112,7 +113,8 @@ class EncodedHop:
         return message
 
     def receive(self, link: Link, into: Array) -> None:
-        """Receive what :meth:`outgoing` made at the other end. Raises what the link raises."""
+        """Receive and decode what :meth:`outgoing` made at the other end. Raises what the link
+        raises."""
         if self._codec is None or not self._rule.encodes(into):
             link.receive(into)
             return

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from edge.peer.rare_log import BURST, EVERY_S, RareLog
+from edge.peer.rate_limited_log import BURST, EVERY_S, RateLimitedLog
 
 
 def failure() -> ValueError:
@@ -18,7 +18,7 @@ def failure() -> ValueError:
 
 def test_lines_are_short_and_few(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
-    log = RareLog(logging.getLogger("rare"), clock=lambda: now_s)
+    log = RateLimitedLog(logging.getLogger("rare"), clock=lambda: now_s)
     for _ in range(1000):
         log.failed("this", failure())
     assert len(caplog.records) == BURST

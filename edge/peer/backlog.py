@@ -1,4 +1,4 @@
-"""What a session was told to do and its compute thread has not begun."""
+"""The backlog of a session: posts that its compute thread has not begun, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
-MOST_UNBEGUN_BYTES = 1 << 20
-"""Bytes of one session: prompts of 200,000 tokens, or 500 steps of one token."""
+MOST_BACKLOG_BYTES = 1 << 20
+"""Limit for one session: prompts of 200,000 tokens, or 500 steps of one token."""
 
 
-class Unbegun:
-    """Bytes of posts that wait for a compute thread: who sends more is not read meanwhile."""
+class Backlog:
+    """Counts the bytes of waiting posts; at the limit the connection is not read (backpressure)."""
 
-    def __init__(self, most_bytes: int = MOST_UNBEGUN_BYTES) -> None:
+    def __init__(self, most_bytes: int = MOST_BACKLOG_BYTES) -> None:
         self._most_bytes = most_bytes
         self._loop = asyncio.get_running_loop()
         self._told_bytes = 0
         self._begun_bytes = 0
-        """Each of the two is written by one thread, the loop's and the compute thread."""
+        """Each counter has one writer: the loop, and the compute thread."""
         self._is_awaited = False
         self._changed = asyncio.Event()
 
@@ -28,14 +28,14 @@ class Unbegun:
         return self._told_bytes - self._begun_bytes
 
     async def take(self, num_bytes: int) -> Callable[[], None]:
-        """Wait until there is room. What is returned gives it back, and is for the compute thread.
+        """Wait until there is room. Returns the function by which the compute thread gives it back.
 
-        One post always has room if no other waits: how large one may be, its frame's limits say.
+        One post always fits if no other waits. The limits of its frame bound its size.
         """
         while not self._fits(num_bytes):
             self._changed.clear()
             self._is_awaited = True
-            if not self._fits(num_bytes):  # looked at again: others see only from here on
+            if not self._fits(num_bytes):  # check again: only now `_begin` wakes this task
                 await self._changed.wait()
         self._is_awaited = False
         self._told_bytes += num_bytes
