@@ -46,6 +46,7 @@ MALFORMED = (
 Text = Annotated[str, Meta(min_length=1, max_length=1024)]
 Whole = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Number = Annotated[float, Meta(ge=0, lt=1e18)]
+Positive = Annotated[float, Meta(gt=0, lt=1e18)]
 
 _PLAIN: Mapping[Any, Any] = {str: Text, int: Whole, float: Number, bool: bool, NoneType: None}
 """What is read where an annotation says no more."""

@@ -30,10 +30,6 @@ class KeptFiles:
     """How long nobody has used it."""
     in_use: bool
 
-    def __post_init__(self) -> None:
-        if self.bytes < 0 or not 0 <= self.unused_s < float("inf"):
-            raise ValueError("files of no size or age")
-
 
 _Names = Annotated[tuple[Printable, ...], Meta(max_length=MOST_FILES)]
 _Files = Annotated[tuple[KeptFiles, ...], Meta(max_length=MOST_FILES)]

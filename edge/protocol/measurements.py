@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from edge.models.spec import ModelSpec
 from edge.partition import ComputeRates
-from edge.protocol.fields import Printable
+from edge.protocol.fields import Positive, Printable
 from edge.protocol.frame_codec import SMALL, Call
 from edge.protocol.topology import Place
 from edge.transport.frame import MAX_HEADER_BYTES, FrameLimits
@@ -112,17 +112,13 @@ class LinkTimes:
     """
 
     latency_s: float
-    there_bytes_per_s: float
-    back_bytes_per_s: float
+    there_bytes_per_s: Positive
+    back_bytes_per_s: Positive
     glance: LinkGlance
     """What a look at the link showed then."""
     is_unsteady: bool = False
     """Some messages took far longer than most, as on a link that loses packets; `latency_s` is the
     average then."""
-
-    def __post_init__(self) -> None:
-        if not self.there_bytes_per_s or not self.back_bytes_per_s:
-            raise ValueError("a link that moves nothing")
 
     def differs_from(self, now: LinkGlance) -> bool:
         """Whether `now` shows another link.

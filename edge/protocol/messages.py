@@ -300,11 +300,7 @@ class CopiedTokens:
 
     request: str
     first: int
-    tokens: int
-
-    def __post_init__(self) -> None:
-        if self.first < 0 or not 0 < self.tokens <= MAX_CHUNK_TOKENS:
-            raise ValueError(f"a copy of the keys and values of {self.tokens} tokens")
+    tokens: Annotated[int, Meta(ge=1, le=MAX_CHUNK_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,13 +153,9 @@ class SamplingTerms:
     prompt_tokens: int = 0
     """How many of its tokens are the prompt that its caller gave: what follows is the answer, also
     what another plan has computed of it."""
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
     """How many of the likeliest tokens are told with each token, and how likely all of these are;
     None: nothing of that."""
-
-    def __post_init__(self) -> None:
-        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
-            raise ValueError(f"logprobs must be 0 to {MOST_LOGPROBS}, not {self.logprobs}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,12 @@ from edge.engine.kv_copies import (
     KvCopies,
     put_copy,
 )
-from edge.errors import RequestError
+from edge.errors import ProtocolError, RequestError
 from edge.protocol.assignment import COPIED_TOKENS, Copies
+from edge.protocol.fields import from_json
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import CopiedTokens, KvRows
-from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol.step import MAX_CHUNK_TOKENS, Step, StepEntry, StepLimits
 from edge.transport.frame import Buffer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.layout import shard_layout
@@ -225,8 +226,9 @@ def test_rows_that_are_not_shared_evenly_are_refused() -> None:
         list(KvRows(parts=two, rows=bytes(8)).each())
     with pytest.raises(ValueError, match="of 0 tokens"):
         list(KvRows(parts=(), rows=b"").each())
-    with pytest.raises(ValueError, match="a copy of the keys and values of 0 tokens"):
-        CopiedTokens(request="a", first=0, tokens=0)
+    for tokens in (0, MAX_CHUNK_TOKENS + 1):
+        with pytest.raises(ProtocolError, match="tokens: Expected `int`"):
+            from_json(CopiedTokens, {"request": "a", "first": 0, "tokens": tokens})
 
 
 def test_others_than_begun_are_not_copied() -> None:

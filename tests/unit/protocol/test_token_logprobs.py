@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from edge.errors import ProtocolError
 from edge.kernels.sampling.logprobs import MOST_LOGPROBS, Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.protocol.fields import from_json, to_json
 from edge.protocol.step import SamplingTerms
 from edge.protocol.token_logprobs import read_logprobs, write_logprobs
 
@@ -59,7 +60,6 @@ def test_what_nobody_wrote_is_refused(payload: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("count", [-1, 21])
 def test_more_than_anybody_may_ask_for(count: int) -> None:
-    with pytest.raises(ValueError, match="logprobs must be 0 to 20"):
-        SamplingTerms(
-            sampling=SamplingParameters(), end_ids=frozenset(), max_new_tokens=1, logprobs=count
-        )
+    terms = SamplingTerms(sampling=SamplingParameters(), end_ids=frozenset(), max_new_tokens=1)
+    with pytest.raises(ProtocolError, match="logprobs: Expected `int`"):
+        from_json(SamplingTerms, to_json(terms) | {"logprobs": count})
