@@ -28,8 +28,8 @@ MOST_TOOLS = 256
 MOST = 1 << 53
 """Largest whole number: all up to it are exact wherever JSON is read."""
 SEEDS = 1 << 63
-"""From minus that many on, as OpenAI has them. Who asks for several answers has the next ones, too;
-they must be below 2^64."""
+"""Seeds are from minus this number up, as OpenAI has them. Several answers of one request have the
+next seeds, too; those must be below 2^64."""
 
 Json = dict[str, Any]
 Count = Annotated[int, Meta(ge=1, le=MOST)]
@@ -56,7 +56,7 @@ def _inputs(most: int) -> Json:
 
 
 class _Body(Struct, kw_only=True):
-    """null is as good as nothing. `model` is read by the routes."""
+    """What most bodies have. A field that is null counts as absent. The routes read `model`."""
 
     cache_salt: str | None = None
     priority: Priority | None = None

@@ -53,7 +53,11 @@ def test_a_refusal_says_what_is_wrong(change: dict[str, Any], place: str, senten
 
 
 def test_null_and_what_nobody_knows_is_passed_over() -> None:
-    body: dict[str, Any] = {"messages": [{**HELLO, "mood": "good"}], "temperature": None, "user": {"a": []}}
+    body: dict[str, Any] = {
+        "messages": [{**HELLO, "mood": "good"}],
+        "temperature": None,
+        "user": {"a": []},
+    }
     asked = Fields(body).shaped(bodies.Chat)
     assert asked.temperature is None
     assert asked.messages[0].content == "Hello"
