@@ -18,8 +18,8 @@ from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.host.state_paths import STATE_VARIABLE
 from edge.peer.news import FIRST_LOOK_S
 from edge.weights.checkpoint import Checkpoint
-from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S
+from tests.support.slow_cases import shown_in_parts
 
 REPOSITORY = Path(__file__).parents[2]
 

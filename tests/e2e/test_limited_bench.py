@@ -15,7 +15,7 @@ from edge.demos.bench.limited.cases import CASES, QUICK
 from edge.demos.bench.limited.runs import PREFIX
 from edge.demos.bench.shapes import SHAPES
 from edge.demos.control_groups import PARENTS, ControlGroup
-from tests.support.pairs import shown_in_parts
+from tests.support.slow_cases import shown_in_parts
 
 BENCH = [sys.executable, "-m", "edge.demos.bench.bigger_than_memory"]
 

@@ -11,7 +11,7 @@ import pytest
 from edge.demos.bench.moving_budget import after_budgets, budgets, keeps_its_promise, run
 from edge.demos.bench.results import Figures
 from edge.demos.bench.shapes import checkpoint
-from tests.support.pairs import shown_in_parts
+from tests.support.slow_cases import shown_in_parts
 
 
 @shown_in_parts("multiprocess/test_memory_promise.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge.demos.bench.fresh_devices import pair_and_ask, two_devices
-from tests.support.pairs import shown_in_parts
+from tests.support.slow_cases import shown_in_parts
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("ip") is None,
