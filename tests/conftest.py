@@ -25,7 +25,7 @@ from hypothesis.internal.conjecture import providers
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.state_paths import STATE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE
-from tests.support import patience
+from tests.support import passing_time
 from tests.support.forked import IMPORTED, ForkingPopen, Original
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def patient(request: pytest.FixtureRequest) -> Iterator[None]:
     """Who has daemons of its own lets them take their time; others show what limits do."""
     with pytest.MonkeyPatch.context() as patch:
         if request.path.parent.name in HAVE_DAEMONS:
-            patience.be_patient(patch.setattr, patch.setitem, imports=True)
+            passing_time.be_patient(patch.setattr, patch.setitem, imports=True)
         yield
 
 

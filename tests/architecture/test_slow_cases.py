@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pairs import every_pair, repeats_are_slow, shown_in_parts
+from tests.support.slow_cases import every_pair, repeats_are_slow, shown_in_parts
 
 TESTS = Path(__file__).parents[1]
 
@@ -16,7 +16,7 @@ def test_only_repetitions_are_marked() -> None:
     marked = {
         str(file.relative_to(TESTS)) for file in TESTS.rglob("*.py") if mark in file.read_text()
     }
-    assert marked == {"support/pairs.py"}
+    assert marked == {"support/slow_cases.py"}
 
 
 def test_each_value_stays_and_no_case_goes() -> None:

@@ -20,7 +20,7 @@ from edge.transport import (
 from edge.transport.collective import SLICED_ABOVE_BYTES
 from edge.transport.testing import Fault, FaultyLink
 from tests.support import device_groups  # noqa: F401  before torch
-from tests.support.pairs import repeats_are_slow
+from tests.support.slow_cases import repeats_are_slow
 from tests.support.transport_pairs import (
     DEVICE_KIND,
     LINK_KINDS,

@@ -13,10 +13,10 @@ from edge.errors import RequestError
 from edge.weights import observation
 from edge.weights.layout import shard_layout
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.observed_inputs import ObservedInputs, uses_by_transformers
 from tests.support.plans import make_plan
 from tests.support.program_contract import LIMITS as MADE_UP_LIMITS
 from tests.support.program_contract import Kind
+from tests.support.reference_model import ObservedInputs, uses_by_transformers
 from tests.support.triton_shards import LIMITS, chunk, triton_plan
 
 Checkpoints = Callable[..., TinyCheckpoint]

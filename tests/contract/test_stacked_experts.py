@@ -12,8 +12,8 @@ from edge.offload import DerivedCache
 from edge.profiling.random_weights import written_weights
 from tests.support import stacked_experts
 from tests.support.formats import uniform_format
-from tests.support.pairs import shown_in_parts
 from tests.support.processes import run_module
+from tests.support.slow_cases import shown_in_parts
 from tests.support.small_disk import small_disk
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pairs import shown_in_parts
 from tests.support.processes import run_module
+from tests.support.slow_cases import shown_in_parts
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,8 @@ from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
 from edge.protocol import messages
 from edge.protocol.error_codec import Failed
 from edge.protocol.step import SamplingTerms, Step, StepEntry
-from tests.support.linked_shards import RUN, shards
-from tests.support.made_up_shards import SPEC, VOCAB, logits_after
-from tests.support.pairs import repeats_are_slow
+from tests.support.linked_shards import RUN, SPEC, VOCAB, logits_after, shards
+from tests.support.slow_cases import repeats_are_slow
 from tests.support.transport_pairs import LINK_KINDS
 
 PARTS = {

@@ -17,7 +17,7 @@ from edge.models.experts import Experts
 from edge.studies.observe import EXPERT_WINDOW_TOKENS
 from edge.weights.expert_uses import expert_uses
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.observed_inputs import uses_by_transformers
+from tests.support.reference_model import uses_by_transformers
 
 Checkpoints = Callable[..., TinyCheckpoint]
 

@@ -11,8 +11,8 @@ import pytest
 
 from edge.demos.bundled import MODEL, require
 from edge.demos.catalogue import DEMOS
-from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S
+from tests.support.slow_cases import shown_in_parts
 
 REPOSITORY = Path(__file__).parents[2]
 

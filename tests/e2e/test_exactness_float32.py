@@ -12,8 +12,8 @@ import pytest
 import edge
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import FAMILIES
-from tests.support.pairs import every_pair, repeats_are_slow
 from tests.support.plans import LAYOUTS, make_plan
+from tests.support.slow_cases import every_pair, repeats_are_slow
 from tests.support.specs import shape
 
 LARGEST_DIFFERENCE = 1e-4

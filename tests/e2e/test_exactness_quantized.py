@@ -28,9 +28,9 @@ import edge
 from edge.weights.formats import BLOCK_SIZES, Dtype, weight_format
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import FAMILIES, LARGER, MORE_FAMILIES
-from tests.support.pairs import every_pair, repeats_are_slow
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.reference_model import IntegerReferenceModel, ReferenceModel
+from tests.support.slow_cases import every_pair, repeats_are_slow
 
 DTYPES = ("int8", "int4", "int4-pure")
 LARGEST_FLOAT_DIFFERENCE = 1e-4

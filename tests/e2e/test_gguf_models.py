@@ -15,9 +15,9 @@ from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.offload import BLOCK_TYPES
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
-from tests.support.pairs import repeats_are_slow, shown_in_parts
 from tests.support.plans import make_plan, streaming
 from tests.support.processes import edge as run_edge
+from tests.support.slow_cases import repeats_are_slow, shown_in_parts
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level
 
 Checkpoints = Callable[..., TinyCheckpoint]

@@ -25,8 +25,8 @@ from edge.weights.layout import shard_layout
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import FAMILIES
 from tests.support.formats import uniform_format
-from tests.support.pairs import every_pair, repeats_are_slow
 from tests.support.plans import make_plan
+from tests.support.slow_cases import every_pair, repeats_are_slow
 
 BUNDLED = Path(__file__).parents[2] / "demos" / "model"
 PROMPT_TOKENS = 200

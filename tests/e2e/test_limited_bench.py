@@ -14,7 +14,7 @@ from edge.demos.bench.disk import direct_read_rate
 from edge.demos.bench.limited import LIMITS, PREFIX, QUICK
 from edge.demos.control_groups import PARENTS, ControlGroup
 from edge.demos.shapes import SHAPES
-from tests.support.pairs import shown_in_parts
+from tests.support.slow_cases import shown_in_parts
 
 BENCH = [sys.executable, "-m", "edge.demos.bench", "bigger-than-memory"]
 

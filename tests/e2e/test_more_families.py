@@ -14,8 +14,8 @@ import pytest
 import edge
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import MORE_FAMILIES, WITH_PICTURES
-from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan
+from tests.support.slow_cases import repeats_are_slow
 
 LARGEST_DIFFERENCE = 1e-4
 NEW_TOKENS = 32

@@ -15,9 +15,9 @@ from edge.weights.layout import shard_layout, whole_layout
 from edge.weights.observation import RUN_COLUMNS, ObservedRun, observed_inputs
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import FAMILIES
-from tests.support.observed_inputs import Array, ObservedInputs
-from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan, streaming
+from tests.support.reference_model import Array, ObservedInputs
+from tests.support.slow_cases import repeats_are_slow
 
 LARGEST_DIFFERENCE = 1e-4
 ANSWER_TOKENS = 3

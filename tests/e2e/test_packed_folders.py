@@ -24,8 +24,8 @@ from tests.support.packed_folders import (
     write_mxfp4,
     write_packed,
 )
-from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan, streaming
+from tests.support.slow_cases import repeats_are_slow
 
 LARGEST_ERROR_OF_CODES = 1e-3
 LARGEST_ERROR_OF_FLOATS = 1e-4

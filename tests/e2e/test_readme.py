@@ -19,12 +19,16 @@ nothing more on other pages, where commands are forked. How fast peers are is kn
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,9 +37,79 @@ from pathlib import Path
 import pytest
 
 from tests.support import known_rates
-from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S
-from tests.support.relayed import Relay
+from tests.support.slow_cases import shown_in_parts
+
+_MOST_BYTES = 128 << 10
+"""Of a message: arguments and an environment."""
+
+_CLIENT = """\
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as relay:
+    relay.connect(sys.argv[1])
+    asked = {"words": sys.argv[2:], "folder": os.getcwd(), "environment": dict(os.environ)}
+    socket.send_fds(relay, [json.dumps(asked).encode()], [0, 1, 2])
+    sys.exit(int(relay.recv(16)))
+"""
+
+
+class _Relay:
+    """A context manager; every command has ended before it does."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: of its own, with a short name."""
+        self._path = folder / "relay"
+        self._client = folder / "relayed.py"
+        self._client.write_text(_CLIENT)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._thread = threading.Thread(target=self._serve, name="relay")
+
+    @property
+    def command(self) -> str:
+        """In place of Python, in a script of the shell."""
+        return shlex.join([sys.executable, "-I", "-S", str(self._client), str(self._path)])
+
+    def __enter__(self) -> _Relay:
+        self._listener.bind(str(self._path))
+        self._listener.listen()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                asker, _address = self._listener.accept()
+            except OSError:  # it was shut down
+                return
+            threading.Thread(target=_run, args=(asker,), name="relayed command").start()
+
+
+def _run(asker: socket.socket) -> None:
+    with asker:
+        message, streams, _flags, _address = socket.recv_fds(asker, _MOST_BYTES, 3)
+        asked = json.loads(message)
+        stdin, stdout, stderr = streams
+        try:
+            process = subprocess.Popen(
+                [sys.executable, *asked["words"]],
+                cwd=asked["folder"],
+                env=asked["environment"],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+            )
+        finally:
+            for stream in streams:
+                os.close(stream)
+        code = process.wait()
+        with contextlib.suppress(OSError):  # who asked has been killed
+            asker.send(str(code if code >= 0 else 128 - code).encode())
+
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
@@ -101,7 +175,7 @@ NEED_A_GPU = [block for block in BLOCKS if block.how == "needs a GPU"]
 class Page:
     """An empty folder to run a page's blocks in, and the daemons that the page starts."""
 
-    def __init__(self, page: Path, folder: Path, relay: Relay) -> None:
+    def __init__(self, page: Path, folder: Path, relay: _Relay) -> None:
         self.daemons = [block for block in DAEMONS if block.page == page]
         self.folder = folder
         (folder / "demos").symlink_to(REPOSITORY / "demos")
@@ -182,7 +256,7 @@ class Page:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Page]]:
     """The pages with daemons of their own, which run until the last test."""
     started: dict[Path, Page] = {}
-    with Relay(tmp_path_factory.mktemp("relay")) as relay:
+    with _Relay(tmp_path_factory.mktemp("relay")) as relay:
         try:
             for path in dict.fromkeys(block.page for block in DAEMONS):
                 started[path] = Page(path, tmp_path_factory.mktemp(path.stem), relay)

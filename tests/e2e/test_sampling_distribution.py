@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 import edge
 from edge.kernels.sampling.parameters import SamplingParameters
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.pairs import shown_in_parts
 from tests.support.plans import make_plan
+from tests.support.slow_cases import shown_in_parts
 from tests.unit.kernels.test_sampling import reference_probabilities
 
 FEWEST_EXPECTED = 5

@@ -14,8 +14,8 @@ import edge
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.reference import sample
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan
+from tests.support.slow_cases import repeats_are_slow
 
 NEW_TOKENS = 16
 PROMPT_TOKENS = 10

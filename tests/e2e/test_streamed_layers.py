@@ -16,8 +16,8 @@ from edge.partition import Plan
 from edge.planning.load_options import Streaming
 from edge.weights.formats import weight_format
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.pairs import every_pair, repeats_are_slow
 from tests.support.plans import bundled_plan, make_plan, streaming
+from tests.support.slow_cases import every_pair, repeats_are_slow
 
 Checkpoints = Callable[..., TinyCheckpoint]
 

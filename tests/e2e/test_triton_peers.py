@@ -15,11 +15,11 @@ import torch
 import edge
 from edge.partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan, streaming
 from tests.support.processes import Daemon, cluster_of_daemons
 from tests.support.processes import edge as run_edge
 from tests.support.reference_model import ReferenceModel
+from tests.support.slow_cases import repeats_are_slow
 from tests.support.specs import shape
 
 Checkpoints = Callable[..., TinyCheckpoint]

@@ -21,8 +21,8 @@ from edge.demos.bundled import MODEL
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.state_paths import STATE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE
-from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S
+from tests.support.slow_cases import shown_in_parts
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("ip") is None,

@@ -14,10 +14,9 @@ from edge.planning.load_options import LoadOptions
 from edge.weights.formats import weight_format
 from edge.weights.observation import ObservedExperts
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.observed_inputs import uses_by_transformers
-from tests.support.pairs import repeats_are_slow, shown_in_parts
 from tests.support.plans import make_plan, streaming, with_whole_experts
-from tests.support.reference_model import ReferenceModel
+from tests.support.reference_model import ReferenceModel, uses_by_transformers
+from tests.support.slow_cases import repeats_are_slow, shown_in_parts
 
 Array = NDArray[np.float32]
 BY_COLUMNS = shown_in_parts("e2e/test_more_families.py", "contract/test_streamed_experts.py")

@@ -13,7 +13,7 @@ import pytest
 import edge
 from edge.demos.bundled import MODEL
 from tests.multiprocess.test_structured_answers import ASKED, loaded, peers, serving
-from tests.support.pairs import shown_in_parts
+from tests.support.slow_cases import shown_in_parts
 
 if TYPE_CHECKING:
     import anthropic

@@ -12,7 +12,7 @@ import pytest
 from demos.bundled import MODEL
 from edge.api.cluster import Cluster
 from edge.host.cache_paths import CACHE_VARIABLE
-from tests.support.hub_folders import add_to_cache, files_of
+from tests.support.model_folders import add_to_cache, files_of
 from tests.support.processes import Daemon, edge
 
 

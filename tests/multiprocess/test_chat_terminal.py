@@ -21,8 +21,8 @@ from edge.demos.bundled import MODEL
 from edge.membership.current import CurrentMembership
 from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
 from tests.support.null_peers import null_peers
-from tests.support.pairs import repeats_are_slow
 from tests.support.processes import PATIENCE_S, Daemon
+from tests.support.slow_cases import repeats_are_slow
 from tests.support.terminal import (
     ALT_ENTER,
     BACKSPACE,

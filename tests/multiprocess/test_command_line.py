@@ -27,9 +27,9 @@ from edge.partition import Plan
 from edge.profiling.coordinator_links import coordinator_links
 from edge.protocol.measurements import LinkTimes
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S, Daemon, edge_process
 from tests.support.processes import edge as run_edge
+from tests.support.slow_cases import shown_in_parts
 
 of_another_shell = shown_in_parts("multiprocess/test_command_line.py")
 """What is completed is shown with bash."""

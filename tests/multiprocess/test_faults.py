@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support import patience
-from tests.support.pairs import shown_in_parts
+from tests.support import passing_time
 from tests.support.processes import run_bench
+from tests.support.slow_cases import shown_in_parts
 
 
 @shown_in_parts("multiprocess/test_lost_peers.py")
@@ -22,7 +22,7 @@ def test_connections_that_break_cost_no_reply(tmp_path: Path) -> None:
     for kind in kinds:
         options += ["--kind", kind]
     # Of a link that brings nothing nobody else tells.
-    limits = {patience.VARIABLE: "edge.runs.dead_links.STALLED_AFTER_S=1.2"}
+    limits = {passing_time.VARIABLE: "edge.runs.dead_links.STALLED_AFTER_S=1.2"}
     done = run_bench("faults", tmp_path, *options, environment=limits)
     assert done.returncode == 0, done.stderr
     faults = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]

@@ -24,9 +24,8 @@ from edge.transport import PROTOCOL_VERSION, PeerRecord, ZeroconfDiscovery, pars
 from edge.transport.discovery.zeroconf_record import SERVICE_TYPE
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.keys import own_credentials
 from tests.support.plans import make_plan
-from tests.support.processes import PATIENCE_S, Daemon, poll_until, start_together
+from tests.support.processes import PATIENCE_S, Daemon, own_credentials, poll_until, start_together
 from tests.support.processes import edge as run_edge
 
 LOOPBACK = "127.0.0.1"

@@ -21,8 +21,7 @@ from edge.protocol.heartbeat import ALIVE
 from edge.protocol.messages import Offer, SetMemory
 from edge.transport import Frame
 from tests.support.hostile_talks import PROMISED_BYTES, bother, measures, peak_bytes, talk
-from tests.support.keys import own_credentials
-from tests.support.processes import Daemon, poll_until
+from tests.support.processes import Daemon, own_credentials, poll_until
 
 MIB = 1 << 20
 PROMISED = PROMISED_BYTES["null"]

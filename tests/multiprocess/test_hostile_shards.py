@@ -21,11 +21,10 @@ from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
 from edge.weights.checkpoint import Checkpoint
-from tests.support.assignments import solo_assignment
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
-from tests.support.keys import own_credentials
-from tests.support.processes import Daemon
+from tests.support.plans import solo_assignment
+from tests.support.processes import Daemon, own_credentials
 
 Tensors = dict[str, NDArray[Any]]
 

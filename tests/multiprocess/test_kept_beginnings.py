@@ -19,10 +19,10 @@ from edge.host.state_paths import STATE_VARIABLE
 from edge.partition import Parallel, Plan
 from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.pairs import repeats_are_slow
 from tests.support.processes import Daemon, Outcome
 from tests.support.processes import edge as edge_command
 from tests.support.replies import EndlessReplies
+from tests.support.slow_cases import repeats_are_slow
 
 CONTEXT = 400
 CHUNK = 256

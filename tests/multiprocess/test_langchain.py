@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.calling_model import calling_model
-from tests.support.pairs import shown_in_parts
+from tests.support.model_folders import calling_model
 from tests.support.processes import PATIENCE_S, edge_process
+from tests.support.slow_cases import shown_in_parts
 
 pytestmark = [
     # Each road of the server that it takes.

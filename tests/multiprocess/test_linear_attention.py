@@ -13,9 +13,9 @@ from edge.memory.step_memory import cache_token_bytes, state_bytes
 from edge.planning.load_options import STATES_AT_ONCE
 from edge.weights.layout import shard_layout
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan
 from tests.support.replies import replies_at_once
+from tests.support.slow_cases import repeats_are_slow
 
 NEW_TOKENS = 72
 """More than a request computes at once while another waits."""

@@ -16,7 +16,7 @@ from edge.api.cluster import Cluster
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.planning.rate_words import rate_in_words
 from tests.support import gguf_bytes
-from tests.support.hub_folders import add_to_cache, files_of
+from tests.support.model_folders import add_to_cache, files_of
 from tests.support.processes import cluster_of_daemons, edge
 
 

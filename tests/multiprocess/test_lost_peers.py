@@ -22,9 +22,9 @@ from edge.runs.recovery import reloading
 from edge.weights.formats import Dtype
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.pairs import repeats_are_slow
 from tests.support.plans import bundled_plan, make_plan
 from tests.support.processes import PATIENCE_S, Daemon, edge_process, stopped
+from tests.support.slow_cases import repeats_are_slow
 from tests.support.small_disk import fill, small_disk
 
 MANY_TOKENS = 200

@@ -34,11 +34,10 @@ from edge.protocol.peer_info import PeerInfo, describe_all
 from edge.protocol.topology import Place
 from edge.transport import Channel, Frame
 from edge.weights.formats import WeightFormat
-from tests.support import patience
+from tests.support import passing_time
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
-from tests.support.keys import own_credentials
-from tests.support.processes import Daemon, start_together
+from tests.support.processes import Daemon, own_credentials, start_together
 
 FORMAT = uniform_format("int4")
 
@@ -313,7 +312,7 @@ def test_a_peer_with_too_little_memory_is_not_measured(
 def test_a_peer_that_dies_meanwhile_is_named(
     moment: str, tmp_path: Path, questions: Questions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(patience.VARIABLE, patience.USUAL_DIAL)
+    monkeypatch.setenv(passing_time.VARIABLE, passing_time.USUAL_DIAL)
     with start_together(
         lambda: Daemon(tmp_path / "a", "--no-announce", "--name", "a", *LITTLE),
         lambda: Daemon(tmp_path / "c", "--no-announce", "--name", "c", *LITTLE),

@@ -22,8 +22,7 @@ from edge.scheduling.state import SchedulingState
 from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
-from tests.support.keys import own_credentials
-from tests.support.processes import Daemon
+from tests.support.processes import Daemon, own_credentials
 from tests.support.processes import edge as run_edge
 from tests.support.replies import EndlessReplies, streams_at_once
 from tests.support.small_disk import fill, small_disk

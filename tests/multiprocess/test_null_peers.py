@@ -11,7 +11,7 @@ from edge.backends.null.made_up import replies
 from edge.demos.bundled import MODEL
 from edge.protocol.peer_info import describe_peer
 from edge.weights.checkpoint import Checkpoint
-from tests.support import patience
+from tests.support import passing_time
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -31,7 +31,7 @@ def test_their_replies_are_known_beforehand(plan: edge.Parallel) -> None:
 def test_runs_beside_each_other_refuse_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has keys of its own, which this device's are not either: over channels, and over a link
     between a peer of one and a peer of the other."""
-    monkeypatch.setenv(patience.VARIABLE, patience.USUAL_DIAL)
+    monkeypatch.setenv(passing_time.VARIABLE, passing_time.USUAL_DIAL)
     with (
         edge.Cluster.local(peers=1, threads=1, backend="null") as one,
         edge.Cluster.local(peers=1, threads=1, backend="null") as other,

@@ -3,8 +3,11 @@ its return."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -12,15 +15,32 @@ from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from edge.demos.bundled import MODEL
 from edge.demos.fleet import Fleet
 from edge.demos.shapes import SHAPES, checkpoint
 from tests.support import known_rates
-from tests.support.browser import open_browser
-from tests.support.pairs import shown_in_parts
 from tests.support.processes import PATIENCE_S, edge_process
+from tests.support.slow_cases import shown_in_parts
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextlib.contextmanager
+def _open_browser() -> Iterator[Browser]:
+    """The Chromium of this machine; the test is skipped where there is none."""
+    found = next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None:
+        pytest.skip("there is no Chromium: not run")
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # it refuses root otherwise
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=sandbox)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
 
 KEY = "a-key-of-the-page-0123456789"
 QUESTION = "Where does the cat live?"
@@ -76,7 +96,7 @@ def url(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with open_browser() as browser:
+    with _open_browser() as browser:
         yield browser
 
 

@@ -19,7 +19,7 @@ import segno
 
 from edge.membership.identity import fingerprint
 from edge.membership.store import CONFIG_VARIABLE, TOKEN_VARIABLE
-from tests.support import patience
+from tests.support import passing_time
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import EDGE, PATIENCE_S, Daemon, Outcome, edge_process
 from tests.support.processes import edge as run_edge
@@ -215,8 +215,8 @@ def test_a_member_that_was_away_asks_the_others_before_the_expelled_device_comes
     assert "0 of 1 told. Not there: kitchen." in said
     assert "No daemon of this device runs" in said
     # However long it takes until they have found each other, the kitchen has not looked enough.
-    kitchen.environment[patience.VARIABLE] = (
-        f"edge.peer.expulsion_sync.FIRST_LOOK_S={patience.LONG_S}"
+    kitchen.environment[passing_time.VARIABLE] = (
+        f"edge.peer.expulsion_sync.FIRST_LOOK_S={passing_time.LONG_S}"
     )
     with attic.peer(announces=True), kitchen.peer(announces=True) as daemon:
         for _ in range(2):  # while it asks the others; and when it knows
@@ -360,8 +360,8 @@ def test_peers_that_are_there_follow_at_once(
     assert attic.edge("cluster", "token", tmp_path / "token").code == 0
     script.environment[TOKEN_VARIABLE] = str(tmp_path / "token")
     for asks in (attic, script):
-        limit = f"edge.cli.commands.cluster._TELL_FOR_S={patience.LONG_S}"
-        asks.environment[patience.VARIABLE] = limit
+        limit = f"edge.cli.commands.cluster._TELL_FOR_S={passing_time.LONG_S}"
+        asks.environment[passing_time.VARIABLE] = limit
     with kitchen.peer(announces=True):
         id = gone.json("cluster", "show")["own"]
         said = script.edge_alone("cluster", "expel", id, *ON_LOOPBACK).out

@@ -23,7 +23,6 @@ from edge.demos.bundled import MODEL
 from edge.host.state_paths import STATE_VARIABLE
 from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.pairs import repeats_are_slow
 from tests.support.plans import bundled_plan, make_plan
 from tests.support.processes import (
     PATIENCE_S,
@@ -34,6 +33,7 @@ from tests.support.processes import (
     stopped,
 )
 from tests.support.processes import edge as run_edge
+from tests.support.slow_cases import repeats_are_slow
 
 SAMPLED = edge.GenerationOptions(
     max_new_tokens=50,

@@ -10,9 +10,9 @@ import pytest
 import edge
 from edge.weights.formats import KvDtype
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.pairs import repeats_are_slow
 from tests.support.plans import make_plan
 from tests.support.replies import streams_at_once
+from tests.support.slow_cases import repeats_are_slow
 
 CONTEXT = 480
 OPTIONS = edge.GenerationOptions(

@@ -25,9 +25,15 @@ from edge.transport import PROTOCOL_VERSION, Frame
 from edge.version import __version__
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.keys import own_credentials
 from tests.support.passing_time import let_pass
-from tests.support.processes import PATIENCE_S, Daemon, edge_process, poll_until, stopped
+from tests.support.processes import (
+    PATIENCE_S,
+    Daemon,
+    edge_process,
+    own_credentials,
+    poll_until,
+    stopped,
+)
 from tests.support.processes import edge as run_edge
 from tests.support.replies import await_steps
 

@@ -24,9 +24,9 @@ from edge.server.app import Server
 from edge.server.connections import web_config
 from edge.server.guard import Rules
 from edge.server.model_pool import ModelPool
-from tests.support.calling_model import calling_model
+from tests.support.call_templates import random_schema
+from tests.support.model_folders import calling_model
 from tests.support.plans import bundled_plan
-from tests.support.random_schemas import random_schema
 
 if TYPE_CHECKING:
     import anthropic

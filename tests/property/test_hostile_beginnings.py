@@ -28,9 +28,9 @@ from edge.transport import (
 )
 from edge.transport.discovery.zeroconf_record import record_of, services_of
 from edge.transport.testing import Fault, FaultyChannel
-from tests.support.devices import Kept
+from tests.support.members import Kept
 from tests.support.mutated_frames import mutated_bytes, mutated_frame
-from tests.support.transport_listeners import check_echo, echoing, run
+from tests.support.transport_pairs import check_echo, echoing, run
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from edge.protocol import messages
 from edge.protocol.client import PeerClient
-from tests.support.guided_talks import Talk
 from tests.support.hostile_talks import (
+    Talk,
     attack,
     bother,
     check_free,

@@ -1,16 +1,23 @@
-"""Chat templates that write calls in the forms that models are taught, as short as can be.
+"""Chat templates that write tool calls in each form; random JSON schemas; answers cut in pieces.
 
-Each is given `said` and `calls`, which have a name and arguments, and writes an answer.
+A template is as short as can be. It is given `said` and `calls`, which have a name and arguments,
+and writes an answer.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import jinja2
 
-from edge.text.answer_parts import ToolCall
+from edge.text.answer_forms import AnswerForm
+from edge.text.answer_parser import AnswerParser
+from edge.text.answer_parts import AnswerPart, Said, Thought, ToolCall
+from edge.text.tool_types import ToolTypes
 
 _FUNCTION = """\
 {% for call in calls %}<tool_call>
@@ -127,3 +134,89 @@ def answer_of(form: str, calls: Sequence[ToolCall], said: str = "") -> str:
 _ENVIRONMENT = jinja2.Environment(keep_trailing_newline=True)
 _ENVIRONMENT.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
 _TEMPLATES = {name: _ENVIRONMENT.from_string(text) for name, text in CALL_TEMPLATES.items()}
+
+
+def cut(text: str, cuts: Sequence[int]) -> list[str]:
+    """At these places, counted round and round."""
+    places = sorted({0, len(text), *(each % (len(text) + 1) for each in cuts)})
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+def parts_of(
+    pieces: Sequence[str],
+    form: AnswerForm | None = None,
+    *,
+    thinking: bool = False,
+    tools: ToolTypes | None = None,
+) -> list[AnswerPart]:
+    """With neighbouring text as one part, as a reader joins it."""
+    parser = AnswerParser(form, thinking=thinking, tools=tools)
+    found: list[AnswerPart] = []
+    for part in [*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()]:
+        last = found[-1] if found else None
+        if isinstance(part, Said) and isinstance(last, Said):
+            found[-1] = Said(last.text + part.text)
+        elif isinstance(part, Thought) and isinstance(last, Thought):
+            found[-1] = Thought(last.text + part.text)
+        else:
+            found.append(part)
+    return found
+
+
+_WORDS = ("red", "green", "a b", 'q"uote', "naïve", "back\\slash", "")
+_PATTERNS = ("^[a-f]{1,4}$", "^(yes|no)$", "^[0-9]{2}-[A-Z]$")
+_FORMATS = ("date", "ipv4", "uuid")
+
+
+def random_schema(seed: int, *, depth: int = 3) -> dict[str, Any]:
+    """The same for the same seed."""
+    draw = random.Random(seed)
+    schema = _value(draw, depth)
+    if draw.random() < 0.3:
+        return {"$defs": {"item": _scalar(draw), "whole": schema}, "$ref": "#/$defs/whole"}
+    return schema
+
+
+def _value(draw: random.Random, depth: int) -> dict[str, Any]:
+    if depth == 0 or draw.random() < 0.25:
+        return _scalar(draw)
+    return draw.choice((_object, _object, _array, _any_of))(draw, depth - 1)
+
+
+def _object(draw: random.Random, depth: int) -> dict[str, Any]:
+    names = [f"{draw.choice('abcxyz')}{number}" for number in range(draw.randint(1, 4))]
+    return {
+        "type": "object",
+        "properties": {name: _value(draw, depth) for name in names},
+        "required": [name for name in names if draw.random() < 0.7],
+        "additionalProperties": False,
+    }
+
+
+def _array(draw: random.Random, depth: int) -> dict[str, Any]:
+    least = draw.randint(0, 2)
+    schema = {"type": "array", "minItems": least, "maxItems": least + draw.randint(0, 2)}
+    if draw.random() < 0.3:
+        schema["prefixItems"] = [_scalar(draw), _scalar(draw)]
+    return {**schema, "items": _value(draw, depth)}
+
+
+def _any_of(draw: random.Random, depth: int) -> dict[str, Any]:
+    return {"anyOf": [_value(draw, depth), _scalar(draw)]}
+
+
+def _scalar(draw: random.Random) -> dict[str, Any]:
+    low = draw.randint(-50, 50)
+    high = low + draw.randint(0, 2000)
+    kinds: tuple[dict[str, Any], ...] = (
+        {"type": "integer", "minimum": low, "maximum": high},
+        {"type": "integer", "exclusiveMinimum": low, "maximum": high + 1},
+        {"type": "integer", "minimum": 0, "maximum": 1000, "multipleOf": draw.randint(2, 9)},
+        {"type": "string", "minLength": draw.randint(0, 2), "maxLength": draw.randint(2, 8)},
+        {"type": "string", "pattern": draw.choice(_PATTERNS)},
+        {"type": "string", "format": draw.choice(_FORMATS)},
+        {"enum": [*draw.sample(_WORDS, 3), draw.randint(-9, 9), None]},
+        {"const": {"is": draw.choice(_WORDS), "n": [draw.randint(0, 9), 0.5]}},
+        {"type": ["boolean", "null"]},
+    )
+    return draw.choice(kinds)

@@ -25,7 +25,7 @@ import atheris
 
 from tests.support.kept_inputs import MOST_BYTES, Target, joined, keep, kept, parted
 
-TARGETS = {"frames": "mutated_frames", "files": "mutated_files", "talks": "guided_talks"}
+TARGETS = {"frames": "mutated_frames", "files": "mutated_files", "talks": "hostile_talks"}
 """And the module whose `target` opens it."""
 
 MOST_S = 60

@@ -37,7 +37,7 @@ from typing import Any, ClassVar
 
 from edge.cli.main import COMMANDS
 from edge.host.huge_pages import with_malloc_settings
-from tests.support import patience, quick_interpreter
+from tests.support import passing_time, quick_interpreter
 
 ROOT = Path(__file__).parents[2]
 
@@ -283,7 +283,7 @@ def _become(asked: Mapping[str, Any], streams: Sequence[int]) -> None:
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["environment"])
-    patience.set_limits(asked["environment"])
+    passing_time.set_limits(asked["environment"])
     tempfile.tempdir = None  # libraries that have been imported may have asked where it is
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.orig_argv = asked["command"]
@@ -358,7 +358,7 @@ if __name__ == "__main__":
     # More shards compute in the tests than there are cores: who asks again and again for what a
     # neighbour has not sent yet takes the time that the neighbour would need.
     importlib.import_module("edge.transport.tcp_link").POLL_S = 0.0  # type: ignore[attr-defined]
-    patience.be_patient(imports=False)
+    passing_time.be_patient(imports=False)
     gc.freeze()
     environment = dict(os.environ)
     asked = _serve(socket.socket(fileno=int(sys.argv[2])))

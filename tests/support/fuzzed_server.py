@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.calling_model import calling_model
+from tests.support.model_folders import calling_model
 from tests.support.processes import edge_process
 
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.gguf_experts import stacked, unstacked
-from tests.support.gguf_linear import in_file_order, put_together, taken_apart
+from tests.support.gguf_tensors import in_file_order, put_together, stacked, taken_apart, unstacked
 
 Type: Any = gguf.GGMLQuantizationType
 

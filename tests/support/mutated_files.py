@@ -55,11 +55,10 @@ from edge.weights.formats import weight_format
 from edge.weights.packed.folder import PackedStore
 from edge.weights.packed.matrix import CodedMatrix
 from tests.support.checkpoints import make_checkpoint
-from tests.support.devices import Kept
-from tests.support.file_kind import REFUSALS, Kind, replaced, told
 from tests.support.gguf_kinds import gguf_kinds
 from tests.support.kept_inputs import Target, kept
 from tests.support.kept_journals import journal_of
+from tests.support.members import Kept
 from tests.support.mutated_frames import mutated, mutated_bytes
 from tests.support.packed_folders import (
     Layout,
@@ -71,8 +70,7 @@ from tests.support.packed_folders import (
     write_packed,
 )
 from tests.support.peer_infos import peer_info
-from tests.support.readers_alone import readers_alone
-from tests.support.small_files import small_files
+from tests.support.small_files import REFUSALS, Kind, readers_alone, replaced, small_files, told
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level, write_checkpoint
 from tests.support.specs import plain_layer, spec_of
 

@@ -1,4 +1,5 @@
-"""Plans written down by hand, so that tests do not depend on what the partitioner prefers."""
+"""Plans written by hand, so that tests do not depend on what the partitioner prefers; an
+assignment to one peer."""
 
 from __future__ import annotations
 
@@ -11,7 +12,11 @@ from edge.demos.bundled import MODEL
 from edge.models.experts import Experts
 from edge.models.spec import ModelSpec
 from edge.partition import LayerSlice, Plan, Shard, Stage
+from edge.protocol.assignment import Assignment
+from edge.protocol.step import StepLimits
+from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
+from tests.support.formats import uniform_format
 
 DEVICES = tuple(f"local-{number}" for number in range(1, 6))
 """The names of the peers that `Cluster.local(peers=5)` starts."""
@@ -172,3 +177,22 @@ def _cut(total: int, weights: Sequence[int], multiple: int = 1) -> tuple[range, 
         for reached in itertools.accumulate(weights, initial=0)
     ]
     return tuple(range(start, stop) for start, stop in itertools.pairwise(cuts))
+
+
+def solo_assignment(
+    spec: ModelSpec, limits: StepLimits, wire_rules: WireRules, *, layout: str = "solo"
+) -> Assignment:
+    """All of a model, alone; or its first shard in another layout."""
+    return Assignment(
+        session="s",
+        model=spec,
+        plan=make_plan(spec, layout, model="m"),
+        stage=0,
+        rank=0,
+        weight_format=uniform_format("int4"),
+        manifest_digest="d",
+        weights_digest="w",
+        kv_dtype="float32",
+        limits=limits,
+        wire_rules=wire_rules,
+    )

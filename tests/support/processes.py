@@ -1,15 +1,17 @@
-"""Real daemons and command lines, each with caches of its own and an end that is waited for."""
+"""Real daemons and command lines, each with caches of its own; the end of each is waited for."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +25,9 @@ import pytest
 from edge.api.cluster import Cluster
 from edge.cli.main import main
 from edge.host.huge_pages import with_malloc_settings
+from edge.membership.current import CurrentMembership
 from edge.protocol.peer_info import PeerInfo, describe_peer
-from tests.support.keys import own_credentials
+from edge.transport import Credentials
 
 EDGE = (sys.executable, "-m", "edge")
 ROOT = Path(__file__).parents[2]
@@ -244,3 +247,36 @@ def poll_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> A
         assert time.monotonic() < deadline_s, "waited in vain"
         time.sleep(_LOOK_EVERY_S)  # who is waited for needs the core
     return result
+
+
+@functools.cache
+def own_credentials() -> Credentials:
+    """What a coordinator of this session shows."""
+    return CurrentMembership("tests").credentials()
+
+
+@contextlib.contextmanager
+def ctrl_c_once_asleep(function: str) -> Iterator[None]:
+    """Ctrl-C, once, when the main thread sleeps in `function`, which that does not wake up.
+
+    The system may hand a signal to any thread, but the handler runs in the main one. What it gets
+    as it falls asleep does not wake it, either.
+    """
+    main = threading.main_thread()
+    state = Path(f"/proc/self/task/{main.native_id}/stat")
+
+    def is_asleep() -> bool:
+        assert main.ident is not None
+        frame = sys._current_frames()[main.ident]
+        return frame.f_code.co_name == function and state.read_text().split()[2] == "S"
+
+    def press() -> None:
+        poll_until(is_asleep)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()

@@ -28,10 +28,9 @@ from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.transport import SoloCollective
 from edge.weights.formats import KvDtype, WeightFormat, weight_format
 from edge.weights.layout import shard_layout
-from tests.support.few_random_weights import few_random_bytes
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
-from tests.support.specs import plain_spec
+from tests.support.specs import few_random_bytes, plain_spec
 from tests.support.triton_shards import without_self_check
 
 SPEC = plain_spec(

@@ -1,10 +1,14 @@
-"""Models that are nothing but their sizes."""
+"""Models that are sizes alone: a `ModelSpec` without a checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from edge.models.attention import Attention
 from edge.models.gated_mlp import GatedMlp
@@ -117,3 +121,11 @@ def shape(spec: ModelSpec) -> SimpleNamespace:
         mlp_has_post_norm=feed_forward.has_post_norm,
         windows=tuple(each.window for each in spec.attentions.values()),
     )
+
+
+@contextmanager
+def few_random_bytes() -> Iterator[None]:
+    """Without the megabytes of random numbers that those of large shards begin with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge.profiling.random_weights._BLOCK_BYTES", 1 << 18)
+        yield

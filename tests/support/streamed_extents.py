@@ -1,14 +1,21 @@
-"""Extents in a file that is in memory, and memory for them that tells what is in it."""
+"""Weights to stream: extents in a file in memory, page-aligned memory, and a place that knows its
+content."""
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from edge.offload import ExtentSpan, Memory, Read, StoreError, piece_digest
 from edge.offload.files.direct_reader import ReadsUnderWay
-from tests.support.pages import PAGE, page_memory
+
+PAGE = 4096
+
+
+def page_memory(nbytes: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, -(-nbytes // PAGE) * PAGE)).cast("B")
 
 
 class MemoryReader:

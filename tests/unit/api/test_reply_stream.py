@@ -9,7 +9,7 @@ import pytest
 
 from edge.api.reply import Mailbox, ReplyFeed, ReplyStream
 from edge.concurrency.loop_thread import LoopThread
-from tests.support.signals import ctrl_c_once_asleep
+from tests.support.processes import ctrl_c_once_asleep
 
 
 class _Silent:

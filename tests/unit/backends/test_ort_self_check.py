@@ -20,11 +20,10 @@ from edge.kernels.onnx_graph import OnnxGraph
 from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.weights.layout import shard_layout
-from tests.support.few_random_weights import few_random_bytes
 from tests.support.formats import uniform_format
 from tests.support.halves import SIZES, SPEC
 from tests.support.plans import make_plan
-from tests.support.specs import changed
+from tests.support.specs import changed, few_random_bytes
 
 WITH_EVERYTHING = changed(
     SPEC, head_size=64, inverse_frequencies=tuple(100.0 ** -(i / 32) for i in range(32)),

@@ -25,11 +25,10 @@ from edge.weights.block_matrices import Blocks
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import shard_layout
 from edge.weights.recipe import Recipe, Rule
-from tests.support.few_random_weights import few_random_bytes
 from tests.support.formats import uniform_format
 from tests.support.halves import SPEC
 from tests.support.plans import make_plan
-from tests.support.specs import changed, plain_layer, shared_keys_spec, spec_of
+from tests.support.specs import changed, few_random_bytes, plain_layer, shared_keys_spec, spec_of
 from tests.support.triton_face import device
 
 ONE_LAYER = changed(SPEC, num_layers=1, windows=(None,))

@@ -12,7 +12,7 @@ import pytest
 
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import RequestError
-from tests.support.signals import ctrl_c_once_asleep
+from tests.support.processes import ctrl_c_once_asleep
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from edge.demos.bench import gpu
 from edge.demos.bench.__main__ import cases
 from edge.demos.bench.gpu import NO_GPU
 from edge.demos.bench.results import RESULTS
-from tests.support.pairs import shown_in_parts
+from tests.support.slow_cases import shown_in_parts
 
 REPOSITORY = Path(__file__).parents[3]
 

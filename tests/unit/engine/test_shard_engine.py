@@ -26,17 +26,19 @@ from edge.protocol.step_times import StepTimes
 from edge.protocol.wire_rules import WireRules
 from edge.transport import Link, WireRule
 from edge.weights.formats import KvDtype
-from tests.support.assignments import solo_assignment
 from tests.support.linked_shards import (
     LIMITS,
     REPORT_WITHIN_S,
     RUN,
+    SPEC,
+    VOCAB,
+    MadeUpBackend,
     linked,
     make_plan,
     seats,
     shards,
 )
-from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend
+from tests.support.plans import solo_assignment
 
 PLANS = {
     "solo": make_plan([VOCAB], stage_before=False),

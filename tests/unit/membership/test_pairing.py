@@ -39,8 +39,7 @@ from edge.transport.frame import (
     no_other_limits,
 )
 from edge.transport.testing import Fault, FaultyChannel
-from tests.support.devices import Kept
-from tests.support.held_channels import HeldChannel
+from tests.support.members import HeldChannel, Kept
 from tests.support.passing_time import let_pass
 
 

@@ -26,8 +26,7 @@ from edge.transport import (
     PeerLostError,
     PeerRecord,
 )
-from tests.support.devices import Kept
-from tests.support.held_channels import HeldChannel
+from tests.support.members import HeldChannel, Kept
 from tests.support.passing_time import let_pass
 
 CODE = "acorn actor album amber angle apron"

@@ -18,7 +18,7 @@ from edge.membership.roles import LEND, USE
 from edge.membership.rotation import MOST_CARRIED, MOST_ROTATIONS, Rotation
 from edge.membership.store import MembershipStore, enrolled_by_token, token
 from edge.transport.handshake import MAX_ROTATION_BYTES
-from tests.support.devices import Kept
+from tests.support.members import Kept
 
 
 def test_a_member_follows_once() -> None:

@@ -14,7 +14,7 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
-from tests.support.assignments import solo_assignment
+from tests.support.plans import solo_assignment
 from tests.support.specs import plain_spec
 
 SPEC = plain_spec(num_heads=2, num_kv_heads=2, head_size=8)

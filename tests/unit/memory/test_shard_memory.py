@@ -13,8 +13,7 @@ from edge.partition import Workload, memory_use
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
-from tests.support.assignments import solo_assignment
-from tests.support.plans import make_plan
+from tests.support.plans import make_plan, solo_assignment
 from tests.support.specs import plain_spec
 
 SPEC = plain_spec()

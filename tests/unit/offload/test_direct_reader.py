@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge.offload import DirectReader, Read, StoreCorruptError, StoreError, piece_digest
-from tests.support.pages import PAGE, page_memory
+from tests.support.streamed_extents import PAGE, page_memory
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.offload import Memory, StoreError, UnitCache
-from tests.support.pages import PAGE, page_memory
-from tests.support.streamed_extents import GONE, MemoryReader, content_of, spans
+from tests.support.streamed_extents import GONE, PAGE, MemoryReader, content_of, page_memory, spans
 
 COUNT = 6
 """Units of a group."""

@@ -17,8 +17,7 @@ from edge.offload import (
     is_streamed,
 )
 from edge.offload.streaming.checked_extents import ExtentReader
-from tests.support.pages import PAGE
-from tests.support.streamed_extents import MemoryReader, Places, content_of, spans
+from tests.support.streamed_extents import PAGE, MemoryReader, Places, content_of, spans
 
 PATIENCE_S = 60.0
 """Only what hangs takes as long."""

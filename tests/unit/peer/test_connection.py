@@ -44,9 +44,8 @@ from edge.protocol.step import MAX_REQUESTS, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
 from edge.transport import MEMBER, Frame, Member, MemoryChannel, TransportError, WireRule
-from tests.support.assignments import solo_assignment
 from tests.support.formats import uniform_format
-from tests.support.plans import make_plan, streaming
+from tests.support.plans import make_plan, solo_assignment, streaming
 from tests.support.specs import plain_spec
 from tests.support.transport_pairs import link_pair
 

@@ -17,7 +17,7 @@ from edge.peer.dialling import dial
 from edge.protocol.topology import Place
 from edge.transport import Credentials, Link
 from tests.support.passing_time import let_pass
-from tests.support.transport_listeners import echoing
+from tests.support.transport_pairs import echoing
 
 LIMIT_S = 0.3
 

@@ -21,7 +21,7 @@ from edge.peer.expulsion_sync import (
 from edge.protocol.expulsion import LOOK_EVERY_S
 from edge.transport import Credentials, DiscoveryBus, Member, MemoryDiscovery, PeerRecord
 from tests.support.passing_time import let_pass
-from tests.support.transport_listeners import Refusals, echoing, run
+from tests.support.transport_pairs import Refusals, echoing, run
 
 
 class Device:

@@ -19,7 +19,7 @@ from edge.transport.listener import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ONE
 from edge.transport.sealed_socket import SMALL_BYTES, SealedSocket
 from edge.transport.tcp_channel import TcpChannel
 from edge.version import __version__
-from tests.support.devices import Kept
+from tests.support.members import Kept
 from tests.support.null_peers import null_peers
 
 CONNECTIONS = 12

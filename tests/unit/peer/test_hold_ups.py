@@ -30,7 +30,7 @@ from edge.transport import MEMBER, Frame, Member, MemoryChannel, TransportError,
 from edge.transport.channel import MEMORY_QUEUE_FRAMES
 from edge.transport.frame import encode
 from edge.transport.tcp_channel import TcpChannel
-from tests.support.assignments import solo_assignment
+from tests.support.plans import solo_assignment
 from tests.support.specs import plain_spec
 
 MALLORY, ALICE = (

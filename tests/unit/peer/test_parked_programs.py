@@ -19,7 +19,7 @@ from edge.peer.settings import PeerSettings
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
-from tests.support.assignments import solo_assignment
+from tests.support.plans import solo_assignment
 from tests.support.specs import plain_spec
 
 ROOM_BYTES = 1 << 30

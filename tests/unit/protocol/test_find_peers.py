@@ -17,7 +17,7 @@ from edge.protocol.peer_info import PeerInfo, describe_all, describe_peer, expul
 from edge.transport import DiscoveryBus, MemoryDiscovery, PeerRecord
 from tests.support.null_peers import null_peers
 from tests.support.passing_time import let_pass
-from tests.support.transport_listeners import Silent, run
+from tests.support.transport_pairs import Silent, run
 
 
 def announced(name: str, *addresses: str) -> PeerRecord:

@@ -11,8 +11,8 @@ import pytest
 
 from edge.protocol import key_rotation_push
 from edge.transport import DiscoveryBus, MemoryDiscovery, PeerRecord
-from tests.support.devices import Kept
-from tests.support.transport_listeners import Silent, echoing, run
+from tests.support.members import Kept
+from tests.support.transport_pairs import Silent, echoing, run
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ from edge.protocol.peer_info import (
     set_memory,
     take_over,
 )
-from tests.support.devices import Kept
+from tests.support.members import Kept
 from tests.support.null_peers import null_peers
 
 

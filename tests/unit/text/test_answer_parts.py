@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge.text.answer_parser import AnswerParser, read_answer
 from edge.text.answer_parts import ReadAnswer, Said, ToolCall
-from tests.support.answer_pieces import cut, parts_of
+from tests.support.call_templates import cut, parts_of
 
 PARIS = ToolCall(name="weather", arguments={"city": "Paris", "days": [1, {"a": "}]</tool_call>"}]})
 LIMA = ToolCall(name="add.one", arguments={})

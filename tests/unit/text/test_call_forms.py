@@ -22,8 +22,7 @@ from edge.text.channels import ChannelReader
 from edge.text.forced_calls import calls_grammar
 from edge.text.grammar import Grammars
 from edge.text.tool_types import ToolTypes, tool_types, typed
-from tests.support.answer_pieces import cut, parts_of
-from tests.support.call_templates import CALL_TEMPLATES, answer_of
+from tests.support.call_templates import CALL_TEMPLATES, answer_of, cut, parts_of
 from tests.support.small_tokenizers import byte_fallback, byte_level, write_checkpoint
 
 FORMS = [*CALL_TEMPLATES]

@@ -22,8 +22,7 @@ from edge.text.detokenizer import Vocabulary
 from edge.text.forced_calls import calls_grammar
 from edge.text.grammar import Grammar, Grammars, Matcher, schema_grammar
 from edge.text.tool_types import tool_types
-from tests.support.call_templates import CALL_TEMPLATES, answer_of
-from tests.support.random_schemas import random_schema
+from tests.support.call_templates import CALL_TEMPLATES, answer_of, random_schema
 from tests.support.small_tokenizers import KINDS, letters
 
 PIECES = ["a", "b", "ab", "ba", "1", "12", "Ġ", "<end>"]

@@ -15,16 +15,16 @@ from edge.transport.async_socket import AsyncSocket
 from edge.transport.credentials import NONCE_BYTES
 from edge.transport.handshake import Greeted, Role, greet
 from edge.transport.listener import MAX_UNFINISHED_HANDSHAKES, Listener
-from tests.support.transport_listeners import (
+from tests.support.transport_pairs import (
     SECURED_GREETING,
     Refusals,
     check_echo,
     echoing,
     hang_up,
+    members,
     run,
     stranger,
 )
-from tests.support.transport_pairs import members
 
 
 def test_strangers_who_wait_keep_no_member_out() -> None:

@@ -15,8 +15,8 @@ from edge.membership.store import enrolled_by_token, token
 from edge.transport import Listener, RefusedError, TransportError, bring_rotation, connect
 from edge.transport.credentials import NONCE_BYTES, TAG_BYTES
 from edge.transport.errors import OutdatedError
-from tests.support.devices import Kept
-from tests.support.transport_listeners import GREETING, Refusals, check_echo, echoing, run
+from tests.support.members import Kept
+from tests.support.transport_pairs import GREETING, Refusals, check_echo, echoing, run
 
 
 @contextlib.asynccontextmanager

@@ -38,19 +38,19 @@ from edge.transport.async_socket import AsyncSocket
 from edge.transport.credentials import NONCE_BYTES, TAG_BYTES, Member
 from edge.transport.handshake import MEMBER, Role, _cover, greet
 from edge.transport.records import RecordSecrets
-from tests.support.devices import Kept
+from tests.support.members import Kept
 from tests.support.passing_time import let_pass, somebody_waits_for
-from tests.support.transport_listeners import (
+from tests.support.transport_pairs import (
     GREETING,
     SECURED_GREETING,
     Refusals,
     check_echo,
     echoing,
     hang_up,
+    members,
     run,
     stranger,
 )
-from tests.support.transport_pairs import members
 
 PROMPT = "the secret of the attic " * 40
 

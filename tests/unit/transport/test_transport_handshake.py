@@ -19,7 +19,7 @@ from edge.transport import (
 )
 from edge.transport.handshake import MAX_HELLO_BYTES
 from tests.support.passing_time import let_pass
-from tests.support.transport_listeners import (
+from tests.support.transport_pairs import (
     GREETING,
     Refusals,
     check_echo,

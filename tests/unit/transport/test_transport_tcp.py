@@ -27,16 +27,18 @@ from edge.transport import (
     listen,
 )
 from edge.transport.handshake import MAX_HELLO_BYTES
-from tests.support.transport_listeners import (
+from tests.support.transport_pairs import (
     GREETING,
+    channel_pair,
     check_echo,
     echo,
     echoing,
     hang_up,
+    refuse_channel,
+    refuse_link,
     run,
     stranger,
 )
-from tests.support.transport_pairs import channel_pair, refuse_channel, refuse_link
 
 
 def test_a_cancelled_send_closes_the_channel_rather_than_corrupt_it() -> None:

@@ -19,7 +19,7 @@ from edge.weights.model_names import (
     wanted_files,
 )
 from tests.support import gguf_bytes
-from tests.support.hub_folders import add_to_cache, files_of
+from tests.support.model_folders import add_to_cache, files_of
 
 MODEL = Path(__file__).parents[3] / "demos" / "model"
 OTHER = "f" * 40

@@ -1,10 +1,14 @@
-"""Hugging Face caches on disk, in the layout that `huggingface_hub` writes."""
+"""Folders of models as others make them: the cache of Hugging Face, a model that takes tools."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+
+from edge.demos.bundled import MODEL
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -40,3 +44,16 @@ def files_of(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file()
     }
+
+
+def calling_model(folder: Path) -> Path:
+    """Its folder, made in this one."""
+    made = Path(shutil.copytree(MODEL, folder / MODEL.name))
+    file = made / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    settings["chat_template"] = settings["chat_template"].replace(
+        "!= 'system'", "not in ['system', 'tool']"
+    )
+    settings["chat_template"] += "{% for tool in tools or () %} <tool_call>{% endfor %}"
+    file.write_text(json.dumps(settings))
+    return made

@@ -1,7 +1,8 @@
-"""Devices of one cluster in this process, each with what it keeps."""
+"""Members of one cluster in this process, each with its keys; a channel that waits for a test."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -14,7 +15,8 @@ from edge.membership.membership import (
     read_membership,
 )
 from edge.membership.roles import ROLES
-from edge.transport import Credentials
+from edge.transport import Channel, Credentials, Frame
+from edge.transport.testing import Fault, FaultyChannel
 
 
 class Kept:
@@ -59,3 +61,22 @@ class Kept:
         """Give the cluster a new key; what others are told."""
         self.membership = self.membership.rotated("attic")
         return self.membership.past[-1].rotation
+
+
+_NEVER = 1 << 30
+
+
+class HeldChannel(FaultyChannel):
+    """Owns `inner`."""
+
+    def __init__(self, inner: Channel, kind: str) -> None:
+        super().__init__(inner, Fault.LOSE, after_calls=_NEVER)
+        self._kind = kind
+        self.reached = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def send(self, frame: Frame) -> None:
+        if frame.kind == self._kind:
+            self.reached.set()
+            await self.goes_on.wait()
+        await super().send(frame)
