@@ -31,5 +31,5 @@ Hostile input, which `scripts/fuzz-*` tries for longer
     `mutated_files`, `mutated_frames`, `hostile_talks`, `fuzzed_server`, `coverage_guided`,
     `kept_inputs`, `small_files`
 Machinery that no test imports
-    `forked`, `recorded_session`, `reference_page`
+    `forked`, `quality_picture`, `recorded_session`, `reference_page`
 """
