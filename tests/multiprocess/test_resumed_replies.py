@@ -191,7 +191,7 @@ def test_what_cannot_go_on_is_told(two: list[Daemon], endless_checkpoint: TinyCh
             model.resume()
         with (
             cluster.load(endless_checkpoint.path, dtype="int8", context_tokens=128) as model,
-            pytest.raises(edge.RequestError, match="this is another model, or its files were cha"),
+            pytest.raises(edge.RequestError, match="this is another model, or its files have ch"),
         ):
             model.resume()
         kept = edge.KeptReply.open()
