@@ -4,11 +4,11 @@ Knows the decoders of `tokenizer.json`, but neither stop strings nor requests. C
 depends on later tokens, and their treatment:
 
 * Byte-level vocabularies (GPT-2, Llama 3, Qwen): a character may be split over tokens. The bytes go
-through an incremental UTF-8 decoder, which holds back at most three of them.
+  through an incremental UTF-8 decoder, which holds back at most three of them.
 * Byte fallback (Llama 2, Gemma): a run of byte tokens `<0xE4>` is text only as a whole; one wrong
-byte turns every byte of the run into U+FFFD. So a run is held back until another token ends it.
+  byte turns every byte of the run into U+FFFD. So a run is held back until another token ends it.
 * A space is stripped from the very first word (Metaspace, Strip). So new tokens are decoded behind
-a few earlier ones, a moving window, and the text of those alone is cut off.
+  a few earlier ones, a moving window, and the text of those alone is cut off.
 * Any other decoder across tokens: all text is held back until the end.
 """
 

@@ -4,9 +4,9 @@ Knows the tokenizer files of a checkpoint, but neither models nor streaming. The
 transformers 5 hold where the two packages differ:
 
 * The post-processor of tokenizer.json decides which special tokens are added. `add_bos_token` and
-`add_eos_token` of tokenizer_config.json are older, and are ignored.
+  `add_eos_token` of tokenizer_config.json are older, and are ignored.
 * A tokenizer declared as Llama's is rebuilt from its vocabulary and merges, because published
-tokenizer.json files of that kind also put a space after every special token.
+  tokenizer.json files of that kind also put a space after every special token.
 * Named special tokens that tokenizer.json does not know as such are added to it.
 """
 

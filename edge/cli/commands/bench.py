@@ -61,9 +61,11 @@ def command(
     "of limit" compares a peer's rate with its memory rate, measured just before: each token has to
     read every weight once.
 
-    \b Examples: edge bench path/to/checkpoint --local 1 --threads 2 edge bench path/to/checkpoint
-    --local 2 --threads 1 --parallel tensor --json edge bench path/to/checkpoint --local 1 --vs
-    llama.cpp --gguf model-q4_0.gguf
+    \b
+    Examples:
+      edge bench path/to/checkpoint --local 1 --threads 2
+      edge bench path/to/checkpoint --local 2 --threads 1 --parallel tensor --json
+      edge bench path/to/checkpoint --local 1 --vs llama.cpp --gguf model-q4_0.gguf
     """
     if (vs is None) != (gguf is None):
         raise click.UsageError("--vs llama.cpp and --gguf FILE go together; give both")

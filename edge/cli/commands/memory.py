@@ -26,7 +26,10 @@ def command(peer: str, size: str, wanted: ClusterOptions, as_json: bool) -> None
     under way continue with the same tokens, more slowly. With more, those layers return to memory.
     Below the minimum of the loaded models the peer refuses, and its limit does not change.
 
-    \b Examples: edge memory attic 2GiB edge memory 192.168.1.7:5000 500MiB --json
+    \b
+    Examples:
+      edge memory attic 2GiB
+      edge memory 192.168.1.7:5000 500MiB --json
     """
     is_address = ":" in peer
     if is_address:

@@ -46,7 +46,11 @@ def command(folders: tuple[Path, ...], here: bool, wanted: ClusterOptions, as_js
     Nothing is measured: a speed is shown if every device was measured for that model before (`edge
     plan MODEL` measures). Only headers are read, and nothing is downloaded.
 
-    \b Examples: edge models edge models ~/models --here edge models --peer 192.168.1.7:5000 --json
+    \b
+    Examples:
+      edge models
+      edge models ~/models --here
+      edge models --peer 192.168.1.7:5000 --json
     """
     with ExitStack() as stack:
         cluster, note = None, None

@@ -23,7 +23,10 @@ def command(wanted: ClusterOptions, as_json: bool) -> None:
 
     A model that one user has loaded twice is shown once, with all of its shards.
 
-    \b Examples: edge ps edge ps --peer 192.168.1.7:5000 --json
+    \b
+    Examples:
+      edge ps
+      edge ps --peer 192.168.1.7:5000 --json
     """
     with open_cluster(wanted) as found:
         models = loaded_models(found.peers)

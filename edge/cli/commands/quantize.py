@@ -59,9 +59,11 @@ def command(
     Every plan loads the new folder. It has the layout of compressed-tensors, which other programs
     read, too. edge quality measures the loss.
 
-    \b Examples: edge quantize path/to/checkpoint --out path/to/smaller --local 2 edge quantize
-    path/to/checkpoint --out smaller --bits 4.5 --calibrate letters.txt edge quality path/to/smaller
-    --against path/to/checkpoint --local 1
+    \b
+    Examples:
+      edge quantize path/to/checkpoint --out path/to/smaller --local 2
+      edge quantize path/to/checkpoint --out smaller --bits 4.5 --calibrate letters.txt
+      edge quality path/to/smaller --against path/to/checkpoint --local 1
     """
     if peers.local is not None and peers.threads is not None:
         limit_blas_threads(peers.local * peers.threads)
