@@ -145,10 +145,10 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # or every name would be one of edge's to a type checker
+if not TYPE_CHECKING:  # a type checker would take any name to be one of edge's
 
     def __getattr__(name: str) -> Any:
-        """The API is imported at its first use, so that a daemon or `--help` starts at once."""
+        """Import a public name at its first use, so that a daemon or `--help` starts at once."""
         import importlib
 
         if name not in __all__:

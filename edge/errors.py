@@ -1,7 +1,7 @@
-"""Errors, by who can mend them.
+"""The error tree, by the part that is at fault: caller, checkpoint, capacity, plan, peer, network.
 
 EdgeError                  edge_error
-├── RequestError           invalid_request    what the caller asked for cannot be; also a ValueError
+├── RequestError           invalid_request    the request cannot be carried out; also a ValueError
 │   └── PromptLengthError  prompt_too_long    a prompt does not fit the context
 ├── CheckpointError        bad_checkpoint     files of a checkpoint are missing, damaged or unknown
 ├── CapacityError          out_of_capacity    the model does not fit on the devices
@@ -9,10 +9,10 @@ EdgeError                  edge_error
 ├── PeerError              peer_failed        a peer refused or failed; names the peer
 │   └── PeerLostError      peer_lost          a peer went away
 └── NetworkError           network_error      no peers found, port taken, address unreachable
-    └── ProtocolError      protocol_mismatch  the other side speaks something else, or garbage
+    └── ProtocolError      protocol_mismatch  the other side speaks another protocol or version
 
-The word in the middle is `code`, for programs: it stays when a class or a sentence is changed. What
-was typed wrong at a command line has the code `wrong_usage`, and the exit code 2.
+The word in the middle is `code`, for programs: it stays when a class or a sentence is changed. A
+mistyped command line has the code `wrong_usage` and the exit code 2.
 
 A RequestError for a call with a wrong keyword or type (`CallError`) is also a TypeError.
 
@@ -42,15 +42,13 @@ _SHORT = _Short()
 
 
 def shown(value: object) -> str:
-    """Any value from outside for a message, however large or deep, in a moment."""
+    """A short form of any value for a message; fast for large and deep values, too."""
     return _SHORT.repr(value)[:80]
 
 
 def printable(text: str, most: int = 2000) -> str:
-    """Text from outside for a terminal: what is no letter, sign or space of one line is escaped.
-
-    Of more than `most` characters, the first are left.
-    """
+    """Text from outside for one line of a terminal: at most `most` characters, other than printable
+    ones escaped."""
     cut = text if len(text) <= most else f"{text[:most]}…"
     if cut.isprintable():
         return cut
@@ -67,21 +65,21 @@ _CONTROLS = {
 
 
 def without_controls(text: str) -> str:
-    """Lines from outside for a terminal: what would move its cursor is as Python writes it."""
+    """Lines from outside for a terminal: control characters but newline and tab are escaped."""
     return text.translate(_CONTROLS)
 
 
 _RULE = re.compile(r"[\w .-]+ must be [^;]+?(?=, not |$)")
-"""The beginning of a sentence about a value: what is to be given stands before what was."""
+"""The rule at the beginning of a sentence about a value, as "x must be a text, not 3"."""
 
 
 class EdgeError(Exception):
-    """Every error that Edge raises on purpose: one sentence with the cause and the remedy.
+    """The base of all errors that Edge raises on purpose: one sentence with cause and remedy.
 
-    remedy: what is to be done, where it is known; the sentence ends with it, behind a semicolon
-    unless the message says it already.
-    It is given apart wherever a path or another text from outside stands before it. Else it is
-    found in the sentence: behind its first semicolon, or as the rule of a value.
+    remedy: what to do, if that is known. It is appended to the message behind a semicolon, unless
+    the message has it already. Pass it separately if a path or other text from outside is in the
+    message. Without it, `remedy` is found in the message: behind the first semicolon, or as the
+    rule of a value.
     """
 
     code: ClassVar[str] = "edge_error"
@@ -94,7 +92,7 @@ class EdgeError(Exception):
 
     @property
     def remedy(self) -> str:
-        """What its sentence says is to be done; "" where it says nothing of that."""
+        """What the sentence says to do; "" if it says nothing about that."""
         if self._remedy is not None:
             return self._remedy
         if rule := _RULE.match(str(self)):
@@ -161,13 +159,13 @@ class PeerError(EdgeError):
 
 
 class PeerLostError(PeerError):
-    """A peer went away while it was needed."""
+    """A peer that was needed went away."""
 
     code = "peer_lost"
 
 
 class NetworkError(EdgeError):
-    """Nothing could be reached: no peers, a taken port, a wrong address."""
+    """The network failed: no peers, a taken port, a wrong address."""
 
     code = "network_error"
 

@@ -1,4 +1,4 @@
-"""What a user sets, by field or by name: options described once, and calls that are checked."""
+"""Options as dataclass fields that also describe command line options, and checks of calls."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ Made = TypeVar("Made")
 
 
 class CallError(RequestError, TypeError):
-    """A call with a keyword that is not known, without one that must be, or with a value of another
-    type."""
+    """A call with an unknown keyword, without a required one, or with a value of a wrong type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionFacts:
-    """What a command line needs to know of a field, apart from its name, type and default."""
+    """Facts of a field for the command line, beside its name, type and default."""
 
     help: str
     flags: tuple[str, ...] = ()
-    """As `-n`, `--max-new-tokens`; empty: made of the field's name."""
+    """Such as `-n`, `--max-new-tokens`; empty: made from the field's name."""
     choices: tuple[Any, ...] = ()
-    """All that is allowed; empty: what the field's type allows."""
+    """The allowed values; empty: those of the field's type."""
     at_least: int | None = None
     at_most: int | None = None
     metavar: str | None = None
-    """What a value is called, as SIZE."""
+    """The placeholder for a value, such as SIZE."""
     parse: Callable[[str], Any] | None = None
-    """Makes the value of a text; None: the field's type does."""
+    """Parses a text; None: the field's type does."""
     repeats: bool = False
-    """What `parse` makes may be given several times, as one text with commas."""
+    """The option may be given several times; `parse` takes the values joined by commas."""
 
 
 def option(
@@ -49,7 +48,7 @@ def option(
     default_factory: Callable[[], Any] | None = None,
     **facts: Any,
 ) -> Any:
-    """A field of a dataclass that is an option of the command line as well; see OptionFacts."""
+    """A dataclass field that is also an option of the command line. facts: see OptionFacts."""
     metadata = {_KEY: OptionFacts(**facts)}
     if default_factory is not None:
         return field(default_factory=default_factory, metadata=metadata)
@@ -57,7 +56,7 @@ def option(
 
 
 def option_facts(described: Field[Any]) -> OptionFacts | None:
-    """What `option` said of a field; None for a field that is set in Python only."""
+    """The facts that `option` gave a field; None for a field that is set in Python only."""
     facts: OptionFacts | None = described.metadata.get(_KEY)
     return facts
 
@@ -66,7 +65,7 @@ _UNPACKED = re.compile(r"Unpack\[(\w+)\]")
 
 
 def _check_names(owner: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Raises CallError, naming what is near it, for a keyword that is not known."""
+    """Raises CallError for an unknown keyword, with the closest known one."""
     for name in given:
         if name not in known:
             near = _near(name, known)
@@ -75,12 +74,12 @@ def _check_names(owner: str, given: Iterable[str], known: Sequence[str]) -> None
 
 
 _ALIKE = 0.7
-"""context_length is 0.71 like context_tokens; new_tokens, which is something else than
-prompt_tokens, 0.61."""
+"""Least similarity of a suggestion: context_length is 0.71 like context_tokens, and new_tokens,
+which means something else, 0.61 like prompt_tokens."""
 
 
 def _near(name: str, known: Sequence[str]) -> str | None:
-    """What is spelled nearly so, or is a longer or shorter form of it."""
+    """The known name with the closest spelling, or the only one that extends or begins this one."""
     if found := difflib.get_close_matches(name, known, 1, _ALIKE):
         return found[0]
     begins = [each for each in known if each.startswith(name) or name.startswith(each)]
@@ -88,12 +87,12 @@ def _near(name: str, known: Sequence[str]) -> str | None:
 
 
 def checks_calls(made: type[Made]) -> type[Made]:
-    """A class whose constructor and public methods say what is wrong with how they are called.
+    """Decorate a class: its constructor and public methods raise CallError for wrong calls.
 
-    They name the keyword that is near a wrong one; of `**overrides: Unpack[Overrides]` keywords are
-    the keys of that dictionary. Values are checked by the types that are written there, of a
-    constructor those of a dataclass: switches, texts, one of a few words, functions, classes of
-    Edge, lists of these, and dictionaries; and options that have a range.
+    The error names the known keyword that is closest to a wrong one. The keywords of `**overrides:
+    Unpack[Overrides]` are the keys of that dictionary. Values are checked by their annotations (for
+    constructors: of dataclasses only): booleans, texts, words of a Literal, functions, Edge's
+    classes, lists of these, and dictionaries. Options are checked by their range.
     """
     for name, found in list(vars(made).items()):
         call = found.__func__ if isinstance(found, classmethod) else found
@@ -109,7 +108,7 @@ def checks_calls(made: type[Made]) -> type[Made]:
 
 
 def _keywords(call: Callable[..., Any]) -> Sequence[str]:
-    """Those first that nothing but their name tells apart."""
+    """The keywords of a call; keyword-only ones first."""
     kinds = inspect.signature(call).parameters.values()
     known = [each.name for each in kinds if each.kind is each.KEYWORD_ONLY]
     for each in kinds:
@@ -127,7 +126,7 @@ def _checked(
     known, signature = _keywords(call), inspect.signature(call)
 
     @functools.cache
-    def kinds() -> dict[str, _Kind]:  # at the first call: modules may be imported by halves now
+    def kinds() -> dict[str, _Kind]:  # at the first call: now a module may be half imported
         hints = get_type_hints(call) if by_type else {}
         found = {name: _kind(hint) for name, hint in hints.items() if name not in _TOLD_ELSEWHERE}
         found |= {each.name: kind for each in options if (kind := _ranged(each, hints[each.name]))}
@@ -162,12 +161,13 @@ def _checked(
 
 
 _TOLD_ELSEWHERE = frozenset({"options", "return", "dtype", "kv_dtype", "accuracy"})
-"""Options by `with_overrides`, formats by those that know what helps."""
+"""Parameters that are not checked here: `with_overrides` checks options, and the errors of formats
+say what helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """What a value may be."""
+    """A kind of value, and its words in an error."""
 
     has: Callable[[Any], bool]
     words: str
@@ -175,7 +175,7 @@ class _Kind:
 
 
 def _kind(hint: Any) -> _Kind | None:
-    """What an annotation asks of a value; None for what is not checked here."""
+    """The kind of value of an annotation; None: it is not checked."""
     if hint is bool:
         return _Kind(has=lambda value: type(value) is bool, words="True or False")
     if hint is str:
@@ -242,9 +242,9 @@ def _list(each: _Kind) -> _Kind:
 def with_overrides(
     kind: type[Options], options: Options | None, overrides: Mapping[str, Any]
 ) -> Options:
-    """The options, None for those of a new one, with some fields given by name.
+    """The options (None: the defaults) with some fields replaced.
 
-    Raises CallError for options of no such kind, and what their constructor raises.
+    Raises CallError for options of another class, and the errors of the constructor.
     """
     if options is not None and not isinstance(options, kind):
         raise CallError(

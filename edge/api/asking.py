@@ -1,4 +1,4 @@
-"""Asking a model: prompts and options are checked, and become replies that can be started."""
+"""Requests to a model: checked prompts and options become replies that can be started."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from edge.text.tool_types import tool_types
 Prompt = str | Sequence[int]
 
 LONGEST_ID = 256
-"""Characters of a request's id; peers take no more than 1,024."""
+"""Most characters of a request's id; peers accept at most 1,024."""
 
 Prompts = list[str] | list[list[int]]
 """A list of prompts."""
 
 Messages = str | Sequence[Mapping[str, object]]
-"""A conversation: objects with role and content; or the only message of a user."""
+"""A conversation: objects with role and content; or the text of a user's only message."""
 
 
 def several(prompt: Prompt | Prompts) -> Sequence[Prompt] | None:
-    """The prompts of a list of them, which may be empty; None for a single prompt."""
+    """The prompts of a list, which may be empty; None for a single prompt."""
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return None
     if all(isinstance(each, str | Sequence | np.ndarray) for each in prompt):
@@ -50,7 +50,7 @@ def _are_messages(values: object) -> bool:
 
 
 class Asking:
-    """Asks one model. With or without an event loop."""
+    """Makes the replies of one model; for blocking and asynchronous callers."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
@@ -65,7 +65,7 @@ class Asking:
         cache_salt: str = "",
         id: str | None = None,
     ) -> BeginReply:
-        """A reply that its reader starts. The prompt and the options are checked here."""
+        """A reply that its reader starts. Checks the prompt and the options."""
         if id is not None and not (id.isprintable() and len(id) <= LONGEST_ID):
             raise RequestError(
                 f"id must be a text of at most {LONGEST_ID} printable characters, not {shown(id)}"
@@ -87,7 +87,7 @@ class Asking:
         """The checked terms of an answer to this prompt. further: see GenerationOptions.terms."""
         if options.thinking is not None and isinstance(prompt, str):
             raise RequestError(
-                "thinking is told to a chat template, and a text goes to the model as it is; use "
+                "thinking is a setting of the chat template, which a text prompt does not use; use "
                 "chat or stream_chat"
             )
         if options.max_new_tokens is None and isinstance(prompt, str):
@@ -128,13 +128,13 @@ class Asking:
         head, terms = journal.content.head, journal.content.head.terms
         if head.load.fingerprint != self._model.load.fingerprint:
             raise RequestError(
-                f"the reply {journal.id} is of {head.load.path} as it was then, and this is "
-                "another model, or its files were changed since",
+                f"the reply {journal.id} was asked of {head.load.path}, and this is another model, "
+                "or its files have changed",
                 remedy="ask again",
             )
         if (unlike := head.load.unlike(self._model.load)) is not None:
             raise RequestError(
-                f"the reply {journal.id} cannot go on with this model, which has {unlike}",
+                f"the reply {journal.id} cannot continue on this model, which has {unlike}",
                 remedy=f"load it as it was: edge run --resume {journal.id}",
             )
         self.checked_ids(terms.prompt)
@@ -143,21 +143,21 @@ class Asking:
         most = self._model.context_tokens - len(terms.prompt)
         if any(id >= self._model.vocab_size for id in ids) or terms.max_new_tokens > most:
             raise RequestError(
-                f"the reply {journal.id} is not of this model: it was damaged", remedy="ask again"
+                f"the reply {journal.id} does not fit this model: its journal is damaged",
+                remedy="ask again",
             )
         if journal.content.lease.run != self._model.lease.run:
             journal.held_by(self._model.lease)
         return self._begin_reply(terms, lambda: journal)
 
     def matching(self, terms: Terms) -> Callable[[], Matcher] | None:
-        """Makes the matcher of an answer with a grammar, which takes its time; None: no grammar."""
+        """Compiles the grammar of an answer, which takes time; None: it has no grammar."""
         if terms.grammar is None:
             return None
         grammars, tokenizer = self._model.grammars, self._model.tokenizer
         if grammars is None or tokenizer is None:
             raise RequestError(
-                f"{self._model.name} has no tokenizer.json, so its answers can be kept to no "
-                "schema or grammar",
+                f"{self._model.name} has no tokenizer.json, which a schema or grammar needs",
                 remedy="leave both out, or put the model's tokenizer.json beside it",
             )
         is_thinking = tokenizer.begins_thinking(terms.prompt)
@@ -186,9 +186,8 @@ class Asking:
             ids, messages, thinking=options.thinking, variables=variables
         ):
             raise RequestError(
-                f"the chat template of {self._model.name} takes no tools, and writes the same "
-                "without",
-                remedy="leave tools out, or use a model that was made to call some",
+                f"the chat template of {self._model.name} takes no tools, and ignores these",
+                remedy="leave tools out, or use a model that was trained to call tools",
             )
         options = with_calls(
             options,
@@ -205,7 +204,7 @@ class Asking:
         """The error for a prompt of `tokens` tokens; it says what helps."""
         remedy = "shorten it, or load the model with more context_tokens"
         if self._model.context_tokens == self._model.longest_context_tokens:
-            remedy = "shorten it: the model was made for no more"
+            remedy = "shorten it: the model was trained for no more"
         return PromptLengthError(
             f"the prompt has {tokens} tokens and the context {self._model.context_tokens}{what}",
             remedy=remedy,
@@ -214,14 +213,14 @@ class Asking:
         )
 
     def require_open(self) -> None:
-        """Raises what ended the model, if anything did."""
+        """Raises the error that ended the model, if it has ended."""
         if (failure := self._model.running.failure) is not None:
             raise failure
 
     def checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         try:
             if isinstance(token_ids, bytes | bytearray | memoryview | Set | Mapping):
-                raise TypeError  # their numbers are no ids, or in no order
+                raise TypeError  # not integers, or unordered
             tokens = tuple(operator.index(token) for token in token_ids)
         except TypeError:
             hint = "; messages are for chat and stream_chat" if _are_messages(token_ids) else ""
@@ -242,5 +241,5 @@ class Asking:
 
 
 def _digest(salt: str) -> str:
-    """Which peers are told; they do not learn the salt."""
+    """The digest of a salt. Peers get it in place of the salt."""
     return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest() if salt else ""

@@ -42,7 +42,7 @@ from edge.weights.checkpoint import Checkpoint
 
 @checks_calls
 class AsyncCluster(ClusterStudies):
-    """Peers to run models on, for one event loop: the one on which it is opened.
+    """Peers to run models on. For one event loop: the one that opened it.
 
     An asynchronous context manager; closing it ends its models and local daemons.
     """
@@ -51,13 +51,13 @@ class AsyncCluster(ClusterStudies):
         """Use `discover`, `connect` or `local`."""
         self._candidates = Candidates(found.peers, found.find, found.watch)
         self.left_out = tuple(found.left_out)
-        """Why other announced peers are not among them."""
+        """The errors of announced peers that were left out."""
         self._daemons = daemons
         self._models: list[AsyncModel] = []
 
     @property
     def peers(self) -> tuple[PeerInfo, ...]:
-        """The peers, as they last described themselves. No two have one name."""
+        """The peers, as they last described themselves. Names are unique."""
         return self._candidates.peers
 
     @classmethod

@@ -38,7 +38,8 @@ from edge.weights.pooling import Pooling
 class AsyncModel(DescribedModel):
     """A model on its peers. Made by `AsyncCluster.load`; an asynchronous context manager.
 
-    For the loop of the cluster. Any number of replies may be under way at once."""
+    For the cluster's event loop. Any number of replies may be under way at once.
+    """
 
     @overload
     async def generate(
@@ -66,14 +67,13 @@ class AsyncModel(DescribedModel):
         progress: bool | OnProgress | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> Reply | list[Reply]:
-        """The whole answer to a text (special tokens are added) or to token ids (used as given); of
-        a list of prompts the answers, in its order.
+        """The whole answer to a text (special tokens are added) or to token ids (used as given).
 
-        Of a list, as many answers are made at once as the model was loaded for (`concurrency`).
+        For a list of prompts: the list of answers, up to `concurrency` (of the load) at once.
         progress: a bar of finished answers (None: on a terminal, and in a notebook with
         ipywidgets), or a function that takes `Progress`. options and overrides: see
         `edge.GenerationOptions`. Raises RequestError for values out of range or a prompt that does
-        not fit the context, PeerLostError if a device is lost and the others cannot go on.
+        not fit the context, PeerLostError if a device is lost and failover is impossible.
         """
         if (prompts := several(prompt)) is not None:
             with progress_bars(progress) as on_progress:
@@ -237,13 +237,13 @@ class AsyncModel(DescribedModel):
         tokens = self._asking.checked_ids(self._asking.ids(prompt))
         if len(tokens) < 2:
             raise RequestError(
-                "a score is of each token after the first, and there is one token",
+                "a score needs at least two tokens, and the text has one",
                 remedy="give a longer text",
             )
         return await run_blocking(partial(score_of, tokens, await self.logits(tokens)))
 
     def _observed(self, spec: ModelSpec) -> AsyncIterator[tuple[Observed, NDArray[np.float32]]]:
-        """What its products were given so far, for one that was loaded with `observes`."""
+        """The sums of the inputs of its matrices, for a model that was loaded with `observes`."""
         self._asking.require_open()
         return gather_observed(self._held.running, spec)
 
@@ -255,10 +255,10 @@ class AsyncModel(DescribedModel):
         return times
 
     async def check(self, times: Sequence[PeerTimes] | None = None) -> Drift | None:
-        """What made the replies since the last check slower than predicted; None: they were not.
+        """The cause, if the replies since the last check were slower than predicted; else None.
 
-        times: what `measure` has returned over these replies; None: it is called. Returns None,
-        too, without a prediction, for replies that ran at once, and after a change of the plan.
+        times: the result of `measure` over these replies; None: it is called. Also returns None
+        without a prediction, for replies that ran at once, and after a change of the plan.
         """
         self._asking.require_open()
         proposal, answers = self.proposal, self._held.forecast.take()
@@ -266,7 +266,7 @@ class AsyncModel(DescribedModel):
             return None
         times = times or await self.measure()
         if self.proposal is not proposal:
-            return None  # a device was lost meanwhile, or one has joined
+            return None  # a device was lost or has joined meanwhile
         names = {id: peer.name for id, peer in self.peers.items()}
         return find_drift(answers, times, proposal.plan, names)
 

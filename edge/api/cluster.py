@@ -30,8 +30,8 @@ from edge.studies.quantize import Quantized
 class Cluster:
     """Peers to run models on. A context manager; closing it ends its models and local daemons.
 
-    For any thread. Its methods do, promise and raise the same as those of `AsyncCluster`; they run
-    on an event loop in a thread of its own.
+    Thread-safe. See the methods of `AsyncCluster` for details and errors: these run them on an
+    event loop in a background thread.
     """
 
     def __init__(
@@ -101,13 +101,12 @@ class Cluster:
 
     @property
     def peers(self) -> tuple[PeerInfo, ...]:
-        """The peers as they described themselves when the cluster was opened; no two have one
-        name."""
+        """The peers, as they last described themselves. Names are unique."""
         return self._cluster.peers
 
     @property
     def left_out(self) -> tuple[EdgeError, ...]:
-        """Why peers that were announced when the cluster was opened are not among its peers."""
+        """The errors of announced peers that were left out."""
         return self._cluster.left_out
 
     def memory_rates(self) -> dict[str, float]:
@@ -125,15 +124,15 @@ class Cluster:
     ) -> Model:
         """Load a model onto the peers: a Hugging Face folder, a GGUF file, or org/name.
 
-        path: org/name, or org/name:Q4_K_M for one of its GGUF files, is a model on Hugging Face.
-        It is taken from the Hugging Face cache, or fetched into it.
-        options, and by name what differs from them: see `edge.LoadOptions`.
+        path: org/name, or org/name:Q4_K_M for one of its GGUF files, is a model on Hugging Face. It
+        is taken from the Hugging Face cache, or fetched into it. options and overrides: see
+        `edge.LoadOptions`.
         progress: bars (None: on a terminal, and in a notebook with ipywidgets), or a function that
         takes `Progress`.
-        resumes: in the place of whoever loaded it for this reply, with the plan that it had where
-        the devices are there and `options` name no other.
+        resumes: the reply that the model is loaded for, with the plan that it had if its devices
+        are there and `options` name no other plan.
 
-        Raises CheckpointError, CapacityError, PlanError, RequestError or a PeerError; after any of
+        Raises CheckpointError, CapacityError, PlanError, RequestError or a PeerError. After any of
         them nothing of the model is left on the peers.
         """
         loading = self._cluster.load(path, options, progress=progress, resumes=resumes, **overrides)
@@ -148,9 +147,9 @@ class Cluster:
         measure: Measure = "missing",
         **overrides: Unpack[LoadOverrides],
     ) -> Proposal:
-        """The plan that `load` would use with the same options, without loading anything.
+        """The plan that `load` would use with the same options. Loads nothing.
 
-        Every peer is measured first, unless it was for this model: so its speed is predicted.
+        Peers that were not measured for this model are measured first.
         """
         return self._loop.run(
             self._cluster.propose(path, options, changes=changes, measure=measure, **overrides)
@@ -168,10 +167,10 @@ class Cluster:
         progress: bool | OnProgress | None = None,
         **overrides: Unpack[LoadOverrides],
     ) -> Quality:
-        """What a load with these options costs in quality: a reference reads a text, then this.
+        """The loss of a load with these options against a reference that reads the same text.
 
         against: "float32" of the same checkpoint, or the folder of another one with the same
-        vocabulary. text: None for a bundled one.
+        vocabulary. text: None: a bundled one.
         """
         return self._loop.run(
             self._cluster.quality(
@@ -198,10 +197,10 @@ class Cluster:
         window_tokens: int = 256,
         progress: bool | OnProgress | None = None,
     ) -> Quantized:
-        """Round a model by what its weights are multiplied with, into a new folder.
+        """Quantize a model by the inputs of its matrices (GPTQ), into the new folder `out`.
 
-        bits: of a weight in the mean, scales included; None for as many as dtype "int4" has. text:
-        what it reads meanwhile; None for what it writes by itself.
+        bits: mean bits of a weight, scales included; None: as dtype "int4". text: calibration text;
+        None: the model writes it.
         """
         return self._loop.run(
             self._cluster.quantize(
@@ -224,9 +223,9 @@ class Cluster:
         text: str | None = None,
         progress: bool | OnProgress | None = None,
     ) -> CountedExperts:
-        """Find out how often tokens go through each of a model's experts; plans go by it then.
+        """Count how often tokens are routed to each expert of a model; later plans use the counts.
 
-        text: what it reads meanwhile; None for what it writes by itself.
+        text: the text to read; None: the model writes it.
         """
         return self._loop.run(
             self._cluster.count_experts(path, options, text=text, progress=progress)
@@ -236,37 +235,35 @@ class Cluster:
         return repr(self._cluster).replace("AsyncCluster", "Cluster", 1)
 
     def set_memory(self, peer: PeerInfo, memory: Size) -> PeerInfo:
-        """Have a peer's process stay under `memory` from now on; how it describes itself then."""
+        """Set the memory limit of a peer's process. Returns the peer as it describes itself
+        then."""
         return self._loop.run(self._cluster.set_memory(peer, memory))
 
     def kept(self, peer: PeerInfo) -> tuple[KeptFiles, ...]:
-        """What a peer keeps on disk of weights, the least recently used first.
-
-        Of what other devices sent, it says how much that is, and not which models.
-        """
+        """The weights that a peer keeps on disk, the least recently used first."""
         return self._loop.run(self._cluster.kept(peer))
 
     def remove_kept(self, peer: PeerInfo, names: Sequence[str]) -> tuple[KeptFiles, ...]:
-        """Have a peer remove files that this device sent and that nobody uses; what is kept then.
+        """Have a peer remove unused files that this device sent. Returns the files that it keeps.
 
-        names: as `kept` has them. What is not removed is still in what this returns.
+        names: as in `kept`. Files in use stay.
         """
         return self._loop.run(self._cluster.remove_kept(peer, names))
 
     def forget_measured(self, devices: Sequence[str]) -> None:
-        """Have these peers (by id) and the links between them measured anew when a plan is made."""
+        """Forget the measurements of these peers (by id) and of the links between them."""
         self._cluster.forget_measured(devices)
 
     def close(self) -> None:
-        """Free everything on the peers; end local daemons. May be called again.
+        """Free everything on the peers and end local daemons. May be called again.
 
         Replies under way in other threads end with RequestError.
         """
         with contextlib.ExitStack() as stack:
             if self._daemons is not None:
                 stack.callback(self._daemons.close)
-            stack.callback(self._loop.close)  # what still runs there ends
-            with contextlib.suppress(RequestError):  # closed before
+            stack.callback(self._loop.close)  # ends its tasks
+            with contextlib.suppress(RequestError):  # it was closed already
                 self._loop.run(self._cluster._close_models())
 
     def __enter__(self) -> Cluster:

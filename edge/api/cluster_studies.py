@@ -1,4 +1,4 @@
-"""The studies of a cluster: its methods that measure or change a model, each a call of a study."""
+"""The cluster's methods that measure or change a model; each calls a study."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge.studies.study import Study
 
 @checks_calls
 class ClusterStudies(ABC):
-    """What a cluster does with a model beside answers."""
+    """The methods of a cluster for quality, quantization and counting of experts."""
 
     @abstractmethod
     async def load(

@@ -33,87 +33,87 @@ class DescribedModel:
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are."""
+        """The number of token ids."""
         return self._held.vocab_size
 
     @property
     def hidden_size(self) -> int:
-        """How many values the hidden state of a token has, and an embedding."""
+        """The length of a hidden state and of an embedding."""
         return self._held.hidden_size
 
     @property
     def context_tokens(self) -> int:
-        """The longest prompt and answer together."""
+        """Most tokens of a prompt and its answer together."""
         return self._held.context_tokens
 
     @property
     def longest_context_tokens(self) -> int:
-        """The longest context that it was made for: what `context_tokens` of a load may be."""
+        """The longest context that the model was trained for: the limit of `context_tokens`."""
         return self._held.longest_context_tokens
 
     @property
     def sampling(self) -> SamplingParameters:
-        """How tokens are chosen where GenerationOptions leaves it open: as its makers say."""
+        """The default sampling parameters, of its generation_config.json."""
         return self._held.sampling
 
     @property
     def unused_settings(self) -> Sequence[str]:
-        """Settings of its generation_config.json outside `sampling` that are not used, by name."""
+        """Names of settings of its generation_config.json that Edge does not use."""
         return self._held.unused_settings
 
     @property
     def peers(self) -> Mapping[str, PeerInfo]:
-        """Those that the model was loaded with, by id."""
+        """The peers that the model was loaded with, by id."""
         return self._held.peers
 
     @property
     def plan(self) -> Plan:
-        """What runs where; devices are peers' ids (see `peers`)."""
+        """The plan in use; its devices are ids of `peers`."""
         return self._held.running.plan
 
     @property
     def proposal(self) -> Proposal:
-        """The plan with all that was known when it was chosen, and what is predicted of it."""
+        """The plan with the measurements that it was chosen by, and its predicted speed."""
         return self._held.forecast.proposal
 
     @property
     def sent_bytes(self) -> Mapping[str, int]:
-        """Weights that were sent to each peer, by name; 0 for one that had its shard cached."""
+        """Bytes of weights that were sent to each peer, by name; 0: its shard was cached."""
         return dict(self._held.running.sent_bytes)
 
     @property
     def token_weight_bytes(self) -> Mapping[str, int]:
-        """Weights, as its kernels keep them, that each peer reads for one token, by name."""
+        """Bytes of weights, as kernels keep them, that each peer reads per token, by name."""
         return dict(self._held.running.token_weight_bytes)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises RequestError for a checkpoint without one."""
+        """The tokenizer. Raises RequestError for a checkpoint without one."""
         return self._held.required_tokenizer
 
     @property
     def can_chat(self) -> bool:
-        """It has a chat template."""
+        """Whether it has a chat template."""
         return self._held.tokenizer is not None and self._held.tokenizer.has_chat_template
 
     @property
     def recoveries(self) -> Sequence[Recovery]:
-        """How it went on after peers were lost, or others joined; the first time first."""
+        """The failovers after peers were lost or joined, the first one first."""
         return tuple(self._held.running.recoveries)
 
     @property
     def work(self) -> Work:
-        """How many tokens its peers were given to compute so far, and in how many steps."""
+        """The tokens that its peers have computed so far, and the number of steps."""
         return self._held.running.work
 
     @property
     def is_recovering(self) -> bool:
-        """A device was lost or joined, and the model is loaded anew; answers wait."""
+        """Whether a failover is under way: a device was lost or joined, and answers wait."""
         return self._held.running.is_recovering
 
     @property
     def is_over(self) -> bool:
-        """It was closed, or has lost peers and does not fit on those that are left."""
+        """Whether it was closed, or has lost peers and does not fit on the others."""
         return self._held.running.failure is not None
 
     def predict(
@@ -123,10 +123,9 @@ class DescribedModel:
         output_tokens: int = _USUAL.output_tokens,
         concurrency: int = 1,
     ) -> Estimate | None:
-        """How fast answers of this size should be; None where a device was not measured.
+        """The predicted speed of answers of this size; None: a device was not measured.
 
-        Of a model with experts that come from disk, with as many of them in memory as replies were
-        seen to find there by the last `measure`.
+        For experts on disk, the hit rate in memory is the one that the last `measure` saw.
         """
         return self._held.forecast.of(
             prompt_tokens=prompt_tokens, new_tokens=output_tokens, concurrency=concurrency

@@ -1,4 +1,4 @@
-"""One vector for a text, from the hidden states of its tokens. Pure."""
+"""Pooling of hidden states to one embedding of a text. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _ROWS: dict[Pooling, Rows] = {"mean": "states", "last": "last state"}
 
 
 def rows_for(pooling: Pooling | None, makers: MakersPooling, *, name: str) -> Rows:
-    """The rows that this needs; None: as the makers of the model of that name say, else the mean.
+    """The rows that a pooling needs; None: as the model's makers say, else the mean.
 
-    Raises RequestError for a pooling that there is not.
+    Raises RequestError for an unknown pooling. name: the model's, for the error.
     """
     if pooling is None:
         if makers.why_not:
             raise RequestError(
-                f"{name} has embeddings made otherwise than Edge does: {makers.why_not}",
-                remedy='say how with pooling="mean" or "last", or --pooling',
+                f"Edge cannot pool the embeddings of {name} as its makers do: {makers.why_not}",
+                remedy='choose pooling="mean" or "last", or --pooling',
             )
         pooling = makers.kind or "mean"
     if pooling not in get_args(Pooling):
@@ -33,12 +33,12 @@ def rows_for(pooling: Pooling | None, makers: MakersPooling, *, name: str) -> Ro
 
 
 def check_dimensions(dimensions: int | None, hidden_size: int) -> None:
-    """Raises RequestError for more than there are, or none."""
+    """Raises RequestError for dimensions outside 1..hidden_size."""
     if dimensions is None:
         return
     if type(dimensions) is not int or not 1 <= dimensions <= hidden_size:
         raise RequestError(
-            f"dimensions must be 1 to {hidden_size}, which this model has, not {shown(dimensions)}"
+            f"dimensions must be 1 to {hidden_size} for this model, not {shown(dimensions)}"
         )
 
 
@@ -47,7 +47,7 @@ def pooled(
 ) -> NDArray[np.float32]:
     """The mean of states [rows, hidden], as float32 [hidden], or its first `dimensions` values.
 
-    normalize: to the length 1, after it was cut (Matryoshka embeddings, arXiv:2205.13147). Raises
+    normalize: to length 1, after the cut (Matryoshka embeddings, arXiv:2205.13147). Raises
     PeerError for states that are not finite.
     """
     vector = states.astype(np.float64).mean(axis=0)[:dimensions]

@@ -1,9 +1,8 @@
-"""Finds a model by path or name, and fetches it from Hugging Face where it is not on this disk.
+"""Finds a model by path or name, and downloads it from Hugging Face if it is not on this disk.
 
-The network is used for nothing else: only for a repository that its user has named and that the
-cache has not, and not in offline mode. Only files that are read are fetched. What of a large file
-came before a connection broke is kept, and the next call goes on from there; `huggingface_hub`
-alone would begin it anew.
+The network is used only for a repository that the user named and that is not in the cache, and
+never in offline mode. Only files that Edge reads are downloaded. A broken download of a large file
+is resumed by the next call; `huggingface_hub` alone would begin anew.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ from edge.weights.model_names import NotCached, chosen_gguf, find_model, wanted_
 from edge.weights.writer_lock import only_writer
 
 _LARGE_BYTES = 32 << 20
-"""A file of at least this size is resumed where its download broke off."""
+"""The least size of a file whose broken download is resumed."""
 _MOST_PLAIN_BYTES = 50_000_000_000
-"""Larger files come only in the hub's own way, and from their beginning."""
+"""Larger files are downloaded by the hub's own client, from their beginning."""
 _SPARE_DISK_BYTES = 256 << 20
 _READ_BYTES = 4 << 20
 _LOOK_S = 0.1
-"""How often a download looks whether it is still wanted."""
+"""Seconds between checks for a cancelled download."""
 _NOT_FOR_YOU = (401, 403, 404)
-"""Answers of HTTP for what is private, and for what is not there."""
+"""HTTP statuses of private and of absent repositories."""
 
 
 async def model_path(model: str | Path, progress: bool | OnProgress | None) -> Path:
-    """The folder or GGUF file of a model by its path or name, fetched where it is not there.
+    """The folder or GGUF file of a model by its path or name; downloads it if it is not here.
 
-    Raises CheckpointError for what is neither here nor there, NetworkError where Hugging Face
-    cannot be reached, CapacityError for a full disk, RequestError for what is no path or name.
+    Raises CheckpointError for a model that does not exist, NetworkError if Hugging Face cannot be
+    reached, CapacityError for a full disk, RequestError for an invalid path or name.
     """
     found = await run_blocking(lambda: find_model(model, hub_cache=hub_cache()))
     if isinstance(found, Path):
@@ -72,8 +71,8 @@ async def model_path(model: str | Path, progress: bool | OnProgress | None) -> P
 
 
 def check_model(model: str | Path) -> None:
-    """Raises what `model_path` and opening would raise, of what is seen at once and on this disk
-    alone: so a mistyped name is told before peers are looked for."""
+    """Raises the errors of `model_path` and of opening that this disk alone shows, so that a
+    mistyped name is told before the search for peers."""
     found = find_model(model, hub_cache=hub_cache())
     if isinstance(found, Path):
         check_place(found)
@@ -82,7 +81,7 @@ def check_model(model: str | Path) -> None:
 
 
 def model_path_now(model: str | Path) -> Path:
-    """The same, for callers without an event loop."""
+    """Like `model_path`, for callers without an event loop."""
     found = find_model(model, hub_cache=hub_cache())
     if isinstance(found, Path):
         return found
@@ -91,8 +90,8 @@ def model_path_now(model: str | Path) -> Path:
 
 
 def _unless_stopped(work: Callable[[], Path], stop: StopFlag) -> Path:
-    """Its result. Once the flag is set nobody waits for the network any more: what may be still
-    blocked there ends with its next bytes, or with the process. Raises Stopped."""
+    """The result of `work`. Raises Stopped once the flag is set; a blocked read of the network then
+    ends with its next bytes, or with the process."""
     future: Future[Path] = Future()
 
     def run() -> None:
@@ -110,13 +109,13 @@ def _unless_stopped(work: Callable[[], Path], stop: StopFlag) -> Path:
 def hub_cache() -> Path:
     """The folder of the Hugging Face cache, as the environment says."""
     _report_nothing()
-    from huggingface_hub import constants  # its client, which takes longer, is not imported
+    from huggingface_hub import constants  # its client, which is slow to import, is not
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def _client() -> Any:
-    """The package, with those of its modules that are used here."""
+    """The `huggingface_hub` package with the modules that are used here."""
     _report_nothing()
     import huggingface_hub.constants
     import huggingface_hub.errors
@@ -127,12 +126,12 @@ def _client() -> Any:
 
 
 def _report_nothing() -> None:
-    """Read where the package is imported: it then tells no server what else is installed here."""
+    """Turn off the package's reports of other installed software; it reads this when imported."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
 def _fetch(wanted: NotCached, on_progress: OnProgress) -> Path:
-    """Raises what `model_path` does; what came before is kept."""
+    """Download a model. Raises the errors of `model_path`; a partial download is kept."""
     _check_online(wanted)
     hub, name = _client(), wanted.name
     cache = hub_cache()
@@ -155,7 +154,7 @@ def _fetch(wanted: NotCached, on_progress: OnProgress) -> Path:
         write_whole(cache / folder_of(name.repository) / "refs" / name.revision, fetching.commit)
     found = find_model(f"hf://{name}", hub_cache=cache)
     if isinstance(found, NotCached):
-        raise CheckpointError(f"{name} was fetched, and is not whole: {found.lacking}")
+        raise CheckpointError(f"{name} was fetched, but is incomplete: {found.lacking}")
     return found
 
 
@@ -173,20 +172,20 @@ def _check_online(wanted: NotCached) -> None:
 
 def _commit(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{40,64}", value):
-        raise CheckpointError("what answers there is no Hugging Face; check HF_ENDPOINT")
+        raise CheckpointError("the server that answers is not Hugging Face; check HF_ENDPOINT")
     return value
 
 
 @dataclass(kw_only=True)
 class _Fetching:
-    """The files of one commit on their way into the cache."""
+    """The download of one commit's files into the cache."""
 
     hub: Any
     repository: str
     commit: str
     cache: Path
     sizes: Mapping[str, int]
-    """In bytes, by name: all files of the repository."""
+    """Bytes of each file of the repository, by name."""
     on_progress: OnProgress
     done: int = 0
     total: int = field(default=0, init=False)
@@ -205,7 +204,7 @@ class _Fetching:
                 raise CheckpointError(str(error)) from error
         if absent := [each for each in files if each not in self.sizes]:
             raise CheckpointError(
-                f"{self.repository} lacks {printable(absent[0], 200)}: it is not whole there"
+                f"{self.repository} lacks {printable(absent[0], 200)}: it is incomplete there"
             )
         missing = [
             each for each in files if not (self.folder / "snapshots" / self.commit / each).is_file()
@@ -223,7 +222,7 @@ class _Fetching:
             self._tell()
 
     def _check_family(self) -> None:
-        """Before gigabytes are fetched for nothing. Raises CheckpointError."""
+        """Raises CheckpointError for a model that Edge cannot run, before gigabytes are fetched."""
         config = self._linked(CONFIG)
         read_family(read_json(config), source=f"{CONFIG} of {self.repository}")
 
@@ -243,7 +242,7 @@ class _Fetching:
             )
 
     def _linked(self, file: str) -> Path:
-        """The file in the commit's folder. What is not in the cache yet is fetched as a whole."""
+        """The file in the commit's folder; downloaded as a whole if it is not in the cache."""
         return Path(
             self.hub.hf_hub_download(
                 self.repository, file, revision=self.commit, cache_dir=self.cache
@@ -251,12 +250,12 @@ class _Fetching:
         )
 
     def _large(self, file: str) -> None:
-        """Into the place where the hub finds it, going on from what is there."""
+        """Download a large file to its place in the hub's cache; resumes a partial one."""
         url = self.hub.hf_hub_url(self.repository, file, revision=self.commit)
         described = self.hub.get_hf_file_metadata(url)
         etag, size = described.etag or "", described.size
         if size is None or not re.fullmatch(r"[\w-]{1,128}", etag):
-            return  # whatever this is, the hub knows how to fetch it
+            return  # the hub's client knows how to fetch it
         blob = self.folder / "blobs" / etag
         blob.parent.mkdir(parents=True, exist_ok=True)
         with only_writer(blob.parent, self._tell):
@@ -284,9 +283,7 @@ class _Fetching:
                     return
                 except (EdgeError, Stopped, self.hub.errors.HfHubHTTPError):
                     raise
-                except (
-                    Exception
-                ):  # which errors a broken connection has depends on the hub's version
+                except Exception:  # the errors of a broken connection depend on the hub's version
                     if file.tell() <= have or shutil.disk_usage(self.cache).free < size - have:
                         raise
 
@@ -312,7 +309,7 @@ class _Fetching:
 
 
 class _Counted(io.BufferedRandom):
-    """A file that tells how long it has become."""
+    """A file that reports its length as it grows."""
 
     def __init__(self, path: Path, on_bytes: Callable[[int], None]) -> None:
         super().__init__(io.FileIO(path, "r+"))
@@ -326,7 +323,7 @@ class _Counted(io.BufferedRandom):
 
 @contextlib.contextmanager
 def _quiet(hub: Any) -> Iterator[None]:
-    """Without the hub's own bars and messages: those of Edge say the same."""
+    """Silence the hub's own bars and messages, which would repeat Edge's."""
     log, utils = hub.utils.logging, hub.utils
     level = log.get_verbosity()
     may_change = hub.constants.HF_HUB_DISABLE_PROGRESS_BARS is None
@@ -344,7 +341,7 @@ def _quiet(hub: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told(hub: Any, wanted: NotCached) -> Iterator[None]:
-    """Errors of the hub and the network as Edge's, with what helps."""
+    """Errors of the hub and the network as Edge's, with a remedy."""
     name, place, errors = wanted.name, hub.constants.ENDPOINT, hub.errors
     log_in = "log in there (`hf auth login`), or set HF_TOKEN"
     try:
@@ -353,8 +350,8 @@ def _told(hub: Any, wanted: NotCached) -> Iterator[None]:
         raise
     except errors.GatedRepoError as error:
         raise CheckpointError(
-            f"{name} is only for those who have accepted its terms",
-            remedy=f"do so at {place}/{name.repository}, then {log_in}",
+            f"{name} needs its terms to be accepted",
+            remedy=f"accept them at {place}/{name.repository}, then {log_in}",
         ) from error
     except errors.RevisionNotFoundError as error:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""An unfinished reply, opened to resume it."""
+"""An unfinished reply, opened to be resumed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class KeptReply:
     """A reply that was asked for with `journal` and is not finished. A context manager.
 
     Load its model as it was, `cluster.load(kept.model, kept.options, resumes=kept)`, and resume it:
-    `model.resume(kept)`. The next tokens are the same as without the interruption. Sessions that an
-    earlier coordinator of it still has on peers are ended, and its later calls are refused.
+    `model.resume(kept)`. The next tokens are the same as without the interruption. The load ends
+    sessions of an earlier coordinator on the peers; its later calls are refused.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -45,7 +45,7 @@ class KeptReply:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The id of the reply."""
         return self.journal.id
 
     @property
@@ -55,7 +55,7 @@ class KeptReply:
 
     @property
     def options(self) -> LoadOptions:
-        """How its model was loaded, with the kind of plan that was asked for."""
+        """The options of its model's load, with the kind of plan that was asked for."""
         return self.journal.content.head.load.options()
 
     @property
@@ -70,17 +70,17 @@ class KeptReply:
 
     @property
     def max_new_tokens(self) -> int:
-        """Most tokens of its answer."""
+        """The limit of its answer's tokens."""
         return self.journal.content.head.terms.max_new_tokens
 
     @property
     def lease(self) -> Lease:
-        """The lease of the coordinator that has it now."""
+        """The lease of its present coordinator."""
         return self.journal.content.lease
 
     def plan_on(self, names: Collection[str], options: LoadOptions) -> Plan | None:
-        """The plan that it had, so that sums are taken in the same order. None if `options` ask for
-        another kind of plan, or not all of its devices are among `names`."""
+        """The plan that it had, so that sums are taken in the same order. None: `options` ask for
+        another kind of plan, or a device of it is not among `names`."""
         plan = self.journal.content.head.load.plan
         is_there = set(plan.devices) <= set(names)
         return plan if is_there and options.plan == self.options.plan else None

@@ -1,4 +1,4 @@
-"""The models on this disk: what each is, what it takes, and whether and how fast it would run."""
+"""The models on this disk: description, memory, and whether and how fast each would run."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from edge.weights.model_names import cached_models
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How a model would run on the peers, by what is remembered of them."""
+    """How a model would run on the peers, by their remembered measurements."""
 
     devices: tuple[str, ...]
-    """Names of those that would have a part of it; empty where it does not fit."""
+    """Names of the peers that would have a part of it; empty: it does not fit."""
     streamed: bool
     """Layers are read from disk for each token."""
     tokens_per_s: float | None
-    """Predicted; None where not every device was measured for this model."""
+    """Predicted; None: not every device was measured for this model."""
     tokens_per_s_range: tuple[float, float] | None
-    """What slow and fast minutes would make it."""
+    """The rate in slow and in fast minutes of the devices."""
     problem: str | None
     """Why it does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """A model that is here, whole or not."""
+    """A model on this disk, complete or not."""
 
     name: str
-    """As every command takes it."""
+    """The name that every command accepts."""
     path: Path | None
-    """None where it is not whole."""
+    """None: it is incomplete."""
     inspection: Inspection | None
     problem: str | None
-    """Why it does not run; None where it does."""
+    """Why it does not run; None: it runs."""
     fit: Fit | None = None
-    """None where no peers were asked."""
+    """None: no peers were asked."""
 
 
 def models_here(folders: Sequence[Path], *, hub_cache: Path) -> Iterator[tuple[str, Path | str]]:
-    """Names and places: those of the Hugging Face cache, then what is in these folders or is one.
+    """Names and places of models: those of the Hugging Face cache, then those in the folders.
 
-    A text instead of a place is the reason why it is not whole. Raises CheckpointError for a folder
-    that is not there.
+    A text in place of a path is the reason why a model is incomplete. Raises CheckpointError for a
+    folder that does not exist.
     """
     yield from cached_models(hub_cache)
     for folder in folders:
@@ -69,11 +69,11 @@ def models_here(folders: Sequence[Path], *, hub_cache: Path) -> Iterator[tuple[s
 
 
 def inspect(path: str | Path) -> Inspection:
-    """What a model is: a folder, a GGUF file, or org/name. Reads no weights, but fetches what is
-    not there.
+    """Describe a model: a folder, a GGUF file, or org/name. Reads no weights, but downloads a model
+    that is not here.
 
-    One that Edge does not run is described, too; its `problem` says why. Raises CheckpointError
-    where there is nothing to describe, RequestError for what is no path.
+    `problem` of the result says why Edge does not run a model. Raises CheckpointError if there is
+    no model, RequestError for an invalid path.
     """
     found = model_path_now(path)
     try:
@@ -86,7 +86,7 @@ def inspect(path: str | Path) -> Inspection:
 def describe_model(
     name: str, place: Path | str, propose: Callable[[Path], Proposal] | None
 ) -> KnownModel:
-    """Reads its header. `propose`: plans for the peers; None where there are none."""
+    """Describe a model by its header. propose: plans it for the peers; None: there are none."""
     if isinstance(place, str):
         return KnownModel(name=name, path=None, inspection=None, problem=printable(place))
     try:
@@ -102,7 +102,7 @@ def describe_model(
 def _fit(place: Path, propose: Callable[[Path], Proposal]) -> Fit | None:
     try:
         proposal = propose(place)
-    except EdgeError as error:  # a lack of memory, or of peers by now
+    except EdgeError as error:  # too little memory, or no peers any more
         return Fit(
             devices=(),
             streamed=False,
@@ -121,7 +121,7 @@ def _fit(place: Path, propose: Callable[[Path], Proposal]) -> Fit | None:
 
 
 def _models_in(place: Path) -> list[Path]:
-    """A file or folder that is one, or the GGUF models in a folder, by their first parts."""
+    """The model at a path, or the GGUF models in a folder, by their first parts."""
     if not place.is_dir():
         return [place] if place.suffix.lower() == ".gguf" and first_part(place) == place else []
     if (place / CONFIG).is_file():

@@ -1,4 +1,4 @@
-"""A loaded model: its facts, and the parts that its answers are made with."""
+"""A loaded model: its facts and the parts that make its answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edge.weights.pooling import MakersPooling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """What `Model` and `AsyncModel` have of a loaded model."""
+    """The state that `Model` and `AsyncModel` share."""
 
     running: RunningModel
     forecast: Forecast
@@ -32,14 +32,14 @@ class LoadedModel:
     hidden_size: int
     context_tokens: int
     longest_context_tokens: int
-    """The longest context that it was made for."""
+    """The longest context that it was trained for."""
     end_ids: frozenset[int]
     sampling: SamplingParameters
     unused_settings: tuple[str, ...]
     pooling: MakersPooling
     tokenizer: Tokenizer | None
     grammars: Grammars | None
-    """None where there is no tokenizer."""
+    """None: there is no tokenizer."""
     peers: Mapping[str, PeerInfo]
     load: JournaledLoad
     """How it was loaded."""
@@ -56,7 +56,7 @@ class LoadedModel:
 
     @property
     def required_tokenizer(self) -> Tokenizer:
-        """Raises RequestError for a checkpoint without one."""
+        """The tokenizer. Raises RequestError for a checkpoint without one."""
         if self.tokenizer is None:
             raise RequestError(
                 f"{self.name} has no tokenizer.json", remedy="give token ids instead of text"

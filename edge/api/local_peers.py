@@ -1,4 +1,4 @@
-"""Daemons on this machine, started and ended by the program that uses them."""
+"""Peer daemons on this machine, started and ended by the program that uses them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Size = str | int
 
 
 class LocalSettings(TypedDict, total=False):
-    """What local daemons may be given: each takes one value, or one for each peer.
+    """Settings of local daemons: each takes one value, or one for each peer.
 
-    memory: the most that each process may have in memory ("2GiB" or bytes), itself included; a
-    daemon below its minimum, of about 135 MiB, does not start; of a GPU its own memory.
-    model_memory: of that, the most for weights and KV caches. kv_memory: the part that keys and
-    values may take; kv_disk ("FOLDER:SIZE"): where they go beyond that, see `edge peer`; of one
-    folder for several peers each takes a folder within, and the whole size. threads: of each; the
-    cores of this machine shared out. backend: "auto", "ort", "triton" or "null".
+    memory: the memory limit of each process ("2GiB" or bytes), itself included; for a GPU, of its
+    own memory. A daemon below its minimum, about 135 MiB, does not start. model_memory: the part of
+    it for weights and KV caches. kv_memory: the part for KV caches. kv_disk ("FOLDER:SIZE"): the
+    place for KV caches beyond that, see `edge peer`; several peers with one folder have a folder
+    each in it, with the whole size. threads: of each; default: the cores of this machine divided.
+    backend: "auto", "ort", "triton" or "null".
     """
 
     memory: Size | Sequence[Size] | None
@@ -45,35 +45,36 @@ class LocalSettings(TypedDict, total=False):
 class LocalPeers:
     """`edge peer` processes with real sockets on 127.0.0.1; `close` ends them.
 
-    Each watches its standard input: should this process die in any way, they end by themselves.
+    Each watches its standard input, and ends by itself if this process dies.
     """
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, peers: int, settings: LocalSettings, keys: Callable[[], bytes] | None) -> None:
-        """`keys` makes those of one member of a cluster; without it they talk to anybody.
+        """Start `peers` daemons. keys: makes the keys of one member of the cluster; None: daemons
+        without keys, which talk to anybody.
 
-        Raises RequestError for counts that do not match.
-
-        Not for the main thread: a Ctrl-C could come between a process and its place in the list.
+        Raises RequestError for counts that do not match. Not for the main thread, where a Ctrl-C
+        could come between the start of a process and its place in the list.
         """
         for options in _command_lines(peers, **settings):
             self._processes.append(_spawn(options, None if keys is None else keys()))
 
     def addresses(self) -> list[str]:
-        """Where they listen, once all do. Raises NetworkError if one does not start."""
+        """The addresses of the daemons, once all listen. Raises NetworkError if one does not
+        start."""
         return [_await_ready(process) for process in self._processes]
 
     def hang_up(self) -> None:
-        """Have them end in their own time."""
+        """Ask the daemons to end; does not wait."""
         for process in self._processes:
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
 
     def close(self) -> None:
-        """End every daemon and wait for it; kill those that do not listen."""
+        """End every daemon and wait for it; kill those that do not react."""
         self.hang_up()
         for process in self._processes:
             try:
@@ -96,7 +97,7 @@ def _command_lines(
     kv_memory: Size | Sequence[Size] | None = None,
     kv_disk: str | Sequence[str] | None = None,
 ) -> list[list[str]]:
-    """Options of `edge peer` for each of them."""
+    """The options of `edge peer` for each daemon."""
     if type(peers) is not int or not 1 <= peers <= MAX_PEERS:
         raise RequestError(
             f"peers must be a whole number from 1 to {MAX_PEERS}, not {shown(peers)}"
@@ -129,7 +130,7 @@ def _command_lines(
                 f"backend {shown(chosen)} is not one of {known}", remedy=f"one of {known}"
             )
         each += ["--backend", chosen]
-        if chosen == "triton" and gpus > 1:  # by turns
+        if chosen == "triton" and gpus > 1:  # peers alternate between the GPUs
             each += ["--gpu", str(sum("--gpu" in other for other in options) % gpus)]
     return options
 
@@ -155,12 +156,12 @@ def _spawn(options: list[str], keys: bytes | None) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=with_malloc_settings(os.environ),
-        # Ctrl-C is for the program; it ends its daemons in its own time.
+        # Ctrl-C is for the program, which ends its daemons itself.
         start_new_session=True,
     )
     if keys:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # why it ended is for it to say
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and says why itself
             process.stdin.write(keys + b"\n")
             process.stdin.flush()
     return process
@@ -177,7 +178,7 @@ def _await_ready(process: subprocess.Popen[bytes]) -> str:
             process.wait(STOP_TIMEOUT_S)
         how = f"ended with exit code {process.returncode}"
         if process.returncode is None:
-            how = "says nothing of use"
+            how = "does not tell its address"
         raise NetworkError(
             f"a local peer did not start: it {how}",
             remedy="its own message, on standard error, says why",

@@ -1,4 +1,4 @@
-"""A model on its peers, for callers without an event loop: each call runs on the cluster's own."""
+"""A model on its peers, for callers without an event loop: calls run on the cluster's own."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from edge.weights.pooling import Pooling
 
 @checks_calls
 class Model(DescribedModel):
-    """A model on its peers. Made by `Cluster.load`; a context manager. For any thread.
+    """A model on its peers. Made by `Cluster.load`; a context manager. Thread-safe.
 
-    What its methods do, promise and raise, `AsyncModel` says of those of the same names.
+    See the methods of `AsyncModel` for details and errors.
     """
 
     def __init__(self, model: AsyncModel, loop: LoopThread) -> None:
@@ -68,10 +68,10 @@ class Model(DescribedModel):
     ) -> Reply | list[Reply]:
         """The whole answer to a text (special tokens are added) or to token ids (used as given).
 
-        Of a list of such prompts the answers, in its order; progress: as for `Cluster.load`, of
-        those that are whole. options, and by name what differs from them: see
-        `edge.GenerationOptions`. Raises RequestError for values out of range or a prompt that does
-        not fit the context, PeerLostError if a device goes away and what is left cannot go on.
+        For a list of prompts: the list of answers. progress: as for `Cluster.load`, by finished
+        answers. options and overrides: see `edge.GenerationOptions`. Raises RequestError for values
+        out of range or a prompt that does not fit the context, PeerLostError if a device is lost
+        and failover is impossible.
         """
         work: Coroutine[Any, Any, Any] = self._model.generate(
             prompt,  # type: ignore[arg-type]
@@ -122,11 +122,11 @@ class Model(DescribedModel):
         return ReplyStream(begin, self._loop)
 
     def resume(self, reply: KeptReply | str = LAST) -> Reply:
-        """The whole of a reply that was asked for with `journal` and not finished."""
+        """The whole of an unfinished reply that was asked for with `journal`."""
         return self._loop.run(self._model.resume(reply))
 
     def stream_resume(self, reply: KeptReply | str = LAST) -> ReplyStream:
-        """Like `resume`, token by token: at first those that there were."""
+        """Like `resume`, token by token, beginning with the tokens that it had."""
         return ReplyStream(self._asking.resumed(reply), self._loop)
 
     def stream(
@@ -141,11 +141,9 @@ class Model(DescribedModel):
     ) -> ReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest.
 
-        client: on whose behalf; where requests wait, each client is served alike, however many it
-        has. cache_salt: what this prompt and its answer leave in memory and on disk is found by
-        prompts with the same one alone; so nobody learns from how soon a prompt is read what
-        others have asked. id: what logs call it on every device, and no other request; None: a
-        random one.
+        client: the client that asks; fair queueing serves clients alike. cache_salt: prefix caches
+        are shared between prompts of one salt alone, so the time to the first token tells no other
+        client what was asked. id: a unique name in the logs of every device; None: a random one.
         """
         options = with_overrides(GenerationOptions, options, overrides)
         begin = self._asking.reply_to(prompt, options, client=client, cache_salt=cache_salt, id=id)
@@ -165,10 +163,10 @@ class Model(DescribedModel):
         client: str = "",
         priority: Priority = "normal",
     ) -> NDArray[np.float32]:
-        """Float32 [hidden] of a text or token ids; of a list of them [texts, hidden], in its order.
+        """An embedding: float32 [hidden] of a text or token ids; of a list [texts, hidden].
 
-        pooling: of the hidden states after the last norm, their mean, or only the last one;
-        None: as the model's folder says, else the mean.
+        pooling: the "mean" of the hidden states after the last norm, or the "last" one; None: as
+        the model's folder says, else the mean.
         """
         return self._loop.run(
             self._model.embed(
@@ -182,15 +180,15 @@ class Model(DescribedModel):
         )
 
     def score(self, prompt: Prompt) -> Score:
-        """How likely a text is, token by token."""
+        """The log probability of each token of a text after the first."""
         return self._loop.run(self._model.score(prompt))
 
     def measure(self) -> list[PeerTimes]:
-        """Where each peer's time went since this was last called, and its memory."""
+        """Where each peer's time went since the last call, and its memory."""
         return self._loop.run(self._model.measure())
 
     def check(self, times: Sequence[PeerTimes] | None = None) -> Drift | None:
-        """What made the replies since the last check slower than predicted, if they were."""
+        """The cause, if the replies since the last check were slower than predicted; else None."""
         return self._loop.run(self._model.check(times))
 
     def close(self) -> None:
@@ -198,7 +196,7 @@ class Model(DescribedModel):
 
         Replies under way in other threads end with RequestError.
         """
-        with contextlib.suppress(RequestError):  # the cluster is closed, and this with it
+        with contextlib.suppress(RequestError):  # the cluster was closed, and the model with it
             self._loop.run(self._model.aclose())
 
     def __enter__(self) -> Model:

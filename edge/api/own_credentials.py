@@ -1,4 +1,4 @@
-"""What this process shows to peers."""
+"""The keys by which this process authenticates itself to peers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _log = logging.getLogger(__name__)
 
 
 async def own_credentials(*, insecure: bool) -> Credentials | None:
-    """Nothing with `insecure`, and a warning that says so.
+    """The credentials of this device; None, and a warning, with `insecure`.
 
-    Raises RequestError for files of keys that cannot be used.
+    Raises RequestError for unusable key files.
     """
     if insecure:
         _log.warning(
-            "insecure: no keys and no encryption; whoever is on the network reads prompts and "
-            "answers, and may answer in a peer's place"
+            "insecure: no keys and no encryption; anyone on the network can read prompts and "
+            "answers, and can pose as a peer"
         )
         return None
     return await run_blocking(lambda: CurrentMembership(socket.gethostname()).credentials())

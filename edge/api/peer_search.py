@@ -1,4 +1,4 @@
-"""Finding the peers of a cluster: by zeroconf, by address, or as daemons of this machine."""
+"""The search for a cluster's peers: by zeroconf, by address, or as daemons of this machine."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPeers:
-    """The peers of a cluster, and how more of them are found later."""
+    """The peers of a cluster, and the way to find more of them later."""
 
     peers: Sequence[PeerInfo]
     left_out: Sequence[EdgeError] = ()
-    """Why other announced peers are not among them."""
+    """The errors of announced peers that were left out."""
     find: Find | None = None
     watch: Watch | None = None
     """See `Candidates`."""
@@ -84,7 +84,7 @@ async def connect(peers: Peer | Sequence[Peer], *, insecure: bool) -> FoundPeers
     wanted = list(wanted) if isinstance(wanted, Iterable) else [wanted]
     if not all(isinstance(peer, str | PeerInfo) for peer in wanted):
         raise RequestError(
-            f"{shown(peers)} names no peers", remedy="give addresses, as texts host:port"
+            f"{shown(peers)} is not a list of peers", remedy="give addresses, as texts host:port"
         )
     if not wanted:
         raise RequestError(
@@ -105,7 +105,7 @@ async def connect(peers: Peer | Sequence[Peer], *, insecure: bool) -> FoundPeers
 async def start_daemons(
     daemons: LocalPeers, count: int, settings: LocalSettings, *, insecure: bool
 ) -> FoundPeers:
-    """Peers of this machine, which are started as `daemons`, for its owner to end."""
+    """Start peers on this machine as `daemons`; the owner of `daemons` ends them."""
     own, handed = None, None
     if not insecure:
         cluster = await run_blocking(lambda: _cluster_of_a_run(settings))

@@ -36,16 +36,16 @@ _UNITS: dict[Phase, str] = {
 
 
 def label_of(event: Progress) -> str:
-    """What is done, and where."""
+    """The phase and its peer."""
     who = event.peer or ("links" if event.phase == "measure" else "")
     return f"{_LABELS[event.phase]} {who}".strip()
 
 
 def amount_of(event: Progress, rate: float | None) -> str:
-    """How much is done, of how much, and how fast, in the units of the phase."""
+    """Done, total and rate, in the units of the phase."""
     if event.total <= 1:
         return ""
-    if event.phase == "evaluate":  # bytes of logits, which nobody asked for
+    if event.phase == "evaluate":  # bytes of logits mean nothing to a user
         return f"{100 * event.done // event.total} %"
     unit = _UNITS.get(event.phase)
     if unit is None:
@@ -61,8 +61,7 @@ def amount_of(event: Progress, rate: float | None) -> str:
 
 
 def length_of(event: Progress) -> int | None:
-    """How long a bar is; None for work of one piece that is under way: nobody knows how much of it
-    is done, and a bar at its beginning would say that nothing is."""
+    """The length of a bar; None for unfinished work in one piece, whose progress is unknown."""
     return None if event.total == 1 and event.done == 0 else event.total
 
 
@@ -75,10 +74,10 @@ _SCALES = ((10**6, " million"), (10**9, " billion"))
 
 @contextmanager
 def progress_bars(show: bool | OnProgress | None = None) -> Iterator[OnProgress]:
-    """Bars on stderr with what is done, rate and time left, one for each phase and peer.
+    """Bars on stderr with done, rate and time left, one for each phase and peer.
 
-    None shows them where stderr is a terminal, and in notebooks with ipywidgets, which draw them; a
-    function is called instead. Bars disappear when their work is done.
+    show: None: on a terminal, and in notebooks with ipywidgets; a function is called in place of
+    bars. Bars disappear when their work is done.
     """
     if callable(show):
         yield show
@@ -115,7 +114,7 @@ def progress_bars(show: bool | OnProgress | None = None) -> Iterator[OnProgress]
 
 
 def _is_notebook() -> bool:
-    """One that can draw them."""
+    """Whether this is a notebook with ipywidgets."""
     if "IPython" not in sys.modules:
         return False
     from rich.console import Console

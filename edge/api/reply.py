@@ -1,4 +1,4 @@
-"""Replies: an iterator over tokens, and the whole reply at its end."""
+"""Replies: streams of tokens, and the whole reply at the end."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Reply:
     `finish_reason` is "stop" (an end token or a stop string) or "length" (max_new_tokens, or the
     context is full). `token_ids` hold every generated token, the end token included; `text` has
     neither special tokens nor the stop string. `statistics` are numbers by name: `prompt_tokens`,
-    `new_tokens`, `first_token_s`, `decode_s` (from the first token to the last, where they are
-    chosen), `tokens_per_s` (after the first; None under eight tokens), `total_s`, `seed`,
-    `found_tokens` (of the prompt, those that peers had from before and did not compute); and, where
-    the devices were measured, `predicted_first_token_s` and `predicted_tokens_per_s` of such a
-    reply alone, with `predicted_tokens_per_s_range`: what slow and fast minutes would make it.
-    Of one that was gone on with, times are of the tokens after the first `resumed_tokens`.
+    `new_tokens`, `first_token_s`, `decode_s` (from the first sampled token to the last),
+    `tokens_per_s` (after the first; None under eight tokens), `total_s`, `seed`, `found_tokens` (of
+    the prompt, found in a prefix cache). If the devices were measured, `predicted_first_token_s`
+    and `predicted_tokens_per_s` are those of such a reply alone, and `predicted_tokens_per_s_range`
+    is the rate in slow and in fast minutes. In a resumed reply, times are of the tokens after the
+    first `resumed_tokens`.
     """
 
     text: str
@@ -58,18 +58,17 @@ class Reply:
     finish_reason: FinishReason
     statistics: Statistics
     logprobs: tuple[TokenLogprob, ...] = ()
-    """How likely each of `token_ids` was, where `logprobs` asked for it; see `Token.logprob`."""
+    """The logprob of each of `token_ids`, if `logprobs` asked for it; see `Token.logprob`."""
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
-    """The likeliest tokens in the place of each."""
+    """The most likely tokens at each position."""
     content: str = ""
-    """What is said: of `chat`, `text` without thoughts and calls of tools; else all of it."""
+    """In a chat, `text` without thinking and tool calls; else all of `text`."""
     reasoning: str = ""
-    """What the model thought before, between its marks, in a chat."""
+    """The thinking before the answer, in a chat."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """The tools that the model asks for, in a chat; what it wrote is not checked against them."""
+    """The tool calls in a chat, not checked against the tools' schemas."""
     recoveries: tuple[Recovery, ...] = ()
-    """How the model went on after peers were lost, or joined, in the middle of it. The tokens are
-    the same."""
+    """Failovers during the reply, after peers were lost or joined. The tokens are the same."""
 
     def __repr__(self) -> str:
         count = len(self.token_ids)
@@ -77,7 +76,7 @@ class Reply:
 
     @property
     def message(self) -> dict[str, object]:
-        """The reply as a message of the conversation, for what is asked next."""
+        """The reply as a message of the conversation, for the next turn."""
         message: dict[str, object] = {"role": "assistant", "content": self.content}
         if self.tool_calls:
             message["tool_calls"] = [
@@ -87,11 +86,11 @@ class Reply:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate after the first token. Raises RequestError where there is none to speak of."""
+        """The rate after the first token. Raises RequestError for fewer than eight tokens."""
         rate = self.statistics["tokens_per_s"]
         if rate is None:
             raise RequestError(
-                f"a reply of {len(self.token_ids)} tokens has no rate",
+                f"a reply of {len(self.token_ids)} tokens is too short for a rate",
                 remedy=f"ask for at least {FEWEST_TOKENS_OF_A_RATE}",
             )
         return rate
@@ -103,7 +102,7 @@ def _beginning(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyMaker:
-    """What replies of one model are made with."""
+    """The parts of one model that its replies are made with."""
 
     running: RunningModel
     tokenizer: Tokenizer | None
@@ -112,18 +111,18 @@ class ReplyMaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedReply:
-    """One reply that was asked for, and checked."""
+    """A checked request for one reply."""
 
     terms: Terms
     match: Callable[[], Matcher] | None
-    """Makes the matcher of an answer with a grammar, which takes its time."""
+    """Compiles the answer's grammar, which takes time."""
     keep: Callable[[], Journal | None]
     """Begins the journal, or returns the one that is resumed. None: there is none."""
     id: str | None = None
 
 
 class Mailbox(Protocol):
-    """Where the loop puts tokens; each kind of reader waits for them in its own way."""
+    """The queue from the event loop to a reader; each kind of reader waits in its own way."""
 
     def put_nowait(self, item: Token | EdgeError, /) -> None: ...
 
@@ -131,7 +130,8 @@ class Mailbox(Protocol):
 class ReplyFeed:
     """One reply between the event loop, which makes it, and its reader.
 
-    `start`, `cancel` and the verbs of a Sink are for the loop's thread, the rest for the reader's.
+    `start`, `cancel` and the methods of a Sink are for the loop's thread, the rest for the
+    reader's.
     """
 
     def __init__(self, model: ReplyMaker, asked: AskedReply, mailbox: Mailbox) -> None:
@@ -154,7 +154,7 @@ class ReplyFeed:
 
     @property
     def kept_as(self) -> str | None:
-        """The id of its journal; None: it has none."""
+        """The id of the reply's journal; None: it has none."""
         return None if self._journal is None else self._journal.id
 
     def start(self) -> None:
@@ -166,7 +166,7 @@ class ReplyFeed:
             self._starting = asyncio.ensure_future(self._start_matched(self._match))
 
     def _restored(self, journal: Journal) -> bool:
-        """Take the tokens of the journal. Returns whether the answer is whole with them."""
+        """Take the tokens of the journal. Returns whether the answer is complete with them."""
         self._answer.singly = journal.content.singly
         for each in journal.content.tokens:
             token = self._text.restore(each.token_id, each.end, each.logprobs)
@@ -187,7 +187,7 @@ class ReplyFeed:
             self._answer.matcher = await run_blocking(matcher)
         except EdgeError as error:
             self.failed(error)
-        except Exception as error:  # a defect here: no reader may wait for ever
+        except Exception as error:  # a bug of Edge: the reader must not wait for ever
             self.failed(EdgeError(f"the grammar of the answer failed ({error!r})"))
         else:
             self._model.submit(self._answer)
@@ -223,7 +223,7 @@ class ReplyFeed:
         """The token of an item from the mailbox. Raises the item if it is an error."""
         if isinstance(event, EdgeError):
             if isinstance(event, RequestError) and not self._text.token_ids:
-                self._drop_journal()  # it could not be answered later, either
+                self._drop_journal()  # a later try would fail, too
             self.end()
             raise event
         if event.finish_reason is not None:
@@ -291,9 +291,9 @@ class AsyncReplyStream:
     """An asynchronous iterator of Tokens on the loop that the cluster was opened on.
 
     `reply()` is the whole once it has ended. Leaving the loop over it early, cancelling the task
-    that reads it, or `aclose` cancel the rest. For one task at a time. A device that goes away
-    makes a pause: what is left goes on with the same tokens. Raises PeerLostError if it cannot,
-    RequestError if the model is closed meanwhile.
+    that reads it, or `aclose` cancel the rest. For one task at a time. After the loss of a device
+    the stream pauses and continues with the same tokens. Raises PeerLostError if failover is
+    impossible, RequestError if the model is closed meanwhile.
     """
 
     def __init__(self, begin: BeginReply) -> None:
@@ -351,21 +351,21 @@ class AsyncReplyStream:
         await self.aclose()
 
     def __del__(self) -> None:
-        # Leaving a loop over the stream drops it, and no reader is left. The garbage collector may
-        # run in another thread.
+        # The stream was dropped by leaving the loop over it. The garbage collector may run in
+        # another thread.
         under_way = getattr(self, "_under_way", None)
         if under_way is not None and not under_way.ended:
             under_way.end()
-            with contextlib.suppress(RuntimeError):  # the loop was closed, and the model with it
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the model
                 self._loop.call_soon_threadsafe(under_way.cancel)
 
 
 class ReplyStream:
     """An iterator of Tokens; `reply()` is the whole once it has ended. Closing it cancels.
 
-    For one thread at a time. A device that goes away makes a pause: what is left goes on with the
-    same tokens. Raises PeerLostError if it cannot, RequestError if the model or the cluster is
-    closed meanwhile.
+    For one thread at a time. After the loss of a device the stream pauses and continues with the
+    same tokens. Raises PeerLostError if failover is impossible, RequestError if the model or the
+    cluster is closed meanwhile.
     """
 
     def __init__(self, begin: BeginReply, loop: LoopThread) -> None:
@@ -430,7 +430,7 @@ class ReplyStream:
         self.close()
 
     def __del__(self) -> None:
-        # Leaving a loop over the stream drops it, and no reader is left.
+        # The stream was dropped by leaving the loop over it.
         if hasattr(self, "_under_way"):
             self.close()
 

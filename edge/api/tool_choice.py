@@ -1,4 +1,4 @@
-"""Which tools an answer may call, or must, and what that makes of its options. Pure."""
+"""The tools that an answer may or must call, and the grammar for its options. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edge.text.answer_forms import AnswerForm
 from edge.text.forced_calls import calls_grammar
 
 Schemas = Sequence[Mapping[str, Any]]
-"""As `tool_schemas` makes them."""
+"""Tools as the result of `tool_schemas`."""
 
 
 def chosen(tools: Schemas, choice: str) -> tuple[Schemas, Schemas]:
     """The tools to offer, and those of which one must be called. choice: auto, none, required, or
     the name of a tool.
 
-    Raises RequestError for a name that none has, and where one must be called of none.
+    Raises RequestError for an unknown name, and for "required" without tools.
     """
     if choice in ("auto", "none"):
         return (tools if choice == "auto" else ()), ()
@@ -41,10 +41,11 @@ def with_calls(
     must: Schemas = (),
     several: bool = True,
 ) -> GenerationOptions:
-    """With a grammar where the answer must have calls, or may have some instead of a form.
+    """The options, with a grammar if the answer must have calls, or may have calls in place of a
+    structured output.
 
-    form: how the model calls. must: tools of which one must be called. several: or
-    exactly one is called.
+    form: the model's format of calls. must: tools of which one must be called. several: more than
+    one call is allowed.
     """
     if not must and (options.json_schema is None or not tools):
         return options

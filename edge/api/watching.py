@@ -1,4 +1,4 @@
-"""Peers of a cluster as they come, change and go."""
+"""Watching a cluster: peers that join, change and leave."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from edge.transport import Credentials
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerChange:
-    """What has happened to a peer since the look before."""
+    """A change of a peer since the previous look."""
 
     event: Literal["joined", "changed", "gone"]
     peer: PeerInfo
-    """As it is now, or as it was last seen."""
+    """The peer now, or when it was last seen."""
     before: PeerInfo | None = None
     """A changed peer as it was before; None for other events."""
 
@@ -36,11 +36,11 @@ async def watched_peers(
     insecure: bool = False,
     every_s: float,
 ) -> AsyncGenerator[tuple[PeerInfo, ...]]:
-    """Those that answer, every `every_s` and whenever one is announced or takes its leave; and
-    those that did before, and are silent now.
+    """The peers that answer, and those that answered before and are silent now. Yields every
+    `every_s` seconds, and when a peer is announced or leaves.
 
-    Those at the addresses, or without any those that zeroconf finds. Each keeps its name as long as
-    this lasts. Raises NetworkError where this device cannot look.
+    addresses: the peers to watch; empty: those that zeroconf finds. A peer keeps its name
+    throughout. Raises NetworkError if this device cannot search.
     """
     shown = await own_credentials(insecure=insecure)
     looks = watch_peers(cluster, shown, interfaces=interfaces, every_s=every_s)
@@ -65,7 +65,7 @@ async def _asked(shown: Mapping[str, Credentials | None], every_s: float) -> Asy
 
 
 def changes(before: Sequence[PeerInfo], after: Sequence[PeerInfo]) -> list[PeerChange]:
-    """Who has gone, who has changed what it runs or offers, and who has come."""
+    """The peers that left, then those that changed their offer or their work, then new ones."""
     was, now = ({peer.id: peer for peer in look} for look in (before, after))
     gone = [PeerChange(event="gone", peer=was[id]) for id in was if id not in now]
     changed = [
@@ -78,7 +78,7 @@ def changes(before: Sequence[PeerInfo], after: Sequence[PeerInfo]) -> list[PeerC
 
 
 def _offer(peer: PeerInfo) -> object:
-    """What is worth a word when it changes; free memory changes with every request."""
+    """The facts of a peer whose change is reported; free memory changes with every request."""
     models = tuple((model.name, model.dtype, model.stage, model.rank) for model in peer.models)
     silence = peer.silent_s is not None, peer.is_lost
     return peer.software, peer.memory_bytes, peer.is_leaving, silence, peer.is_slow, models

@@ -1,4 +1,4 @@
-"""The options of a command in a TOML file: the command line outweighs it, and it the defaults."""
+"""`--config`: a TOML file of a command's options. The command line outweighs the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHENCE = {
 
 
 def config_option(function: F) -> F:
-    """Give the command `--config`, by which all its other options may be set."""
+    """Give a command `--config`, a file that can set all its other options."""
     return click.option(
         "--config",
         type=click.Path(dir_okay=False, path_type=Path),
@@ -36,17 +36,17 @@ def config_option(function: F) -> F:
         expose_value=False,
         callback=_read_into_defaults,
         metavar="FILE",
-        help='Options from a TOML file, by their names, as memory = "4GiB"; the command line '
+        help='Options from a TOML file, by their names, such as memory = "4GiB"; the command line '
         "outweighs it.",
     )(function)
 
 
 def read_config(path: Path, context: click.Context) -> dict[str, Any]:
-    """What the file says of the command's options, by the names of its parameters.
+    """The command's options in a file, by the names of its parameters.
 
-    Raises RequestError for a file that cannot be read, and for a name or a value that is none.
+    Raises RequestError for an unreadable file, an unknown name or an invalid value.
     """
-    import tomllib  # a daemon without such a file does not need it
+    import tomllib  # slow to import, and a daemon without a file does not need it
 
     from edge.offload import read_file
 
@@ -78,9 +78,9 @@ def read_config(path: Path, context: click.Context) -> dict[str, Any]:
 
 
 def as_toml(context: click.Context, resolved: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of a file that says what holds now, each with whence it comes.
+    """Lines of a file with the effective options, each with its origin.
 
-    resolved: the values of options that the command fills in itself, by parameter.
+    resolved: values that the command fills in itself, by parameter.
     """
     for option in _settable(context.command):
         name = str(option.name)
@@ -118,7 +118,7 @@ def _name(option: click.Option) -> str:
 
 
 def _check(option: click.Option, value: object, where: str) -> None:
-    """Raises RequestError for a value of another type than the option's: click takes many."""
+    """Raises RequestError for a value of another type than the option's, which click may accept."""
     if option.is_flag:
         wanted, is_good = "true or false", isinstance(value, bool)
     elif option.multiple:
@@ -135,7 +135,7 @@ def _check(option: click.Option, value: object, where: str) -> None:
 
 
 def _value(value: object) -> str:
-    """As TOML writes it."""
+    """A value in TOML."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, bool | int):

@@ -1,4 +1,4 @@
-"""What is wrong with a device and the peers that it finds, from facts gathered before."""
+"""The findings of `edge doctor` about a device and its peers, from gathered facts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.protocol.measurements import LinkTimes
 from edge.protocol.peer_info import PeerInfo
 
 LOW_MEMORY_BYTES = 512 << 20
-"""A daemon's process alone takes about 125 MiB, and a small model some hundreds."""
+"""Least free memory: a daemon's process takes about 125 MiB, and a small model some hundreds."""
 
 LOW_DISK_BYTES = 1 << 30
 
@@ -28,25 +28,25 @@ _BEST_FIRST = (
 )
 
 _HAS_AVX512 = r"Xeon\(R\) (?:Platinum|Gold|Silver|Bronze)|EPYC [89][\dA-Z]{3}"
-"""Processors of servers that all have it."""
+"""Server processors, all of which have AVX-512."""
 
 _FAST_ETHERNET = (60e6, 100e6)
-"""Bits per second of data, where some part of the way does 100 Mbit/s."""
+"""Bits per second of data over a path with a part of 100 Mbit/s."""
 
 _SLOW_PART = (
-    "One part of the way does 100 Mbit/s only: a cable with a wire that makes no contact (take "
-    "category 5e or better), a port of the switch, or the interface at one end."
+    "One part of the path does 100 Mbit/s only: a cable with a broken wire (take category 5e or "
+    "better), a port of the switch, or the interface at one end."
 )
 
 _LEAST_OF_CLASS = 0.5
-"""Ethernet carries 94 % of its bits as data; half may be lost to what else the network does."""
+"""Least part of an interface's rate: Ethernet carries 94 % data, and other traffic takes some."""
 
 _MOST_CLOCK_S = 5.0
-"""Two clocks apart: what follows from each other in two logs stands in the wrong order then."""
+"""Most seconds between two clocks. With more, the events of two logs are in the wrong order."""
 
 _SLOW_WIFI_BITS_PER_S = 100e6
 _LONG_LATENCY_S = 3e-3
-"""Two to three switches take less than a tenth of it."""
+"""Most latency of a wired link; two to three switches take less than a tenth of it."""
 
 _ADDRESS = re.compile(
     r"\[?(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*(?::[0-9a-fA-F]*){2,7})\]?(:\d+)?"
@@ -55,44 +55,44 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """This machine, as it was found."""
+    """The facts of this machine."""
 
     versions: Mapping[str, str]
     """Versions of Edge, Python and the packages that compute, by name."""
     is_x86: bool
     instructions: tuple[str, ...]
-    """Sets of the processor that matter to products of ONNX Runtime; empty: not known."""
+    """The processor's instruction sets that speed up ONNX Runtime's products; empty: unknown."""
     processor: str
-    """Its maker's name for it; empty: not known."""
+    """The processor's model name; empty: unknown."""
     is_virtual: bool
-    """A virtual machine, which may have less than its processor."""
+    """A virtual machine, which may hide instructions of its processor."""
     cores: int
-    """That this process may run on."""
+    """The cores that this process may run on."""
     quota_cores: float | None
-    """Whose time its control group leaves it; None: all."""
+    """Cores' worth of time that the control group allows; None: all."""
     free_memory_bytes: int
     machine_free_bytes: int
-    """Free memory of the machine, whatever the control group leaves."""
+    """Free memory of the machine, regardless of the control group's limit."""
     cache_folder: str
     cache_failure: str | None
-    """Why nothing can be written there; None: something can."""
+    """Why the folder is not writable; None: it is."""
     free_disk_bytes: int
     listen: str
     listen_failure: str | None
     multicast: Mapping[str, str | None]
-    """Why it does not work, by interface; None: it works. Without loopback."""
+    """Why multicast fails, by interface; None: it works. Without loopback."""
     has_token: bool
-    """A token file makes it a member of its cluster."""
+    """Whether its membership comes from a token file."""
     membership_failure: str | None
     met: Mapping[str, str]
-    """Names of the devices that it was paired with, by id."""
+    """The names of paired devices, by id."""
     host: str
-    """What peers on this machine call it."""
+    """The names of peers on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
     found: str
@@ -101,7 +101,7 @@ class Finding:
 
 
 def device_findings(facts: DeviceFacts, *, finds_peers: bool) -> Iterator[Finding]:
-    """This machine alone. A device that finds peers need not be paired: they are on it."""
+    """Findings about this machine. finds_peers: some were found here, so it need not be paired."""
     yield Finding(
         subject="versions", found=", ".join(f"{name} {v}" for name, v in facts.versions.items())
     )
@@ -137,7 +137,7 @@ def device_findings(facts: DeviceFacts, *, finds_peers: bool) -> Iterator[Findin
 
 
 def _instructions(facts: DeviceFacts) -> Finding:
-    """What ONNX Runtime can choose from when it starts."""
+    """The instruction set that ONNX Runtime uses."""
     has = set(facts.instructions)
     best = next((name for name, sets in _BEST_FIRST if sets <= has), None)
     found = "not known" if best is None else f"ONNX Runtime computes with {best}"
@@ -165,8 +165,8 @@ def _cores(facts: DeviceFacts) -> Finding:
     return Finding(
         subject="cores",
         found=f"{facts.cores}, of which the control group leaves the time of {facts.quota_cores:g}",
-        remedy=f"Give edge peer --threads {max(1, int(facts.quota_cores))}, for more threads wait "
-        "for each other; or raise the limit of the container or of the unit (CPUQuota=).",
+        remedy=f"Give edge peer --threads {max(1, int(facts.quota_cores))}, because more threads "
+        "wait for each other; or raise the limit of the container or of the unit (CPUQuota=).",
     )
 
 
@@ -217,22 +217,22 @@ class DiagnosedLink:
     """A link between two devices."""
 
     ends: str
-    """As "to attic"."""
+    """The other end, such as "to attic"."""
     interface: Interface | None
-    """The interface of this device, where it is one of the ends."""
+    """This device's interface; None: this device is not an end."""
     times: LinkTimes | EdgeError
-    """What was measured, or why nothing could be."""
+    """The measurement, or why it failed."""
 
 
 def link_finding(facts: DiagnosedLink) -> Finding:
-    """What was measured, and whether the interface's class should do better."""
+    """The link's measurement, and a remedy if its class of interface should do better."""
     subject = f"link {facts.ends}"
     if isinstance(facts.times, EdgeError):
         return Finding(
             subject=subject,
             found=str(facts.times),
-            remedy="Devices of a plan link with each other: let the firewall there pass the "
-            "daemon's port (edge peer --listen 0.0.0.0:5000 fixes it).",
+            remedy="Devices of a plan connect to each other: open the daemon's port in the "
+            "firewall there (edge peer --listen 0.0.0.0:5000 sets the port).",
         )
     times, interface = facts.times, facts.interface
     rate = 8 * min(times.there_bytes_per_s, times.back_bytes_per_s)
@@ -248,12 +248,12 @@ def _link_remedy(times: LinkTimes, rate: float, interface: Interface | None) -> 
     if kind == "Wi-Fi":
         if times.is_unsteady or rate < _SLOW_WIFI_BITS_PER_S or times.latency_s > _LONG_LATENCY_S:
             return (
-                "Connect the devices by a cable; or bring them nearer to the access point, into "
+                "Connect the devices by a cable; or move them nearer to the access point, and use "
                 "its band of 5 or 6 GHz. Every token waits for this link."
             )
         return None
     if times.is_unsteady:
-        return "Messages are lost or held up: try another cable and another port of the switch."
+        return "Packets are lost or delayed: try another cable and another port of the switch."
     is_fast_ethernet = _FAST_ETHERNET[0] <= rate <= _FAST_ETHERNET[1]
     if interface is None:
         return _SLOW_PART if is_fast_ethernet else None
@@ -261,8 +261,8 @@ def _link_remedy(times: LinkTimes, rate: float, interface: Interface | None) -> 
         return None
     if interface.is_half_duplex:
         return (
-            f"{interface.name} sends and receives in turn (half duplex): have both ends of its "
-            "cable choose by themselves (autonegotiation)."
+            f"{interface.name} runs in half duplex: turn on autonegotiation at both ends of its "
+            "cable."
         )
     if interface.bits_per_s <= 100e6:
         return (
@@ -272,12 +272,12 @@ def _link_remedy(times: LinkTimes, rate: float, interface: Interface | None) -> 
     if rate >= _LEAST_OF_CLASS * interface.bits_per_s:
         if times.latency_s <= _LONG_LATENCY_S:
             return None
-        return "Something on the way holds messages up: Wi-Fi at the other end, or a router."
+        return "Something on the path delays packets: Wi-Fi at the other end, or a router."
     if is_fast_ethernet:
         return _SLOW_PART
     return (
-        "Something on the way is slower than this interface: the other device's, Wi-Fi, a switch; "
-        "or the network was busy. Run edge doctor there, too."
+        "Something on the path is slower than this interface: the other device's, Wi-Fi, a "
+        "switch; or the network was busy. Run edge doctor there, too."
     )
 
 
@@ -286,7 +286,7 @@ def _bits(rate: float) -> str:
 
 
 def peers_together(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:
-    """Whether this device and others know of each other."""
+    """Findings about this device as others see it, and about paired devices."""
     here = [peer.name for peer in peers if peer.host == facts.host]
     yield Finding(
         subject="this device as a peer",
@@ -305,7 +305,7 @@ def peers_together(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Fi
 
 
 def _clocks(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:
-    """Clocks of other devices; those that are right in one line."""
+    """Findings about the clocks of other devices; correct ones share a line."""
     ahead = {
         peer.name: peer.clock_ahead_s
         for peer in peers
@@ -320,25 +320,25 @@ def _clocks(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:
         yield Finding(
             subject=f"clock of {name}",
             found=f"{abs(ahead_s):,.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this device's",
-            remedy="Have both take the time from the network (timedatectl set-ntp true): until "
-            "then times in their logs cannot be compared. Edge itself runs all the same.",
+            remedy="Set both clocks by the network (timedatectl set-ntp true): until then the "
+            "times in their logs cannot be compared. Edge itself does not need it.",
         )
 
 
 def _speeds(peers: Sequence[PeerInfo]) -> Iterator[Finding]:
-    """What the peers' latest steps took, against what was predicted of them."""
+    """Findings about the peers' latest steps, measured against predicted."""
     compared = [(peer, peer.slower) for peer in peers if peer.slower is not None]
     if not compared:
         yield Finding(
             subject="speed against prediction",
-            found="nobody has computed an answer within a minute; edge run --explain compares one",
+            found="no answer was computed in the last minute; edge run --explain compares one",
         )
     for peer, slower in compared:
         yield Finding(
             subject=f"speed of {peer.name}",
             found=f"a token takes it {slower:.1f} times as long as predicted",
-            remedy="End what else keeps it busy, or let it cool down; if it stays like that, edge "
-            "plan --measure finds the plan for what it can do now."
+            remedy="End other work on it, or let it cool down; if it stays slow, edge plan "
+            "--measure finds the plan for its present speed."
             if peer.is_slow
             else None,
         )
@@ -347,9 +347,9 @@ def _speeds(peers: Sequence[PeerInfo]) -> Iterator[Finding]:
 def peer_findings(
     peers: Sequence[PeerInfo], failure: str | None, left_out: Sequence[EdgeError]
 ) -> Iterator[Finding]:
-    """The peers, and why there are none, or not all that are announced.
+    """Findings about the peers, and about announced ones that cannot be used.
 
-    failure: what looking for them ended with. left_out: why one is not among them.
+    failure: the error of the search; None: it found some. left_out: the errors of announced peers.
     """
     if failure is not None:
         yield Finding(
@@ -363,8 +363,8 @@ def peer_findings(
             found=str(error),
             remedy="Install the same version of Edge on both devices."
             if isinstance(error, ProtocolError)
-            else "Let the firewall there pass the daemon's port (edge peer --listen 0.0.0.0:5000 "
-            "fixes it), or start the daemon anew; run edge doctor there, too.",
+            else "Open the daemon's port in the firewall there (edge peer --listen 0.0.0.0:5000 "
+            "sets the port), or restart the daemon; run edge doctor there, too.",
         )
     for peer in peers:
         remedy = None
@@ -379,7 +379,7 @@ def peer_findings(
 
 
 def fit_for_strangers(finding: Finding, addresses: Sequence[str], home: str) -> Finding:
-    """The same without network addresses, those given by the user too, and the home folder."""
+    """The finding without network addresses (given ones included) and without the home folder."""
     found = finding.found
     for address in addresses:
         found = found.replace(address, "ADDRESS").replace(address.rpartition(":")[0], "ADDRESS")

@@ -1,4 +1,4 @@
-"""Options of a command made of the fields of a dataclass; imports nothing that a daemon lacks."""
+"""Options of a command from the fields of a dataclass. Imports only what a daemon needs, too."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def field_options(
     leave_out: Collection[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]:
-    """An option for each field of a dataclass that is one, by the name of the field.
+    """An option for each field of a dataclass that was made by `option`, by the field's name.
 
-    defaults: where a command has others than the dataclass. None is what a field has that the user
-    left out, where only the dataclass knows its default.
+    defaults: this command's own, by field. An omitted option is None if only the dataclass knows
+    its default.
     """
     hints = get_type_hints(described)
 
@@ -44,7 +44,7 @@ def field_options(
 
 
 def given_options(name: str, described: type[Any], **chosen: Any) -> Callable[[F], F]:
-    """Give the command `name`: a dataclass of what the user set of its `field_options`."""
+    """Give the command `name`: a dataclass made of its `field_options`."""
     names = {each.name for each in fields(described)}
 
     def decorate(function: F) -> F:
@@ -59,7 +59,7 @@ def given_options(name: str, described: type[Any], **chosen: Any) -> Callable[[F
 
 
 def as_given(context: click.Context, name: str) -> Any:
-    """The value of an option as its user wrote it, where it was made something else of."""
+    """The text of an option's value as the user wrote it, before it was parsed."""
     return context.meta.get(_AS_GIVEN, {}).get(name, context.params.get(name))
 
 

@@ -1,4 +1,4 @@
-"""A terminal that goes away while a program uses it: the program ends, and says nothing."""
+"""Hangup of the terminal: the program ends without a message."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _STANDARD_STREAMS = (0, 1, 2)
 
 
 class HungUp(SystemExit):
-    """All that is open closes on its way; it ends as what SIGHUP has ended."""
+    """The terminal hung up: closes what is open, and exits as after SIGHUP."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGHUP)
 
 
 def has_hung_up() -> bool:
-    """One of our streams was a terminal that is there no more: the kernel says so of no other."""
+    """Whether a standard stream is a terminal that has hung up."""
     for descriptor in _STANDARD_STREAMS:
         try:
             termios.tcgetattr(descriptor)
@@ -32,7 +32,7 @@ def has_hung_up() -> bool:
 
 
 def give_up(*outputs: TextIO) -> None:
-    """Python must not complain once more, at exit, about what could not be written there."""
+    """Keep Python from another error at exit about unwritten output."""
     with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
         for output in outputs:
             os.dup2(nowhere.fileno(), output.fileno())

@@ -1,7 +1,7 @@
-"""What a checkpoint is, as tables and sentences for people.
+"""The view of `edge inspect`: a checkpoint as tables and sentences.
 
-Names, tokens and templates come from files of strangers: all of it is escaped and of bounded
-length before a terminal sees it.
+Names, tokens and templates come from untrusted files: all are escaped and cut before they are
+printed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_SPANS = 6
 
 
 def show_inspection(found: Inspection, *, given: str, template: bool) -> None:
-    """Print it. `given`: the path as its user wrote it; `template`: chat templates in full, too."""
+    """Print an inspection. given: the user's path. template: with the whole chat templates."""
     console = Console()
     console.print(_summary(found))
     right = ("tensors", "weights", "size", "bits/weight", "bytes/weight", "in all")
@@ -50,7 +50,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def _cell(text: str) -> Text:
-    """Rich would take what stands in brackets, or between colons, for more than text."""
+    """A cell of plain text; Rich would read brackets and colons as markup."""
     return Text(printable(text, _LONGEST_CELL))
 
 
@@ -151,7 +151,7 @@ def _biases(kind: LayerKind) -> str:
 
 
 def _in_words(held: HeldAs) -> str:
-    """Its own name is in the row already."""
+    """The format of weights in words; the row has the dtype already."""
     if held.dtype == AUTO and held.format != AS_STORED:
         return f"as {held.format}"
     return held.words if held.dtype == AUTO else held.words.removeprefix(f"{held.format}: ")
@@ -227,7 +227,7 @@ def _sentences(found: Inspection, given: str) -> Iterator[str]:
 
 
 def in_short(count: int) -> str:
-    """As people say how large a model is: 1.1 B."""
+    """A count in short, such as 1.1 B."""
     for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
         if count >= size:
             return f"{count / size:.3g} {unit}"

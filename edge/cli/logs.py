@@ -1,4 +1,4 @@
-"""What a daemon writes of its doings: how much, in which form, and where."""
+"""Logs of daemons and servers: level, format and file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from edge.errors import RequestError
 from edge.option_fields import option
 
 LOGGER = "edge"
-"""The beginning of the names of all of Edge's loggers."""
+"""The logger above all of Edge's."""
 
 _WRITTEN = f"{LOGGER}.cli"
-"""The logger of what a command tells its user."""
+"""The logger of a command's messages to its user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +31,19 @@ class LogOptions:
     log_level: Literal["debug", "info", "warning", "error"] | None = option(
         None,
         choices=("debug", "info", "warning", "error"),
-        help="What is told: info also says who loads what, debug also who was refused, and which "
-        "requests came and went.  [default: warning]",
+        help="The least level that is logged: info adds loads of models, debug adds refused "
+        "devices and single requests.  [default: warning]",
     )
     log_format: Literal["text", "json"] = option(
         "text",
-        help="json: one object on a line, with time, level, logger and message, and of requests "
-        "their id.",
+        help="json: an object on each line, with time, level, logger and message, and a request's "
+        "id.",
     )
     log_file: Path | None = option(
         None,
         parse=Path,
         metavar="FILE",
-        help="Append there instead of writing to standard error; a new file each day.",
+        help="Append to this file instead of writing to standard error; a new file each day.",
     )
     log_days: int = option(
         7, at_least=1, at_most=3650, metavar="N", help="Days for which old log files are kept."
@@ -51,7 +51,7 @@ class LogOptions:
 
 
 class JsonLines(logging.Formatter):
-    """A record as an object on one line."""
+    """Formats a record as a JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         facts = {
@@ -68,17 +68,17 @@ class JsonLines(logging.Formatter):
 
 
 class TimedLines(logging.Formatter):
-    """A record as text with its time."""
+    """Formats a record as text with its time."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{_time(record)} {record.levelname.lower():<7} {super().format(record)}"
 
 
 class LinesAsRecords(io.TextIOBase):
-    """Standard error where each line of it is to be a record: whoever writes one there logs it."""
+    """A standard error that logs each line written to it."""
 
     def __init__(self, beyond: IO[str]) -> None:
-        """beyond: takes what is written while a record is, and could be logged no more."""
+        """beyond: takes output written during logging, which cannot be logged itself."""
         self._beyond = beyond
         self._begun = ""
         self._is_logging = threading.local()
@@ -114,8 +114,8 @@ class LinesAsRecords(io.TextIOBase):
 
 
 def set_up_logging(options: LogOptions) -> None:
-    """Have all loggers of this process follow the options, and as JSON whatever else it writes to
-    standard error. Raises what `log_handler` raises."""
+    """Set up all loggers of this process. With JSON, other output on standard error is logged, too.
+    Raises the errors of `log_handler`."""
     logging.basicConfig(handlers=[log_handler(options)], force=True)
     if options.log_level is not None:
         logging.getLogger(LOGGER).setLevel(options.log_level.upper())
@@ -132,7 +132,7 @@ def _log_defect(
 
 
 def log_handler(options: LogOptions) -> logging.Handler:
-    """Writes records as the options say. Raises RequestError for a file that cannot be written."""
+    """The handler for the options. Raises RequestError for a file that cannot be written."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("edge: %(message)s"))
     if options.log_file is not None:
@@ -149,10 +149,10 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _daily(path: Path, days: int) -> logging.Handler:
-    from logging.handlers import TimedRotatingFileHandler  # a daemon without a file has no need
+    from logging.handlers import TimedRotatingFileHandler  # not needed by a daemon without a file
 
     class OwnersFile(TimedRotatingFileHandler):
-        """Who used this device is for its owner alone to read."""
+        """A log that only the device's owner can read."""
 
         def _open(self) -> IO[str]:  # type: ignore[override]
             descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

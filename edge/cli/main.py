@@ -1,6 +1,6 @@
-"""The command line: which commands there are, and how their failures end.
+"""The command line: its commands, and the end of a failed one.
 
-Every failure is one sentence on stderr and an exit code: 1 for errors, 2 for wrong usage, 130 for
+A failure is one sentence on stderr and an exit code: 1 for errors, 2 for wrong usage, 130 for
 Ctrl-C.
 """
 
@@ -31,23 +31,23 @@ from edge.version import __version__
 COMMANDS = {
     "peer": "Run the daemon that lends this device to the cluster.",
     "peers": "Show the peers of a cluster.",
-    "ps": "Show which models are loaded, and for whom.",
-    "doctor": "Find what is wrong here, and say what helps.",
+    "ps": "Show the loaded models and their users.",
+    "doctor": "Check this device and its peers; suggest remedies.",
     "pair": "Make two devices members of one cluster.",
-    "cluster": "Show this device's cluster, expel a device.",
-    "memory": "Tell a running peer how much memory it may use.",
-    "models": "List the models that are here, and how they would run.",
-    "cache": "Show what Edge keeps on disk, and remove it.",
-    "inspect": "Show what a checkpoint is, and what it would take.",
-    "plan": "Show what would run where and how fast, without running it.",
+    "cluster": "Show this device's cluster, or expel a device.",
+    "memory": "Set the memory limit of a running peer.",
+    "models": "List the models on this disk, and how they would run.",
+    "cache": "Show or remove Edge's files on disk.",
+    "inspect": "Describe a checkpoint and the memory that it needs.",
+    "plan": "Show the plan for a model and its predicted speed.",
     "run": "Answer one prompt.",
-    "replies": "Show the answers that are not finished, and remove them.",
-    "chat": "Talk with a model in turns.",
+    "replies": "Show or remove unfinished answers.",
+    "chat": "Chat with a model.",
     "serve": "Serve a model over HTTP.",
-    "top": "Show how the model of a server is doing.",
-    "bench": "Measure a model's speed and what limits it.",
-    "quality": "Measure what a weight format costs in quality.",
-    "quantize": "Round a model by what its weights are multiplied with.",
+    "top": "Show the live state of a server's model.",
+    "bench": "Measure a model's speed and its bottleneck.",
+    "quality": "Measure the quality loss of a weight format.",
+    "quantize": "Quantize a model with calibration (GPTQ).",
     "demo": "List the bundled demos, or run one.",
     "completion": "Complete commands and options in a shell.",
 }
@@ -106,8 +106,8 @@ def main(arguments: list[str] | None = None) -> Any:
         signal.signal(signal.SIGTERM, _leave)
         if sys.argv[1:2] == ["peer"]:
             restart_with_malloc_settings()
-        # What a command imports stays: to look for garbage in it, now and at the end, takes a
-        # quarter of the time that an idle daemon computes (0.48 instead of 0.63 s).
+        # A command's imports stay alive: garbage collection of them takes a quarter of an idle
+        # daemon's compute time (0.48 instead of 0.63 s without it).
         gc.disable()
     wants_json = "--json" in (sys.argv if arguments is None else arguments)
     try:
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> Any:
         click.echo("\nInterrupted; everything this command started was ended.", err=True)
         sys.exit(130)
     except _Terminated:
-        os.kill(os.getpid(), signal.SIGTERM)  # whoever waits for this process hears the truth
+        os.kill(os.getpid(), signal.SIGTERM)  # the parent process sees the signal
     except EdgeError as error:
         click.echo(f"edge: {error}", err=True)
         if wants_json:
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> Any:
         give_up(sys.stdout, sys.stderr)
         raise HungUp from None
     except BrokenPipeError:
-        give_up(sys.stdout)  # whoever read it has gone
+        give_up(sys.stdout)  # its reader has gone
         sys.exit(1)
     except OSError as error:
         if has_hung_up():
@@ -149,13 +149,13 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def _tell_json(code: str, message: str, remedy: str) -> None:
-    """What failed, for scripts: see `edge/errors.py`."""
+    """Print an error as JSON for scripts; see `edge/errors.py`."""
     click.echo(json.dumps({"error": {"code": code, "message": message, "remedy": remedy}}))
 
 
 class _Terminated(SystemExit):
-    """SIGTERM came: event loops let a SystemExit through, and all that is open closes on the way,
-    so that a terminal is left as it was found."""
+    """Raised at SIGTERM. Event loops let a SystemExit through; it closes what is open and restores
+    the terminal."""
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
@@ -164,7 +164,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def _prepare_streams() -> None:
-    """Let no character stop an answer halfway: what a terminal cannot show becomes `?`."""
+    """Write characters that a terminal cannot show as `?`, so that no answer stops at one."""
     if sys.stdout is None:  # started with its output closed
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share: of the cluster, of a load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Which peers to use: discovered, given, or started here."""
+    """The peers to use: discovered, given, or started here."""
 
     addresses: tuple[str, ...] = option(
         (),
@@ -45,12 +45,12 @@ class ClusterOptions:
         help="Start N peers on this machine for this command.",
     )
     memory: str | None = option(
-        None, metavar="SIZE", help="Memory of each --local peer, as 2GiB: of its whole process."
+        None, metavar="SIZE", help="Memory of each --local peer's whole process, such as 2GiB."
     )
     model_memory: str | None = option(
         None,
         metavar="SIZE",
-        help="Of the memory of each --local peer, the most for weights and KV caches.",
+        help="The part of each --local peer's memory for weights and KV caches.",
     )
     threads: int | None = option(
         None, at_least=1, at_most=1024, help="Threads of each --local peer."
@@ -64,7 +64,7 @@ class ClusterOptions:
     )
     insecure: bool = option(
         False,
-        help="For peers that run with --insecure: no keys, and whoever is on the network reads "
+        help="For peers that run with --insecure: no keys, and anyone on the network can read "
         "along.",
     )
 
@@ -81,10 +81,10 @@ def model_options(
     defaults: Mapping[str, Any] | None = None,
     needs_model: bool = True,
 ) -> Callable[[F], F]:
-    """Give the command `model`, a path, and `options`: LoadOptions of the options named so.
+    """Give a command `model`, a path, and `options`, the LoadOptions of the command line.
 
-    only: these of its fields, in addition to the plan; empty: all that a user sets. defaults: this
-    command's own, where they differ. needs_model: else it is None where it is left out.
+    only: these of its fields, in addition to the plan; empty: all of them. defaults: this command's
+    own, by field. needs_model: False: an omitted model is None.
     """
     left_out = () if concurrency else ("concurrency", "batch_invariant")
 
@@ -111,9 +111,9 @@ def model_options(
                 type=click.Choice(get_args(Parallel)),
                 default="auto",
                 show_default=True,
-                help="auto: what should answer soonest by what was measured: one peer, some or "
-                "all. pipeline (whole layers each) and tensor (a part of every layer each) use "
-                "every peer.",
+                help="auto: the plan with the least predicted time: one peer, some or all. "
+                "pipeline (whole layers each) and tensor (a part of every layer each) use every "
+                "peer.",
             ),
             click.argument("model", type=click.Path(path_type=str), required=needs_model),
         ):
@@ -125,7 +125,7 @@ def model_options(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpeningCall:
-    """A class method of Cluster or AsyncCluster, and what it is called with."""
+    """The class method of Cluster or AsyncCluster to call, and its arguments."""
 
     verb: Literal["local", "connect", "discover"]
     arguments: tuple[Any, ...]
@@ -133,10 +133,9 @@ class OpeningCall:
 
 
 def way_to(options: ClusterOptions, load: LoadOptions | None = None) -> OpeningCall:
-    """How the cluster is opened that the options name.
+    """The call that opens the cluster of the options.
 
-    A plan by hand among those of a load says how many peers there must be: the last of them may
-    announce itself later than the others.
+    With a manual plan in `load`, the search waits for as many peers as it has devices.
     """
     if options.local is not None and options.addresses:
         raise click.UsageError(
@@ -144,8 +143,8 @@ def way_to(options: ClusterOptions, load: LoadOptions | None = None) -> OpeningC
         )
     if options.local is None and (options.memory or options.model_memory or options.threads):
         raise click.UsageError(
-            "--memory, --model-memory and --threads are for --local peers, and others have their "
-            "own; add --local N, or leave them out"
+            "--memory, --model-memory and --threads are for --local peers only; add --local N, or "
+            "leave them out"
         )
     named: dict[str, Any] = {"insecure": options.insecure}
     if options.local is not None:
@@ -167,9 +166,9 @@ def open_cluster(
     model: str | None = None,
     timeout_s: float | None = None,
 ) -> Iterator[Cluster]:
-    """The cluster that the options name; see `way_to`. model: looked for first, where it is given:
-    raises what `check_model` does before any peer is looked for, or started. timeout_s: for looking
-    for peers that nobody named; None: as long as who needs some waits."""
+    """The cluster of the options; see `way_to`. model: checked first; raises the errors of
+    `check_model` before peers are searched or started. timeout_s: of a search by zeroconf; None:
+    the default."""
     way = way_to(options, load)
     if timeout_s is not None and way.verb == "discover":
         way = replace(way, named={**way.named, "timeout_s": timeout_s})

@@ -1,4 +1,4 @@
-"""Files that commands write where other programs look for them."""
+"""Files that commands generate for other programs: systemd units, shell completion."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _MOST_READ_BYTES = 64 << 10
 
 
 def write_own(place: Path, text: str, *, mark: str, writer: str) -> bool:
-    """Write the file, with a line `mark` in it. False: it was as it should be already.
+    """Write a file that has the line `mark`. Returns False if it was up to date already.
 
-    Raises RequestError for one without the mark, which somebody else wrote, and OSError.
+    Raises RequestError if there is a file without the mark, which Edge did not write, and OSError.
     """
     try:
         with place.open("rb") as file:
@@ -21,8 +21,8 @@ def write_own(place: Path, text: str, *, mark: str, writer: str) -> bool:
         found = mark.encode()
     if mark.encode() not in found:
         raise RequestError(
-            f"{place} is there already, and not written by {writer}",
-            remedy="move it away, or take over what you want of what is printed instead",
+            f"{place} exists already, and was not written by {writer}",
+            remedy="move it away, or print the text and copy it from there",
         )
     if found == text.encode():
         return False

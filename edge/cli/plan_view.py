@@ -31,9 +31,9 @@ _MOST_REASONS = 2
 
 
 def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, explain: bool) -> None:
-    """Print who runs what, and how fast that should be.
+    """Print a plan and its predicted speed.
 
-    `unchanged` is the plan for the cluster as it is, where `proposal` is for a changed one.
+    unchanged: the plan for the present cluster, if `proposal` is for an assumed one.
     """
     console = Console()
     console.print(make_table(proposal.rows, _ROWS, title=title, right=("memory", "left")))
@@ -46,7 +46,7 @@ def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, exp
 
 
 def show_losses(proposal: Proposal, found: Sequence[Loss]) -> None:
-    """Print a line for each device of the plan: what would be left without it."""
+    """Print a line for each device of the plan: the plan after its loss."""
     console = Console()
     for each in found:
         line = f"Without {each.device.name}: {_left_without(proposal, each)}."
@@ -56,11 +56,11 @@ def show_losses(proposal: Proposal, found: Sequence[Loss]) -> None:
 def show_standby(
     proposal: Proposal, cost: CopiesCost, ready: Mapping[str, int] | None = None
 ) -> None:
-    """Print what copies of keys and values take of memory and of links; and what devices without a
-    part keep `ready`, in bytes by their ids."""
+    """Print the memory and the link load of KV cache copies. ready: bytes of weights that spare
+    devices keep, by id."""
     what = {"none": "nothing", "answers": "an answer", "all": "a prompt or an answer"}[cost.copies]
     line = (
-        f"Copies of keys and values: {format_size(sum(cost.token_bytes.values()))} for each token "
+        f"Copies of the KV cache: {format_size(sum(cost.token_bytes.values()))} for each token "
         f"of {what}, in this device's memory: up to "
         f"{format_size(MOST_KEPT_KV_BYTES[cost.copies])}, which is {cost.kept_tokens:,} tokens."
     )
@@ -79,7 +79,7 @@ def show_standby(
 
 
 def show_counted(counted: CountedExperts) -> None:
-    """Print how unevenly experts are used."""
+    """Print the distribution of tokens over experts."""
     layers = f"{counted.layers} layer{'s' if counted.layers > 1 else ''}"
     print_sentence(
         Console(),
@@ -90,7 +90,7 @@ def show_counted(counted: CountedExperts) -> None:
 
 
 def standby_as_json(cost: CopiesCost, ready: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """By device, in plan order."""
+    """The cost of standby copies as JSON, by device in plan order."""
     return {
         "token_bytes": dict(cost.token_bytes),
         "bytes_per_s": None if cost.bytes_per_s is None else dict(cost.bytes_per_s),
@@ -106,7 +106,7 @@ def _megabits(bytes_per_s: float) -> str:
 
 
 def losses_as_json(found: Sequence[Loss]) -> list[dict[str, Any]]:
-    """For each device of the plan, in its order."""
+    """The plan after each device's loss as JSON, in plan order."""
     return [
         {
             "device": each.device.id,
@@ -123,13 +123,13 @@ def losses_as_json(found: Sequence[Loss]) -> list[dict[str, Any]]:
 
 def _left_without(proposal: Proposal, loss: Loss) -> str:
     if len(proposal.cluster.devices) == 1:
-        return "no device is left"
+        return "no device remains"
     if loss.repair is None:
         lacks = [f"{format_size(each.missing_bytes)} on {each.name}" for each in _shortages(loss)]
         fit = f"it does not fit; missing: {', '.join(lacks)}"
         return fit if lacks else str(loss.refused).rstrip(".")
     repair = loss.repair
-    speed = "how fast is not known"
+    speed = "speed not known"
     if repair.predicted is not None:
         speed = _in_words(repair.predicted)
     words = describe_plan_in_words(repair.plan, proposal.cluster)
@@ -141,7 +141,7 @@ def _shortages(loss: Loss) -> Sequence[Shortage]:
 
 
 def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
-    """`plan` is what `Plan.from_json` reads."""
+    """A proposal as JSON; `Plan.from_json` reads its `plan`."""
     choice = proposal.choice
     value: dict[str, Any] = {
         "plan": proposal.plan.to_json(),
@@ -199,7 +199,7 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
 
 
 def _streamed(row: PlanRow) -> str:
-    """Where layers come from for each token; a window may hold all that is not resident."""
+    """The layers that are streamed for each token, by source."""
     if not row.streamed_layers:
         return ""
     on_disk = row.streamed_layers - row.host_layers
@@ -208,23 +208,23 @@ def _streamed(row: PlanRow) -> str:
 
 
 def _each(row: PlanRow, in_words: Callable[[HeldLayers], str]) -> str:
-    """Words for each kind of layer, where they are cut in different ways."""
+    """Words for each kind of layer, if they are split differently; else once."""
     return "; ".join(dict.fromkeys(map(in_words, row.held))) or row.in_words
 
 
 def _columns(held: HeldLayers) -> str:
-    """Columns of the feed-forward block; where experts are whole, how many."""
+    """The columns of the feed-forward block, or the number of whole experts."""
     whole = held.whole_experts
     return f"{whole} of the experts" if whole else _span(held.ffn_columns)
 
 
 def _copied(held: HeldLayers) -> str:
-    """KV heads that are held more than once, where a cut runs through those that share one."""
+    """The number of duplicated KV heads, where a split separates queries that share one."""
     return f", {held.kv_copies} KV again" if held.kv_copies else ""
 
 
 def _memory(proposal: Proposal) -> list[str]:
-    """For each device what its memory holds, as far as it was asked."""
+    """A sentence for each device about its memory, if it was asked."""
     lines = []
     for row in proposal.rows:
         overhead = proposal.overhead.get(row.device)
@@ -243,7 +243,7 @@ def _memory(proposal: Proposal) -> list[str]:
 
 
 def _more(row: PlanRow) -> str:
-    """What comes in for each token, and from where."""
+    """The bytes that are streamed for each token, by source."""
     host_bytes = row.memory.streamed_bytes * row.host_layers // max(1, row.streamed_layers)
     sources = ((host_bytes, "the host's memory"), (row.memory.streamed_bytes - host_bytes, "disk"))
     more = [f"{format_size(nbytes)} more from {source}" for nbytes, source in sources if nbytes]
@@ -259,13 +259,13 @@ def _sentences(proposal: Proposal, unchanged: Proposal | None) -> list[str]:
     choice, workload = proposal.choice, proposal.workload
     lines: list[str] = []
     if choice.predicted is None:
-        lines.append("How fast it will be is not known, because not every device was measured.")
+        lines.append("The speed is not known, because not every device was measured.")
     else:
         at_once = f", {workload.concurrency} at once" if workload.concurrency > 1 else ""
         lines += [
             f"Predicted for {workload.prompt_tokens} tokens of prompt and "
             f"{workload.output_tokens} of answer{at_once}: {_in_words(choice.predicted)}.",
-            f"What takes most of a token's time: {choice.predicted.bottleneck}.",
+            f"Most of a token's time: {choice.predicted.bottleneck}.",
         ]
     alone = proposal.plan.devices[0] if len(proposal.plan.devices) == 1 else None
     if (
@@ -324,14 +324,14 @@ _ROWS: Columns[PlanRow] = {
 
 
 def devices_in_words(proposal: Proposal) -> str:
-    """How many compute, and of how many: `1 of 2 devices`."""
+    """The number of devices that compute, such as `1 of 2 devices`."""
     used, there = len(proposal.plan.devices), len(proposal.cluster.devices)
     count = f"{used} of {there}" if used < there else str(used)
     return f"{count} device{'s' if max(used, there) > 1 else ''}"
 
 
 def left_out_in_words(proposal: Proposal) -> str:
-    """Which devices have no part, and why the first of them have none; "" where all have one."""
+    """The devices without a part, and the reasons for the first ones; "": all have a part."""
     left_out = proposal.choice.left_out
     said = [f"{each.name} ({each.reason})" for each in left_out[:_MOST_REASONS]]
     if more := len(left_out) - len(said):

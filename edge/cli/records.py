@@ -23,18 +23,18 @@ from edge.errors import printable
 Record = TypeVar("Record")
 
 Columns = Mapping[str, Callable[[Record], str | None]]
-"""By heading, what a cell shows of a record; None: it is not known."""
+"""By heading, the function from a record to its cell; None: not known."""
 
 _LONGEST_CELL = 240
 _WIDE = 240
 _PADDING = 2
-"""Columns that each column takes beside its letters: a space and a line."""
+"""Characters of a column beside its cell: spaces and a line."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 
 def print_json(value: object) -> None:
-    """Indented, for scripts and for people who read what scripts get."""
+    """Print indented JSON."""
     click.echo(json.dumps(value, indent=2))
 
 
@@ -45,7 +45,7 @@ def make_table(
     title: str | None = None,
     right: Collection[str] = (),
 ) -> Table:
-    """A row for each record. Cells are shown as they are, without markup and control characters.
+    """A table with a row for each record. Cells are plain text without control characters.
 
     right: headings of columns of numbers and sizes.
     """
@@ -60,12 +60,12 @@ def make_table(
 
 
 def by_place(*headings: str) -> Columns[Sequence[str]]:
-    """Columns of rows that have their cells already."""
+    """Columns for records that are sequences of cells."""
     return {heading: itemgetter(place) for place, heading in enumerate(headings)}
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """A file, or another program, gets each row in one line, however long."""
+    """Print a table. Outside of a terminal, each row is one line of any length."""
     console = Console() if console is None else console
     if not console.is_terminal:
         console.width = max(console.width, _WIDE)
@@ -79,9 +79,9 @@ def columns_that_fit(
     *,
     least_wanted_last: Sequence[str],
 ) -> list[str]:
-    """Headings of the columns that a table of this width has room for, in order; None: any width.
+    """The headings of the columns that fit into `width`, in order; None: all.
 
-    least_wanted_last: those that may be left out.
+    least_wanted_last: the columns that may be left out.
     """
     widths = {
         heading: max(map(cell_len, (heading, *(_shown(cell(each)) for each in records)))) + _PADDING

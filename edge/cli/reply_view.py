@@ -1,4 +1,4 @@
-"""A reply on the terminal: its text, its figures and what was predicted, what slowed it down."""
+"""The view of a reply: its text, its figures against the prediction, and causes of slowness."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from edge.runs.model import Recovery
 adapt_option = click.option(
     "--adapt",
     is_flag=True,
-    help="When replies are slower than predicted, measure again what is to blame and plan anew.",
+    help="When replies are slower than predicted, measure the cause again and plan anew.",
 )
 
 
 def tell_why_not_predicted(model: Model) -> None:
-    """Devices that could not be measured, on stderr: the plan was made without their speed."""
+    """Name devices that could not be measured on stderr: the plan was made without their speed."""
     devices = model.proposal.cluster.devices
     if any(device.rates is None for device in devices):
         for note in model.proposal.notes:
@@ -51,7 +51,7 @@ def show_reply(model: Model, stream: ReplyStream, options: GenerationOptions) ->
 
 
 def whole_reply(stream: ReplyStream, write: Callable[[str], None] = lambda _text: None) -> Reply:
-    """The reply at its end. Where it ends too soon, stderr says how one goes on with it."""
+    """The whole reply. If it ends early, stderr says how to resume it."""
     with stream:
         try:
             for token in stream:
@@ -59,14 +59,14 @@ def whole_reply(stream: ReplyStream, write: Callable[[str], None] = lambda _text
         except (KeyboardInterrupt, SystemExit, EdgeError):
             if stream.kept_as is not None:
                 click.echo(
-                    f"\n[edge run --resume {stream.kept_as} goes on with this answer]", err=True
+                    f"\n[edge run --resume {stream.kept_as} continues this answer]", err=True
                 )
             raise
         return stream.reply()
 
 
 def write_token(text: str) -> None:
-    """To stdout at once: into a file as it is, on a terminal without what would move its cursor."""
+    """Write to stdout and flush; on a terminal, without control characters."""
     sys.stdout.write(without_controls(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
@@ -74,10 +74,9 @@ def write_token(text: str) -> None:
 def tell_remarks(
     model: Model, reply: Reply, options: GenerationOptions, longer: str, shorter: str = ""
 ) -> None:
-    """On stderr, what a reader would miss of an answer: that it is empty, where it was cut, and
-    who was lost meanwhile, or joined.
+    """Tell on stderr that an answer is empty, where it was cut, and the failovers during it.
 
-    longer: how one asks for a longer one. shorter: how for room in the context.
+    longer: the option for a longer answer. shorter: the way to more room in the context.
     """
     count = reply.statistics["new_tokens"]
     tell_recoveries(model, reply.recoveries)
@@ -91,21 +90,23 @@ def tell_remarks(
             tell(f"[cut at {count} tokens; {longer} for longer ones]")
         else:
             is_longest = model.context_tokens == model.longest_context_tokens
-            longer = "the model was made for no more" if is_longest else "--context makes it longer"
+            longer = (
+                "the model was trained for no more" if is_longest else "--context makes it longer"
+            )
             tell(f"[the context of {model.context_tokens} tokens is full; {shorter}{longer}]")
 
 
 def tell_recoveries(model: Model, recoveries: Sequence[Recovery]) -> None:
-    """On stderr, a line for each."""
+    """Tell the failovers on stderr, a line for each."""
     names = {id: peer.name for id, peer in model.peers.items()}
     for recovery in recoveries:
         now = ", ".join(names.get(id, "a device that has gone") for id in recovery.plan.devices)
-        what = "the answer went on" if recovery.requests else "the model was ready"
+        what = "the answer continued" if recovery.requests else "the model was ready"
         tell(f"[{recovery.reason}; after {recovery.pause_s:.1f} s {what} on {now}]")
 
 
 def figures_of(model: Model, reply: Reply) -> str:
-    """How long it is and how fast it came, and what was predicted, in a line."""
+    """The length and speed of a reply, and its prediction, in a line."""
     figures = reply.statistics
     first = f"first after {figures['first_token_s']:.2f} s"
     if "predicted_first_token_s" in figures:
@@ -118,19 +119,19 @@ def figures_of(model: Model, reply: Reply) -> str:
             rate += f" (predicted {rate_in_words(said, span)})"
     count = f"{figures['new_tokens']} tokens"
     if "resumed_tokens" in figures:
-        count += f", {figures['resumed_tokens']} of them from before"
+        count += f", {figures['resumed_tokens']} of them resumed"
     return f"[{count}, {first}{rate}, on {devices_in_words(model.proposal)}]"
 
 
 def tell_left_out(model: Model, options: LoadOptions) -> None:
-    """On stderr, which devices have no part in the plan, and why not: nothing where all have one,
-    or where the plan was written by hand."""
+    """Tell on stderr which devices have no part in the plan, and why. Nothing if all have one, and
+    for a manual plan."""
     if (said := left_out_in_words(model.proposal)) and not isinstance(options.plan, Plan):
-        tell(f"[{said}; --parallel pipeline has every device compute]")
+        tell(f"[{said}; --parallel pipeline uses every device]")
 
 
 def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> None:
-    """How tokens were chosen, how many there could have been, and which were there, on stderr."""
+    """Tell the sampling parameters, the context and the cached tokens on stderr."""
     chosen = options.sampling(model.sampling)
     values = {**asdict(chosen), "seed": reply.statistics["seed"]}
     if not chosen.temperature:
@@ -144,24 +145,22 @@ def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> Non
         values["logit_bias"] = ",".join(f"{id}={bias:g}" for id, bias in biases.items())
     said = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
     if options.sampling(SamplingParameters()) != chosen:
-        said += "; what was not asked for is as the model's files say"
+        said += "; defaults are from the model's files"
     click.echo(f"sampling: {said}", err=True)
     if model.unused_settings:
         names = ", ".join(printable(name, 60) for name in model.unused_settings[:8])
-        click.echo(
-            f"not used here: {names}, which the model's generation_config.json sets", err=True
-        )
+        click.echo(f"not used: {names}, which the model's generation_config.json sets", err=True)
     click.echo(f"context: {model.context_tokens} tokens of prompt and answer together", err=True)
     figures = reply.statistics
     found = figures.get("found_tokens", 0)
-    of_them = f"; {found} of them were kept from before and not computed" if found else ""
+    of_them = f"; {found} of them were in the prefix cache and not computed" if found else ""
     click.echo(f"prompt: {figures['prompt_tokens']} tokens{of_them}", err=True)
 
 
 def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:
-    """Where a reply's time went, on stderr, next to what was predicted for its length.
+    """Show on stderr where a reply's time went, beside the prediction for its length.
 
-    The peers' counters over this reply; None when one has gone since: the answer is there.
+    Returns the peers' counters over this reply; None if a peer was lost since.
     """
     try:
         times = model.measure()
@@ -172,7 +171,7 @@ def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:
         prompt_tokens=figures["prompt_tokens"], output_tokens=figures["new_tokens"]
     )
     if predicted is None:
-        click.echo("edge: nothing was predicted, as not every device was measured", err=True)
+        click.echo("edge: no prediction, because not every device was measured", err=True)
         return times
     rows = [("the first token", predicted.first_token_s, figures["first_token_s"])]
     if figures["tokens_per_s"] is not None:
@@ -190,14 +189,14 @@ def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:
 
 
 def drift_of(model: Model, times: Sequence[PeerTimes] | None = None) -> Drift | None:
-    """What made the replies since the last time slower than predicted, if they were.
+    """The cause, if the replies since the last call were slower than predicted; else None.
 
-    times: the peers' counters, where they were asked already.
+    times: the peers' counters, if they were read already.
     """
     try:
         return model.check(times)
     except EdgeError:
-        return None  # the answer is there; that a device has gone since is told by the next one
+        return None  # the answer is complete; the next one tells that a device was lost
 
 
 def tell_drift(
@@ -209,10 +208,10 @@ def tell_drift(
     *,
     adapt: bool,
 ) -> None:
-    """One line on stderr, with what is done about it or could be.
+    """Tell a cause of slowness on stderr, with a remedy.
 
-    What is to blame is forgotten where the next load would measure it: not of a single peer. With
-    `adapt` it is measured now, with the model closed that keeps it busy.
+    Its measurement is forgotten if the next load would repeat it, which it does not for a single
+    peer. With `adapt` it is measured now; the model is closed for that.
     """
     measures = len(cluster.peers) > 1
     if measures or adapt:

@@ -1,4 +1,4 @@
-"""Sentences below tables and answers, broken between words where a terminal shows them."""
+"""Sentences below tables and answers, wrapped at words on a terminal."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from rich.console import Console
 
 
 def print_sentence(console: Console, sentence: str) -> None:
-    """As it is: on a terminal broken between words, elsewhere one line, however long."""
+    """Print a sentence: wrapped at words on a terminal, else in one line."""
     console.print(
         sentence, markup=False, highlight=False, emoji=False, soft_wrap=not console.is_terminal
     )
 
 
 def tell(sentence: str) -> None:
-    """The same, on standard error."""
+    """Like `print_sentence`, on standard error."""
     print_sentence(Console(stderr=True), sentence)

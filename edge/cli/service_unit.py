@@ -1,4 +1,4 @@
-"""A systemd unit that runs a daemon or a server: its text, its place, what is typed after it."""
+"""The systemd unit of a daemon or a server: its text, its path and the commands that start it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
 SystemCallArchitectures=native
 UMask=0077
 """
-"""Hardening that a user's own service manager can do, too, without namespaces of users."""
+"""Hardening that a user's service manager supports, too; it has no user namespaces."""
 
 _SYSTEM_ONLY = """\
 CapabilityBoundingSet=
@@ -44,41 +44,42 @@ ProtectKernelLogs=yes
 ProtectKernelModules=yes
 ProtectKernelTunables=yes
 """
-"""Homes stay writable, for caches and keys lie there; devices stay visible, for a GPU is one."""
+"""Hardening of a system unit. Homes stay writable for caches and keys; devices stay for a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTask:
-    """What is to run for as long as the machine does."""
+    """A command to run as a service."""
 
     name: str
-    """Name of the unit."""
+    """The name of the unit."""
     description: str
     words: tuple[str, ...]
-    """Behind `edge`."""
+    """The arguments of `edge`."""
     written_by: str
     """The command that writes its unit."""
     folder: str
-    """In which it starts, as systemd names it."""
+    """The working directory, as systemd writes it."""
     stops_within_s: int
     reloads: bool = False
-    """At SIGHUP."""
+    """Whether SIGHUP reloads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A task as systemd is to run it."""
+    """A task with the environment that systemd gives it."""
 
     task: ServiceTask
     python: str
     is_system: bool
     user: str
-    """Whose keys and caches it uses."""
+    """The user whose keys and caches it uses."""
     environment: tuple[tuple[str, str], ...]
 
     @classmethod
     def of_this_process(cls, task: ServiceTask, *, is_system: bool) -> Service:
-        """With its interpreter and its folders, for the user who called it, by sudo or without."""
+        """A service with this process's interpreter and folders, for the user who called it (by
+        sudo or not)."""
         return cls(
             task=task,
             python=sys.executable,
@@ -93,7 +94,7 @@ class Service:
 
 
 def peer_task(config: Path | None) -> ServiceTask:
-    """`edge peer`, with its options in a file."""
+    """The service of `edge peer`, with its options in a file."""
     return ServiceTask(
         name="edge-peer",
         description="Edge peer, which lends this device to its cluster",
@@ -105,7 +106,7 @@ def peer_task(config: Path | None) -> ServiceTask:
 
 
 def server_task(arguments: Sequence[str], folder: Path) -> ServiceTask:
-    """`edge serve` with these arguments, whose paths are taken from the folder."""
+    """The service of `edge serve` with these arguments; relative paths begin at `folder`."""
     return ServiceTask(
         name="edge-serve",
         description="Edge server, which answers over HTTP",
@@ -113,7 +114,7 @@ def server_task(arguments: Sequence[str], folder: Path) -> ServiceTask:
         written_by="edge serve --install",
         folder=_printable(str(folder)).replace("%", "%%"),  # quotes would be part of it
         stops_within_s=60,
-        # Else the signal ends the server, as nothing is to be read again.
+        # Without keys to reload, the signal ends the server.
         reloads=any(word.partition("=")[0] == "--api-key-file" for word in arguments),
     )
 
@@ -133,7 +134,7 @@ def service_unit(service: Service) -> str:
         *([f"User={service.user}"] * service.is_system),
         f"WorkingDirectory={task.folder}",
         *(f"Environment={_quoted(f'{name}={value}')}" for name, value in service.environment),
-        "# What cannot listen yet tries again; wrong options need a hand.",
+        "# Restarted if it cannot listen yet, but not after wrong options.",
         "Restart=on-failure",
         "RestartSec=5",
         "RestartPreventExitStatus=2",
@@ -146,14 +147,14 @@ def service_unit(service: Service) -> str:
 
 
 def install_unit(service: Service) -> list[str]:
-    """Write the unit; the lines that say so. Raises what `write_unit` raises."""
+    """Write the unit. Returns lines for the user. Raises the errors of `write_unit`."""
     place = place_of(service)
     write_unit(place, service)
     return [f"Wrote {place}. Type next:", *(f"  {line}" for line in next_commands(service))]
 
 
 def place_of(service: Service) -> Path:
-    """Where systemd looks for it."""
+    """The path at which systemd looks for the unit."""
     name = f"{service.task.name}.service"
     if service.is_system:
         return _SYSTEM_FOLDER / name
@@ -161,7 +162,7 @@ def place_of(service: Service) -> Path:
 
 
 def next_commands(service: Service) -> tuple[str, ...]:
-    """What a user types to have it run, now and later, and to see what it does."""
+    """The shell commands that start the unit now and at boot, and show its log."""
     name = service.task.name
     if service.is_system:
         return (
@@ -178,7 +179,8 @@ def next_commands(service: Service) -> tuple[str, ...]:
 
 
 def write_unit(place: Path, service: Service) -> None:
-    """Raises RequestError where nothing can be written, and for a file that somebody else wrote."""
+    """Write the unit. Raises RequestError if it cannot, or if Edge did not write the present
+    file."""
     writer = service.task.written_by
     try:
         write_own(place, service_unit(service), mark=_MARK.format(writer), writer=writer)
@@ -187,7 +189,7 @@ def write_unit(place: Path, service: Service) -> None:
 
 
 def _quoted(text: str) -> str:
-    """One word in a unit's file, where % begins a specifier. Raises RequestError for lines."""
+    """A quoted word of a unit's file. Raises RequestError for a text of several lines."""
     if re.fullmatch(r"[\w/.:=+@,-]+", _printable(text), re.ASCII):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
@@ -196,7 +198,7 @@ def _quoted(text: str) -> str:
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise RequestError(f"{text!r:.80} cannot stand in a unit", remedy="choose another path")
+        raise RequestError(f"{text!r:.80} cannot be part of a unit", remedy="choose another path")
     return text
 
 
@@ -204,6 +206,6 @@ def _unusable(place: Path, error: OSError) -> RequestError:
     if isinstance(error, PermissionError) and place.is_relative_to(_SYSTEM_FOLDER):
         return RequestError(
             f"cannot write {place}: {error.strerror}",
-            remedy="call it by sudo, or install it for yourself",
+            remedy="use sudo, or install it for your user only",
         )
-    return RequestError(f"cannot write {place}: {error.strerror}", remedy="have it printed instead")
+    return RequestError(f"cannot write {place}: {error.strerror}", remedy="print it instead")

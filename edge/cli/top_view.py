@@ -1,4 +1,4 @@
-"""What `edge top` shows, made from two looks at a server's cluster. Pure."""
+"""The view of `edge top`, from two successive states of a server's cluster. Pure."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ PARTS = (
     ("send", ("send_s",)),
     ("choose", ("sample_s",)),
 )
-"""Where the time of a step goes: the word, and the counters in it."""
+"""The parts of a step's time: name and counters."""
 
 _LEAST_SHARE = 0.01
 _MOST_ROWS = 16
-"""Most rows of answers, and of events."""
+"""Most rows of answers, and most rows of events."""
 
 
 def tokens_per_s(before: Json | None, now: Json) -> float | None:
-    """Between two looks; None where there were not two of the same load."""
+    """The rate between two states; None: they are not of the same load."""
     if before is None or before["loads"] != now["loads"] or now["at_s"] <= before["at_s"]:
         return None
     return float((now["new_tokens"] - before["new_tokens"]) / (now["at_s"] - before["at_s"]))
 
 
 def line(before: Json | None, now: Json) -> str:
-    """For what is no terminal."""
+    """The state in one line, for output that is not a terminal."""
     return f"{state(now)}: {_rate(tokens_per_s(before, now))} tok/s, {_count(now['answers'])}"
 
 
@@ -48,12 +48,12 @@ def state(view: Json) -> str:
     if model["is_over"]:
         return "has ended"
     if model["is_recovering"]:
-        return "going on without a lost device"
+        return "failing over after the loss of a device"
     return "answering" if view["replies"] else "ready"
 
 
 def screen(before: Json | None, now: Json) -> Group:
-    """before: an earlier look, if there was one."""
+    """The screen of a terminal. before: an earlier state, if there is one."""
     model = now["model"]
     title = (
         f"{_text(model['name'])} ({_text(model['dtype'])}), context {model['context_tokens']} "
@@ -79,7 +79,7 @@ def screen(before: Json | None, now: Json) -> Group:
 
 
 def _events(view: Json) -> list[str]:
-    """Losses and returns, in the order in which they came."""
+    """Losses and returns of devices, in order."""
     told: list[str] = []
     recoveries = view["recoveries"]
     for number in range(len(recoveries) + 1):
@@ -114,7 +114,7 @@ def _layers(device: Json) -> str:
 
 
 def _kv_in_words(device: Json) -> str:
-    """Keys and values: memory for them, and what lies elsewhere now."""
+    """The KV cache: its memory, and its parts in host memory and on disk."""
     told = format_size(device["kv_bytes"])
     tiers = device["tiers"] or {"kv_host_bytes": 0, "kv_disk_bytes": 0}
     for name, place in (("kv_host_bytes", "with its host"), ("kv_disk_bytes", "on disk")):
@@ -124,7 +124,7 @@ def _kv_in_words(device: Json) -> str:
 
 
 def step_in_words(before: Json | None, now: Json | None) -> str:
-    """Where the time of a step of decoding went since the look before, or since the load."""
+    """The parts of a decode step's time since the previous state, or since the load."""
     if now is None:
         return "–"
     since = {name: now[name] - (before[name] if before is not None else 0) for name in now}
@@ -152,7 +152,7 @@ _DEVICES: Columns[tuple[Json | None, Json]] = {
     "left": lambda row: format_size(max(0, row[1]["left_bytes"])),
     "a step": lambda row: step_in_words(row[0] and row[0]["decode"], row[1]["decode"]),
 }
-"""One device: at the look before, and now."""
+"""One device: its previous state, and its present one."""
 
 _ANSWERS: Columns[Json] = {
     "answer since": lambda each: f"{each['age_s']:.1f} s",
@@ -174,7 +174,7 @@ def _rate(value: float | None) -> str:
 
 
 def _predicted(value: Json | None) -> str:
-    """With its spread; servers of before told none."""
+    """A predicted rate with its spread, which older servers do not send."""
     if value is None:
         return "–"
     rate = value["tokens_per_s"]

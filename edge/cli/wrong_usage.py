@@ -1,4 +1,4 @@
-"""What was typed wrong, in one sentence: the cause, and behind a semicolon what is to be typed."""
+"""Usage errors as one sentence: the cause, and behind a semicolon the correct command."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 _SEMICOLON = re.compile(r"""(?:(?>(?<!\w)'[^']*'(?!\w)|"[^"]*"|;(?! )|[^;]))*?; """)
-"""The beginning of a sentence up to its first semicolon that is in no quotes."""
+"""The beginning of a sentence up to the first semicolon outside of quotes."""
 
 _HABITS: Mapping[str, str] = {
-    "pull": "name the model where it is used: edge run org/name fetches what is not here",
+    "pull": "write edge run org/name, which downloads the model if it is not here",
     "list": "write edge models",
     "ls": "write edge models",
     "show": "write edge inspect MODEL",
-    "rm": "write edge cache clean for what Edge keeps, and hf cache for models",
+    "rm": "write edge cache clean for Edge's files, and hf cache for models",
     "create": "write edge quantize MODEL --out FOLDER",
     "stop": "end the command that uses the model; edge ps shows which one",
     "start": "write edge peer, or edge serve MODEL",
@@ -24,11 +24,11 @@ _HABITS: Mapping[str, str] = {
     "status": "write edge ps, or edge doctor",
     "version": "write edge --version",
 }
-"""Commands of others, and what they are here."""
+"""Commands of other programs, and their equivalents here."""
 
 
 def as_sentence(error: click.UsageError) -> click.UsageError:
-    """The same, with what is to be typed at its end."""
+    """The usage error with a remedy at the end of its sentence."""
     sentence = error.format_message()
     if not _SEMICOLON.match(sentence):
         cause, remedy = _told(error)
@@ -37,14 +37,14 @@ def as_sentence(error: click.UsageError) -> click.UsageError:
 
 
 def remedy_of(error: click.UsageError) -> str:
-    """The end of such a sentence."""
+    """The remedy at the end of an error's sentence."""
     sentence = error.format_message()
     semicolon = _SEMICOLON.match(sentence)
     return sentence[semicolon.end() :] if semicolon else ""
 
 
 def unknown_command(name: str, further: Sequence[str], near: Sequence[str]) -> str:
-    """A sentence. further: what was typed behind it. near: commands that are called alike."""
+    """The sentence for an unknown command. further: the words behind it. near: similar commands."""
     if name == "help":
         remedy = f"write edge {' '.join([*further[:1], '--help'])}"
     elif name in _HABITS:
@@ -57,7 +57,7 @@ def unknown_command(name: str, further: Sequence[str], near: Sequence[str]) -> s
 
 
 def _told(error: click.UsageError) -> tuple[str, str]:
-    """Cause and remedy of an error that click raised."""
+    """The cause and remedy of an error that click raised."""
     command = "edge" if error.ctx is None else error.ctx.command_path
     near: Sequence[str] = sorted(getattr(error, "possibilities", None) or ())
     cause = error.format_message()
@@ -77,8 +77,8 @@ def _told(error: click.UsageError) -> tuple[str, str]:
         value = "takes no value" in cause or "does not take a value" in cause
         return cause, "leave out the value" if value else f"write one behind {error.option_name}"
     if cause.startswith("Got unexpected extra argument"):
-        return cause, "leave it out, or put what belongs together in quotes"
-    return cause, f"{command} --help shows what can be"
+        return cause, "leave it out, or put an argument with spaces in quotes"
+    return cause, f"{command} --help shows its usage"
 
 
 def _with_what_is_missing(error: click.MissingParameter, command: str) -> str:
@@ -91,7 +91,7 @@ def _with_what_is_missing(error: click.MissingParameter, command: str) -> str:
 
 
 def of_type(message: str, kind: click.ParamType[Any]) -> tuple[str, str]:
-    """What is wrong with a value that is not of its type, and what to write instead."""
+    """The cause and remedy for a value of a wrong type."""
     value = message.partition(" is not ")[0]
     if isinstance(kind, click.Choice):
         return f"{value} is not one of its values", f"write {_one_of([*map(str, kind.choices)])}"
@@ -103,7 +103,7 @@ def of_type(message: str, kind: click.ParamType[Any]) -> tuple[str, str]:
         what = "a whole number" if kind.name == "integer" else "a number"
         return f"{value} is not {what}", f"write {what}"
     if isinstance(kind, click.Path):
-        return message, "write the path of one that is there"
+        return message, "write the path of one that exists"
     return message, "write another value"
 
 

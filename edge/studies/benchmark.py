@@ -1,4 +1,4 @@
-"""Measures a loaded model: exact token counts, ends ignored, warm-ups left out."""
+"""Speed of a loaded model: exact token counts, end tokens ignored, warm-ups left out."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from edge.protocol.step_times import PeerTimes, StepTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkOptions:
-    """What is measured, and how often."""
+    """The lengths and repeats of a benchmark."""
 
     prompt_tokens: int = option(128, at_least=1, help="Length of the prompts.")
     new_tokens: int = option(
         64,
         at_least=FEWEST_TOKENS_OF_A_RATE,
-        help="Length of the answers; fewer tokens have no rate to speak of.",
+        help="Length of the answers; shorter ones have no reliable rate.",
     )
-    repeats: int = option(5, at_least=1, help="How many answers are measured.")
-    warm_ups: int = option(1, at_least=0, help="How many come before, and are not.")
+    repeats: int = option(5, at_least=1, help="Number of measured answers.")
+    warm_ups: int = option(1, at_least=0, help="Number of unmeasured answers before them.")
     requests: int = option(
         1, at_least=1, at_most=64, help="Also measure this many replies at once."
     )
@@ -50,13 +50,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerShare:
-    """One peer's part of the decoding, and what limits it."""
+    """One peer's part of the decoding, and its memory bandwidth limit."""
 
     times: PeerTimes
     weight_bytes: int
-    """Weights it reads for each token."""
+    """Bytes of weights that it reads for each token."""
     memory_bytes_per_s: float
-    """What its memory gives, measured just before."""
+    """Its memory bandwidth, measured just before."""
 
     @property
     def token(self) -> StepTimes:
@@ -73,11 +73,11 @@ class PeerShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedSpeed:
-    """What the plan was predicted to do, where the devices were measured."""
+    """The plan's predicted speed, if the devices were measured."""
 
     decode_tokens_per_s: float
     decode_tokens_per_s_range: tuple[float, float]
-    """What slow and fast minutes would make it."""
+    """The rate in slow and in fast minutes."""
     prefill_tokens_per_s: float
     first_token_s: float
     batch_tokens_per_s: float
@@ -86,7 +86,7 @@ class PredictedSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """What was measured."""
+    """The result of a benchmark."""
 
     options: BenchmarkOptions
     decode_tokens_per_s: Spread
@@ -97,7 +97,7 @@ class Benchmark:
     peers: tuple[PeerShare, ...]
     predicted: PredictedSpeed | None
     drift: Drift | None
-    """What made it slower than predicted, if anything did."""
+    """The cause, if it was slower than predicted."""
 
     def to_json(self) -> dict[str, Any]:
         value = dataclasses.asdict(self)
@@ -113,7 +113,7 @@ class TimedToken(Protocol):
 
     @property
     def chosen_s(self) -> float:
-        """When it was chosen, by the clock of the device that did."""
+        """The time at which it was sampled, by the clock of that device."""
 
 
 class TimedReply(Protocol):
@@ -130,7 +130,7 @@ class TimedReply(Protocol):
 
 
 class TimedModel(Protocol):
-    """A loaded model: what is used of `edge.Model`."""
+    """The part of `edge.Model` that a benchmark uses."""
 
     @property
     def name(self) -> str: ...
@@ -164,8 +164,8 @@ def batch_tokens_per_s(
     """Tokens per second of all requests together, while all of them decode.
 
     Counts from the first token of the last request to the last token of the first that ends, by the
-    clock of the device that chooses them.
-    Raises RequestError when a prompt and its answer do not fit the context.
+    clock of the device that samples. Raises RequestError when a prompt and its answer do not fit
+    the context.
     """
     generator = np.random.default_rng()
     prompts = [
@@ -188,10 +188,9 @@ def run_benchmark(
 ) -> Benchmark:
     """Answer random prompts one after the other; then, if asked for, several at once.
 
-    Never one that was answered before: peers with a disk for them would not compute it again.
-
-    `memory_rates` (bytes per second) are by peer name. Raises RequestError when prompt and answer
-    do not fit the context, or the answer is too short to have a rate.
+    No prompt is repeated, so that no prefix cache is hit. memory_rates: bytes per second by peer
+    name. Raises RequestError when prompt and answer do not fit the context, or the answer is too
+    short to have a rate.
     """
     prompt_tokens, new_tokens = options.prompt_tokens, options.new_tokens
     generator = np.random.default_rng()

@@ -1,4 +1,4 @@
-"""Has the cluster read a text, and counts who goes through which expert: placing goes by that."""
+"""Counts of the tokens routed to each expert while the cluster reads a text, for placement."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from edge.weights.expert_uses import keep_expert_uses
 from edge.weights.input_statistics import InputStatistics
 
 _BUSIEST = 4
-"""The busiest experts of a layer are one in this number."""
+"""The part of a layer's experts that is called busiest: one in this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedExperts:
-    """How unevenly a text's tokens went through a model's experts."""
+    """The distribution of a text's tokens over a model's experts."""
 
     tokens: int
     layers: int
-    """That have experts."""
+    """The number of layers with experts."""
     busiest_quarter: float
-    """The part of all uses that the most used quarter of each layer's experts had: 0.25 where all
-    are used as often."""
+    """The share of the most used quarter of each layer's experts in all uses: 0.25 for an even
+    distribution."""
 
     def to_json(self) -> dict[str, Any]:
         """Built-in types only."""

@@ -1,6 +1,6 @@
-"""What a checkpoint is, and what it would take, by its header alone. Pure.
+"""A description of a checkpoint and its memory, from its header alone. Pure.
 
-It does not say how fast the model would be: `edge plan` measures that.
+It has no speeds: `edge plan` measures them.
 """
 
 from __future__ import annotations
@@ -29,47 +29,47 @@ from edge.weights.formats import DTYPES, KV_DTYPES, Dtype, KvDtype, weight_forma
 from edge.weights.header import Form, Header, StoredTensor
 
 MAX_STORED_TYPES = 64
-"""Types of tensors that are told; files have one to six."""
+"""Most types of tensors that are listed; files have one to six."""
 MAX_TEMPLATES = 32
 MAX_TEMPLATE_CHARACTERS = 1 << 20
-"""Length of the longest template that is told: longer ones are not run either."""
+"""Most characters of a listed template; longer ones are not run either."""
 _CODES = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
-"""Types of numbers in safetensors that may hold several weights each."""
+"""Number types in safetensors that may pack several weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
-    """Layers that are alike. None: the header does not say."""
+    """Layers of one kind. None: the header does not say."""
 
     layers: tuple[int, ...]
-    """Their numbers."""
+    """The indices of the layers."""
     num_heads: int | None
-    """Query heads; in linear attention value heads, of which there may be more."""
+    """Query heads; for linear attention, value heads."""
     num_kv_heads: int | None
-    """In linear attention, of keys."""
+    """For linear attention, key heads."""
     head_size: int | None
     ffn_columns: int | None
     """Width of the feed-forward block."""
     window: int | None
-    """How many last positions a token sees; None for all."""
+    """The sliding window in tokens; None: full attention."""
     qkv_bias: bool | None
     output_bias: bool | None
     mlp_bias: bool | None
     query_key_norm: bool | None
-    """Each head of query and key is normed."""
+    """Whether each head of query and key is normed."""
     is_linear: bool = False
-    """Linear attention, or a convolution: it keeps a state of one size, and no keys and values."""
+    """Linear attention or a convolution: a state of fixed size in place of a KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredType:
-    """Tensors of one type, as they lie in the files."""
+    """The tensors of one type in the files."""
 
     type: str
-    """As the files call it: BF16, Q4_K."""
+    """The files' name of the type: BF16, Q4_K."""
     tensors: int
     weights: int
-    """Numbers that the tensors have; codes of several weights in one number count as one."""
+    """The count of the tensors' numbers; several weights packed in a number count as one."""
     nbytes: int
 
     @property
@@ -79,27 +79,28 @@ class StoredType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAs:
-    """What Edge makes of the weights with one --dtype, all on one device."""
+    """The weights in one --dtype, all on one device."""
 
     dtype: Dtype
-    """What is asked for."""
+    """The value of --dtype."""
     format: str
-    """What that comes to here: "auto" is one of the others, or "as stored"."""
+    """The format that it stands for: "auto" is one of the others, or "as stored"."""
     words: str
-    """Which part of the weights is in what."""
+    """The formats of the weights, in words."""
     bytes_per_weight: float
-    """As stored and sent: of the matrices that every token is multiplied with, with scales."""
+    """Bytes per weight, as stored and sent, of the matrices that every token is multiplied with,
+    scales included."""
     weight_bytes: int
-    """In memory, packed for the kernels of a CPU, with the table of embeddings."""
+    """Bytes in memory, packed for the kernels of a CPU, with the table of embeddings."""
     total_bytes: int
-    """With keys and values of the default context, what a step computes with, and the daemon."""
+    """Bytes with the KV cache of the default context, the buffers of a step, and the daemon."""
     fits: bool
     """Whether this machine has the memory now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvFacts:
-    """What keys and values take with one --kv-dtype, in all layers."""
+    """The size of the KV cache in one --kv-dtype, for all layers."""
 
     dtype: KvDtype
     token_bytes: int
@@ -111,44 +112,44 @@ class KvFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What a checkpoint is, by its header. None: not said there, or not known."""
+    """The facts of a checkpoint by its header. None: the header does not say, or not known."""
 
     name: str
     path: Path
     form: Form
     problem: str | None
-    """Why Edge does not run it, and what to do; None where it does."""
+    """Why Edge does not run it, and what to do; None: it runs."""
     family: str | None
     parameters: int | None
     hidden_size: int | None
     vocab_size: int | None
     context_tokens: int | None
-    """The longest: a prompt and its answer."""
+    """Most tokens of a prompt and its answer together."""
     default_context_tokens: int | None
-    """What is kept room for at least, unless --context says otherwise."""
+    """The default of --context."""
     norm_epsilon: float | None
     tied_embeddings: bool | None
-    """The head is the table of embeddings."""
+    """Whether the head is the table of embeddings."""
     num_experts: int | None
     quantized_by: str | None
-    """How a folder's weights were quantised before they were published."""
+    """The method by which a folder's weights were quantized."""
     rope: Rope | None
     note: str
-    """What whoever runs it should know; empty for most."""
+    """Notes for the user; empty for most models."""
     layers: tuple[LayerKind, ...]
-    """By kind, in the order in which layers first have them."""
+    """The kinds of layers, in order of their first layer."""
     num_files: int
-    """With weights; 0 where none could be read."""
+    """The number of files with weights; 0: none could be read."""
     stored: tuple[StoredType, ...]
-    """The one with most bytes first."""
+    """The types of stored tensors, most bytes first."""
     held: tuple[HeldAs, ...]
-    """For each --dtype; empty where it does not run."""
+    """The model in each --dtype; empty: it does not run."""
     kv: tuple[KvFacts, ...]
     tokenizer: TokenizerFacts | None
     tokenizer_problem: str | None
     """Why its tokenizer cannot be used, and what to do."""
     usable_bytes: int
-    """What a daemon would offer of this machine's memory now."""
+    """The memory that a daemon would offer on this machine now."""
 
     def __repr__(self) -> str:
         what = self.family or self.form
@@ -223,7 +224,7 @@ def describe(header: Header, *, usable_bytes: int) -> Inspection:
 
 
 def _parameters(header: Header) -> int | None:
-    """Parameters of the model, or of what the files hold as far as each number is a weight."""
+    """The number of parameters, of the model or else of the files' numbers."""
     if header.spec is not None:
         shapes = dict(tensor_shapes(header.spec))
         if header.spec.tied_embeddings:
@@ -273,7 +274,7 @@ def _mixer_facts(mixer: Mixer) -> dict[str, Any]:
 
 
 def _claimed_layers(claims: Claims) -> tuple[LayerKind, ...]:
-    """As if all were alike, which nobody has checked."""
+    """Layers of one kind, from an unchecked header."""
     if claims.num_layers is None:
         return ()
     return (
@@ -318,7 +319,7 @@ def _held(header: Header, options: LoadOptions, usable_bytes: int) -> tuple[Held
     for dtype in DTYPES:
         made = weight_format(spec, dtype, own=header.own_encoding)
         alike = next((each for each in found if each.format == made.name), None)
-        if alike is not None:  # what "auto" comes to
+        if alike is not None:  # the format of "auto"
             found.append(dataclasses.replace(alike, dtype=dtype))
             continue
         facts = model_facts(
@@ -355,7 +356,7 @@ def _token_bytes(facts: ModelFacts) -> int:
 
 
 def _kv(spec: ModelSpec, dtype: KvDtype, options: LoadOptions) -> KvFacts:
-    made = weight_format(spec, "float32")  # says nothing of keys and values
+    made = weight_format(spec, "float32")  # without the KV cache
     facts = model_facts(spec, made, name="model", embedding_itemsize=0, kv_dtype=dtype)
     token_bytes = _token_bytes(facts)
     return KvFacts(
@@ -367,7 +368,7 @@ def _kv(spec: ModelSpec, dtype: KvDtype, options: LoadOptions) -> KvFacts:
 
 
 def _tokenizer(facts: TokenizerFacts | None) -> TokenizerFacts | None:
-    """Without more, or longer, templates than are told."""
+    """The facts with at most the listed number and length of templates."""
     if facts is None:
         return None
     templates: Mapping[str, str] = {

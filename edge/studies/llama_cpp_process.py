@@ -1,11 +1,11 @@
-"""llama.cpp's half of a comparison: runs by itself, where llama-cpp-python and numpy are installed.
+"""llama.cpp's side of a comparison: a program for a Python with llama-cpp-python and numpy.
 
 python llama_cpp_process.py GGUF THREADS CONTEXT REQUESTS [mapped]
 
-With `mapped` the weights stay as they are in the mapped file, so that a file larger than memory can
-run at all; else llama.cpp makes copies of some in another order, which compute faster.
+With `mapped` the weights stay in the mapped file, so that a file larger than memory can run; else
+llama.cpp repacks some for speed.
 
-Says in one line of JSON which version it is. Then answers lines on standard input, `PROMPT_TOKENS
+Writes its version in one line of JSON. Then answers lines on standard input, `PROMPT_TOKENS
 NEW_TOKENS REQUESTS`, with one line of JSON each: the seconds of `prefill_s` (the prompt of the last
 request, up to its first token) and of `decode_s` (all further tokens, one of each request at once).
 """

@@ -1,4 +1,4 @@
-"""How far one model's expectations are from another's: pure functions of logits, in float64."""
+"""Loss and KL divergence of one model's logits against another's, in float64. Pure."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from numpy.typing import NDArray
 Floats64 = NDArray[np.float64]
 
 _NUMBERS_AT_ONCE = 1 << 21
-"""Most numbers of one array in float64: 16 MiB, however large the vocabulary."""
+"""Most numbers of one array in float64: 16 MiB for any vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """What was found at each of n positions."""
+    """The statistics of each of n positions."""
 
     losses: Floats64
     """[n] the negative log probability of the token that followed, in nats."""
     divergences: Floats64
     """[n] KL(reference || this) of the expected next token, in nats."""
     same_top: NDArray[np.bool_]
-    """[n] whether the likeliest token is the reference's."""
+    """[n] whether the most likely token is the reference's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Positions in a few numbers."""
+    """The statistics over all positions."""
 
     perplexity: float
     """exp of the mean loss."""
     mean_kl: float
     p99_kl: float
-    """99 of 100 positions diverge no more."""
+    """The 99th percentile of the divergence."""
     same_top: float
-    """Share of positions, 0 to 1."""
+    """The share of positions with the reference's top token, 0 to 1."""
 
 
 def log_probabilities(logits: NDArray[np.floating]) -> Floats64:
@@ -55,8 +55,8 @@ def compare(
 ) -> Positions:
     """Compare logits [n, vocab] and the tokens [n] that followed with a reference.
 
-    reference: the other model's logits [n, vocab]; None for the reference itself, which diverges
-    by nothing. Any number may be added to a row of either, so log probabilities do, too.
+    reference: the other model's logits [n, vocab]; None for the reference itself, with divergence
+    0. Adding a constant to a row changes nothing, so log probabilities may stand for logits.
     """
     count, vocab_size = logits.shape
     rows_at_once = max(1, _NUMBERS_AT_ONCE // vocab_size)
@@ -94,7 +94,7 @@ def _compare(
 
 
 def joined(parts: Sequence[Positions]) -> Positions:
-    """One after the other; at least one."""
+    """Join the statistics of several pieces, at least one."""
     return Positions(
         losses=np.concatenate([part.losses for part in parts]),
         divergences=np.concatenate([part.divergences for part in parts]),
@@ -103,7 +103,7 @@ def joined(parts: Sequence[Positions]) -> Positions:
 
 
 def figures(positions: Positions) -> Figures:
-    """Over all positions alike; infinite where a loss is beyond what exp can say."""
+    """The figures over all positions; infinite if exp overflows."""
     loss = float(positions.losses.mean())
     return Figures(
         perplexity=math.exp(loss) if loss < 700 else math.inf,

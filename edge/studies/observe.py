@@ -1,4 +1,5 @@
-"""Has a loaded model read a text, or write its own, and keeps what its products were given."""
+"""Calibration: a loaded model reads a text, or writes one; sums of its matrices' inputs are
+kept."""
 
 from __future__ import annotations
 
@@ -34,36 +35,36 @@ from edge.weights.quantized_store import store_errors_as_edge_errors
 from edge.weights.writer_lock import only_writer
 
 _VERSION = 1
-"""Raise it when the same text makes other sums."""
+"""The version of the sums. Raise it when the same text makes other sums."""
 _DTYPE: Dtype = "int8"
-"""What the model is held in meanwhile: as good as floats for it, in a quarter of the memory."""
+"""The weight format during calibration: as good as floats here, in a quarter of the memory."""
 _AT_ONCE = 24
 
 EXPERT_WINDOWS, EXPERT_WINDOW_TOKENS = 12, 256
-"""Windows of a text that is read to count who goes through which expert, and the tokens of each."""
+"""The windows of a text for counting experts, and the tokens of each."""
 
 MOST_COUNTED_TOKENS = EXPERT_WINDOWS * EXPERT_WINDOW_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingTask:
-    """What a model is to read or write."""
+    """The tokens that a model reads or writes for calibration."""
 
     path: Path
     name: str
     spec: ModelSpec
     windows: tuple[tuple[int, ...], ...]
-    """Prompts: the text, or where the model begins to write by itself."""
+    """The prompts: windows of the text, or starts for the model's own text."""
     new_tokens: int
-    """That it writes after each."""
+    """The number of tokens that it writes after each."""
     options: LoadOptions
-    """What it is loaded with."""
+    """The options of the load."""
     folder: str
     """The name of the folder in the cache."""
 
     @property
     def tokens(self) -> int:
-        """How many products are given: nothing follows the last token of a window."""
+        """The number of observed positions; the last token of a window is not computed."""
         return len(self.windows) * (len(self.windows[0]) + self.new_tokens - 1)
 
 
@@ -75,23 +76,24 @@ def observation_of(
     windows: int,
     window_tokens: int,
 ) -> ReadingTask:
-    """options: which plan and links it takes. Raises RequestError, CheckpointError."""
+    """The task for GPTQ. options: of the plan and the links. Raises RequestError and
+    CheckpointError."""
     spec = checkpoint.spec
     if spec.has_experts:
         raise RequestError(
-            f"{checkpoint.path} has experts, and what each of them is given is not summed up yet",
+            f"{checkpoint.path} has experts, whose inputs cannot be observed yet",
             remedy="load it with dtype int4 or int8, which need no text",
         )
     if spec.has_states:
         raise RequestError(
-            f"{checkpoint.path} has layers with states in place of keys and values, which are not "
-            "rounded by what they are given yet",
+            f"{checkpoint.path} has layers with states in place of keys and values, whose inputs "
+            "cannot be observed yet",
             remedy="load it with dtype int4 or int8, which need no text",
         )
     if spec.token_inputs or any(each.keys_of is not None for each in spec.attentions.values()):
         raise RequestError(
             f"{checkpoint.path} has layers with inputs of each token, or with keys of other "
-            "layers, which are not rounded by what they are given yet",
+            "layers, whose inputs cannot be observed yet",
             remedy="load it with dtype int4 or int8, which need no text",
         )
     in_int8 = replace(options, dtype=_DTYPE, block_size=None, accuracy="high")
@@ -101,11 +103,12 @@ def observation_of(
 def expert_observation_of(
     checkpoint: Checkpoint, options: LoadOptions, *, text: str | None
 ) -> ReadingTask:
-    """Who goes through its experts, in the form that it is loaded in anyway. Raises likewise."""
+    """The task for counting experts, in the model's own weight format. Raises RequestError and
+    CheckpointError."""
     spec = checkpoint.spec
     if not spec.has_experts:
         raise RequestError(
-            f"{checkpoint.path} has no experts, so there is nothing to count",
+            f"{checkpoint.path} has no experts to count",
             remedy="leave the text out: every token goes through all of its weights",
         )
     tokens = min(EXPERT_WINDOW_TOKENS, spec.context_tokens - 1)
@@ -127,7 +130,7 @@ def _reading(
     spec = checkpoint.spec
     if text is not None and not checkpoint.has_tokenizer:
         raise CheckpointError(
-            f"{checkpoint.path} has no tokenizer, and a text is to be read",
+            f"{checkpoint.path} has no tokenizer to read a text with",
             remedy="put tokenizer.json there",
         )
     if window_tokens >= spec.context_tokens:
@@ -173,16 +176,16 @@ def _reading(
 
 
 def _held_in(options: LoadOptions) -> tuple[str, ...]:
-    """What the choice of experts depends on as well."""
+    """The other facts that the routing to experts depends on."""
     return options.dtype, str(options.block_size), options.accuracy
 
 
 @contextlib.asynccontextmanager
 async def observed(study: Study, task: ReadingTask) -> AsyncIterator[Path]:
-    """The file of the sums, kept from eviction: what is there already, or observed now.
+    """The file of the sums, locked against eviction: from the cache, or observed now.
 
-    Another process that observes the same is waited for. Raises what `load` raises, and
-    CapacityError where the disk has no room.
+    Waits for another process that observes the same. Raises the errors of `load`, and CapacityError
+    for a full disk.
     """
     root, stop = study.cache_root / "statistics", StopFlag()
     async with contextlib.AsyncExitStack() as stack:

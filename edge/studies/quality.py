@@ -1,6 +1,6 @@
-"""Measures what a weight format costs in quality: one checkpoint read twice, in two formats.
+"""The quality loss of a weight format: a text is read twice, in two formats.
 
-The reference's logits wait on disk, in a file without a name: whatever ends this leaves nothing.
+The reference's logits are in an unnamed file on disk, which never outlives this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edge.weights.format_sizes import bytes_per_weight
 from edge.weights.formats import AS_STORED, WeightFormat
 
 DECODE_PROMPT_TOKENS, DECODE_TOKENS = 16, 32
-"""Lengths of the prompt and the reply whose speed is measured."""
+"""The lengths of prompt and reply for the measurement of speed."""
 
 _SPARE_DISK_BYTES = 256 << 20
 
@@ -40,7 +40,7 @@ _SPARE_DISK_BYTES = 256 << 20
 @checks_calls
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityOptions:
-    """How much of the text is read. Raises RequestError for what is out of range."""
+    """The amount of text to read. Raises RequestError for values out of range."""
 
     windows: int = option(
         6,
@@ -57,13 +57,13 @@ class QualityOptions:
 
     @property
     def positions(self) -> int:
-        """Tokens that are foretold: all of a window but its first."""
+        """The number of predicted tokens: all of a window but its first."""
         return self.windows * (self.window_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatQuality:
-    """One model in one format, and how far it is from the reference."""
+    """One model in one format, compared with the reference."""
 
     model: str
     """Name of the checkpoint's folder."""
@@ -73,9 +73,9 @@ class FormatQuality:
     mean_kl: float
     """Mean of KL(reference || this) over the positions, in nats; 0 for the reference itself."""
     p99_kl: float
-    """99 of 100 positions diverge no more than this, in nats."""
+    """The 99th percentile of the KL divergence over positions, in nats."""
     same_top: float
-    """Share of positions with the reference's likeliest token, 0 to 1."""
+    """The share of positions with the reference's most likely token, 0 to 1."""
     bytes_per_weight: float
     """Mean over the matrices that every token is multiplied with, as stored, scales included."""
     tokens_per_s: float
@@ -84,12 +84,12 @@ class FormatQuality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """What a format costs in quality, on one text."""
+    """The quality loss of a format on one text."""
 
     windows: int
     window_tokens: int
     positions: int
-    """Tokens that were foretold by both."""
+    """The number of tokens that both predicted."""
     reference: FormatQuality
     measured: FormatQuality
 
@@ -104,7 +104,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Side:
-    """One of the two that are compared."""
+    """One side of the comparison."""
 
     path: Path
     options: LoadOptions
@@ -114,7 +114,7 @@ class _Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
-    """All that is known before anything is loaded."""
+    """The checked inputs of a comparison."""
 
     reference: _Side
     measured: _Side
@@ -128,8 +128,7 @@ class _Comparison:
 
 
 async def measure_quality(study: Study, wanted: QualityOptions, *, against: str | Path) -> Quality:
-    """The reference first, then the model as the options say; `AsyncCluster.quality` tells the
-    rest."""
+    """Measure the reference first, then the model with the options; see `AsyncCluster.quality`."""
     task = await run_blocking(partial(_prepare, study, wanted, against=against))
     opening = partial(_open_nameless, study.cache_root, len(task.windows) * task.window_bytes)
     with await run_blocking(opening, discard=lambda file: file.close()) as file:
@@ -153,7 +152,7 @@ async def _run(study: Study, task: _Comparison, side: _Side, file: IO[bytes]) ->
         with study.bars() as on_progress:
             for done, window in enumerate(task.windows):
                 on_progress(_progress(done * task.window_bytes, total))
-                # After the last token nothing follows that could be compared.
+                # No token follows the last one.
                 logits = (await model.logits(window))[:-1]
                 take = _keep_window if side is task.reference else _compare_window
                 parts.append(await run_blocking(partial(take, file, logits, window[1:])))
@@ -184,7 +183,7 @@ def _progress(done: int, total: int) -> Progress:
 def _keep_window(
     file: IO[bytes], logits: NDArray[np.float32], next_tokens: Sequence[int]
 ) -> Positions:
-    """The figures of one window of the reference, which leaves its logits in the file."""
+    """The statistics of one window of the reference; its logits are appended to the file."""
     logits.tofile(file)  # all of it: a plain write ends at 2 GiB
     return compare(None, logits, next_tokens)
 
@@ -192,13 +191,13 @@ def _keep_window(
 def _compare_window(
     file: IO[bytes], logits: NDArray[np.float32], next_tokens: Sequence[int]
 ) -> Positions:
-    """The figures of one window beside the reference's logits from the file."""
+    """The statistics of one window against the reference's logits from the file."""
     kept = np.fromfile(file, np.float32, logits.size).reshape(logits.shape)
     return compare(kept, logits, next_tokens)
 
 
 def _open_nameless(folder: Path, nbytes: int) -> IO[bytes]:
-    """A file that is gone when it is closed, or when this process ends in any way."""
+    """A file that vanishes when it is closed, or when this process ends in any way."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if nbytes + _SPARE_DISK_BYTES > free:
@@ -207,7 +206,7 @@ def _open_nameless(folder: Path, nbytes: int) -> IO[bytes]:
             f"{format_size(free)} are free there",
             remedy="ask for fewer or shorter windows",
         )
-    # Without a buffer of its own, so that numpy reads from where it stands.
+    # Unbuffered, so that numpy reads from the file's position.
     return tempfile.TemporaryFile(dir=folder, buffering=0)
 
 
@@ -222,7 +221,7 @@ def _prepare(study: Study, wanted: QualityOptions, *, against: str | Path) -> _C
         kv_dtype="float32",
         wire="float32",
         lora=options.lora if same else None,
-        # A plan by hand was made for this format: float32 may not fit on it.
+        # A manual plan was made for this format: float32 may not fit it.
         plan="auto" if isinstance(options.plan, Plan) else options.plan,
     )
     with Checkpoint.open(study.path, lora=options.lora) as checkpoint:
@@ -264,7 +263,7 @@ def _windows(
 ) -> tuple[tuple[int, ...], ...]:
     if not checkpoint.has_tokenizer:
         raise CheckpointError(
-            f"{checkpoint.path} has no tokenizer, and quality is measured on a text",
+            f"{checkpoint.path} has no tokenizer to read a text with",
             remedy="put tokenizer.json there",
         )
     return windows_of(
@@ -282,7 +281,7 @@ def _require_same_vocabulary(
     text: str | None,
     wanted: QualityOptions,
 ) -> None:
-    """Raises RequestError where a token of one is not the same token of the other."""
+    """Raises RequestError if the two checkpoints differ in a token."""
     if other.spec.vocab_size != checkpoint.spec.vocab_size:
         raise RequestError(
             f"{other.name} has a vocabulary of {other.spec.vocab_size} tokens and "
@@ -297,7 +296,7 @@ def _require_same_vocabulary(
 
 
 def format_name(weight_format: WeightFormat, options: LoadOptions) -> str:
-    """What of the options changes results, for people."""
+    """The options that change results, in words."""
     parts = [weight_format.name]
     if weight_format.recipe.usual.bits is not None:
         if weight_format.name != AS_STORED and options.block_size is not None:

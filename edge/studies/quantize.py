@@ -1,8 +1,8 @@
-"""Rounds a model by what its products are given while the cluster reads, or writes, a text.
+"""GPTQ quantization of a model, calibrated while the cluster reads, or writes, a text.
 
-Two halves: the cluster observes, and keeps sums of inputs in a file; this device rounds one matrix
-after the other by them. After an interruption the sums are there, if they were whole, and all
-layers that were rounded.
+Two halves: the cluster observes the inputs of matrices and sums them up in a file; this device then
+rounds one matrix after the other. After an interruption, complete sums and finished layers are used
+again.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from edge.weights.sensitivity import choices_of, least_bytes
 
 MOST_BITS = 16
 _METHOD = "GPTQ, 2"
-"""Raise the number when the same statistics make other codes."""
+"""Method and version. Raise the number when the same sums make other codes."""
 
 
 @checks_calls
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeOptions:
-    """How a model is rounded. Raises RequestError for what is out of range."""
+    """The options of quantization. Raises RequestError for values out of range."""
 
     bits: float | None = option(
         None,
-        help="Bits of a weight in the mean, scales included: each matrix is given what pays most. "
-        " [default: as much as --dtype int4 takes]",
+        help="Mean bits of a weight, scales included, spread over the matrices by their effect. "
+        " [default: as many as --dtype int4]",
     )
     windows: int = option(
         24,
@@ -71,11 +71,11 @@ class Quantized:
 
     path: Path
     num_bytes: int
-    """Size of its files of weights."""
+    """Bytes of its files of weights."""
     bytes_per_weight: float
     """Mean over the matrices that every token is multiplied with, scales included."""
     words: str
-    """What they are in."""
+    """The formats of the matrices, in words."""
 
     def to_json(self) -> dict[str, Any]:
         """Built-in types only."""
@@ -84,7 +84,7 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rounding:
-    """All that is known before anything is loaded."""
+    """The checked inputs of quantization."""
 
     observation: ReadingTask
     target: Path
@@ -112,10 +112,10 @@ async def quantize_model(study: Study, out: str | Path, wanted: QuantizeOptions)
 
 
 def _prepare(study: Study, out: str | Path, wanted: QuantizeOptions) -> _Rounding:
-    """Raises what is known to be wrong before the work, which may take hours."""
+    """The checked inputs. Raises errors before the work, which may take hours."""
     try:
         target = Path(out).expanduser().absolute()
-        target.resolve()  # raises for what can be no path
+        target.resolve()  # raises for an invalid path
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise RequestError(
             f"{shown(out)} is not a path ({error})", remedy="give a folder that is not there yet"
@@ -151,14 +151,14 @@ def _check_bits(spec: ModelSpec, bits: float) -> None:
     least = 8 * least_bytes(spec) / num_weights(spec)
     if bits < least:
         raise RequestError(
-            f"{bits:g} bits a weight are fewer than this model can have, which is {least:.2f} "
-            "with 2 bits everywhere, scales included",
+            f"{bits:g} bits a weight are fewer than this model's least, {least:.2f} with 2 bits "
+            "everywhere, scales included",
             remedy="give more, or take a smaller model",
         )
 
 
 def _round(task: _Rounding, place: PartialFolder, file: Path, tell: OnProgress) -> None:
-    """One matrix after the other."""
+    """Round one matrix after the other."""
     spec, tokens = task.observation.spec, task.observation.tokens
     shapes = tensor_shapes(spec)
     done, total = 0, num_weights(spec)
@@ -205,7 +205,7 @@ def _round(task: _Rounding, place: PartialFolder, file: Path, tell: OnProgress) 
 
 
 def _usual_kinds(checkpoint: Checkpoint) -> dict[str, Blocks]:
-    """By role, those of the default format."""
+    """The bits of the default format, by role of the matrix."""
     made = weight_format(checkpoint.spec, DEFAULT_FORMAT)
     spec = made.graded(checkpoint.spec)
     kinds: dict[str, Blocks] = {}

@@ -1,4 +1,4 @@
-"""How likely a model finds a text."""
+"""The log probabilities of a text's tokens by a model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from edge.studies.logit_statistics import compare
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How likely a model finds a text. logprobs [tokens - 1]: of every token after the first, in
-    nats, given those before it."""
+    """The score of a text. logprobs [tokens - 1]: the log probability of every token after the
+    first, in nats, given those before it."""
 
     token_ids: tuple[int, ...]
     logprobs: NDArray[np.float64]
@@ -23,16 +23,16 @@ class Score:
 
     @property
     def total(self) -> float:
-        """The logarithm of the likelihood of all that follows the first token."""
+        """The log probability of the whole text after the first token."""
         return float(self.logprobs.sum())
 
     @property
     def perplexity(self) -> float:
-        """What a token would be chosen among, were all of them as likely as these are."""
+        """exp of the mean negative log probability."""
         return float(np.exp(-self.logprobs.mean()))
 
 
 def score_of(token_ids: tuple[int, ...], logits: NDArray[np.float32]) -> Score:
-    """By the logits [tokens, vocab] that follow each token."""
+    """The score from the logits [tokens, vocab] after each token."""
     losses = compare(None, logits[:-1], token_ids[1:]).losses
     return Score(token_ids=token_ids, logprobs=-losses)

@@ -1,4 +1,4 @@
-"""A study: one model, how it is loaded, and what a study needs of it then. Knows no cluster."""
+"""A study: one model, its load, and the interface that a study needs. Knows no cluster."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class MeasuredReply(Protocol):
 
 
 class StudiedModel(Protocol):
-    """A loaded model, which leaving its context frees: what studies use of `edge.AsyncModel`."""
+    """The part of `edge.AsyncModel` that studies use; leaving its context frees it."""
 
     @property
     def name(self) -> str:
-        """Name of the checkpoint."""
+        """The name of the checkpoint."""
 
     async def logits(self, prompt: Sequence[int], /) -> NDArray[np.float32]:
         """Float32 [tokens, vocab]."""
@@ -44,10 +44,10 @@ class StudiedModel(Protocol):
     def stream(
         self, prompt: Sequence[int], options: GenerationOptions, /
     ) -> AbstractAsyncContextManager[AsyncIterable[object]]:
-        """Token by token."""
+        """The answer to a prompt, token by token."""
 
     def _observed(self, spec: ModelSpec, /) -> AsyncIterator[tuple[Observed, NDArray[np.float32]]]:
-        """Sums of the inputs of its products, where it was loaded with `observes`."""
+        """The sums of its matrices' inputs, if it was loaded with `observes`."""
 
     async def __aenter__(self) -> StudiedModel: ...
 
@@ -56,15 +56,15 @@ class StudiedModel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A model to study, and where."""
+    """A model to study, and its environment."""
 
     load: Callable[[Path, LoadOptions], Awaitable[StudiedModel]]
     path: Path
     options: LoadOptions
-    """What it is loaded with, but for what the study itself decides."""
+    """The options of the load, except those that the study sets."""
     text: str | None
-    """What it reads; None for what each study has in its place."""
+    """The text that it reads; None: the study's default."""
     cache_root: Path
-    """Folder of the caches of this device."""
+    """This device's cache folder."""
     bars: Callable[[], AbstractContextManager[OnProgress]]
     """Opens a display of progress for one phase."""

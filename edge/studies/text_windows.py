@@ -1,4 +1,4 @@
-"""The text that quality is measured on: the bundled one or a file, and its windows of tokens."""
+"""The text of a study, bundled or from a file, and its windows of tokens."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from pathlib import Path
 from edge.errors import RequestError
 
 MAX_TEXT_BYTES = 64 << 20
-"""Most bytes that are read of a file; what comes after is left out."""
+"""Most bytes that are read of a file; the rest is ignored."""
 
 _BYTES_PER_TOKEN = 64
-"""Read of a file for each token wanted: several times what a token of any language takes."""
+"""Bytes that are read of a file per token: several times a token's size in any language."""
 
 
 def bundled_text() -> str:
-    """Seven short pieces of English prose: a story, an explanation, a dialogue, instructions, a
-    letter, a report and notes. Some 2,600 tokens for most models."""
+    """The bundled text: seven short pieces of English prose, about 2,600 tokens for most models."""
     return (files("edge.text") / "prose.txt").read_text(encoding="utf-8")
 
 
 def read_text(path: Path, *, tokens: int) -> str:
-    """The beginning of a UTF-8 file, as much as surely has that many tokens, if it is as long.
+    """The beginning of a UTF-8 file, long enough for that many tokens if the file is.
 
     Raises RequestError for a file that cannot be read, or is not UTF-8.
     """
@@ -31,7 +30,7 @@ def read_text(path: Path, *, tokens: int) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(limit)
-        # A file longer than that may be cut inside of a character.
+        # The cut may split a character.
         return codecs.getincrementaldecoder("utf-8-sig")().decode(content, len(content) < limit)
     except OSError as error:
         raise RequestError(
@@ -60,7 +59,7 @@ def windows_of(
         )
     if len(body) < windows * fresh:
         raise RequestError(
-            f"the text has {len(body)} tokens, and {windows} windows of {window_tokens} take "
+            f"the text has {len(body)} tokens, and {windows} windows of {window_tokens} need "
             f"{windows * fresh}",
             remedy="give a longer text, or fewer or shorter windows",
         )
@@ -70,7 +69,7 @@ def windows_of(
 
 
 def most_windows(encode: Callable[[str], Sequence[int]], text: str, window_tokens: int) -> int:
-    """How many windows of this length `windows_of` finds in a text."""
+    """The number of windows of this length that `windows_of` finds in a text."""
     prefix, body = _without_special_tokens(encode(text), encode(""))
     return len(body) // max(1, window_tokens - len(prefix))
 
@@ -78,9 +77,9 @@ def most_windows(encode: Callable[[str], Sequence[int]], text: str, window_token
 def _without_special_tokens(
     whole: Sequence[int], empty: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(What stands before every text, the tokens of the text alone).
+    """(The special tokens before a text, the tokens of the text alone).
 
-    `whole` are the tokens of the text with what stands around it, `empty` those of an empty text.
+    whole: the tokens of the text with special tokens around it. empty: those of an empty text.
     """
     before = 0
     while before < min(len(empty), len(whole)) and empty[before] == whole[before]:

@@ -1,7 +1,7 @@
-"""A model on its peers against llama.cpp, in turn, so that the machine's mood is shared.
+"""A comparison of a model on its peers with llama.cpp, in alternating rounds.
 
-llama.cpp runs in a process of its own, in whichever Python has llama-cpp-python: Edge does not
-depend on it.
+Alternation exposes both to the same noise of the machine. llama.cpp runs in a process of its own,
+in any Python with llama-cpp-python: Edge does not depend on it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from edge.studies.benchmark import Spread, TimedModel, batch_tokens_per_s
 
 
 class Llama:
-    """llama.cpp with one GGUF file, asked line by line. A context manager."""
+    """A llama.cpp process with one GGUF file. A context manager."""
 
     def __init__(
         self, gguf: Path, *, python: str, threads: int, context_tokens: int, requests: int = 1
     ) -> None:
-        """Raises RequestError, after llama.cpp's own message, when it does not start."""
+        """Start it. Raises RequestError, after llama.cpp's own message, if that fails."""
         numbers = [str(threads), str(context_tokens), str(requests)]
         try:
             self._process = subprocess.Popen(
@@ -76,7 +76,7 @@ class Llama:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
             raise RequestError(
-                "llama.cpp's side ended without an answer: see its message above; it needs a "
+                "llama.cpp's process ended without an answer: see its message above; it needs a "
                 "Python with llama-cpp-python and numpy (--llama-python)"
             ) from None
         return answer
@@ -84,7 +84,7 @@ class Llama:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Tokens per second of both, round by round; the ratios are taken within a round."""
+    """Tokens per second of both by round; ratios are of the same round."""
 
     version: str
     prompt_tokens: int
@@ -94,7 +94,7 @@ class Comparison:
     """(Edge, llama.cpp) of each round."""
     decode: tuple[tuple[float, float], ...]
     batch: tuple[tuple[float, float], ...]
-    """All `requests` replies together; empty for one request."""
+    """Rates of all `requests` replies together; empty for one request."""
 
     def to_json(self) -> dict[str, Any]:
         """p20, p50 and p80 of both and of the ratio."""
@@ -130,7 +130,7 @@ def compare(
     requests: int,
     rounds: int,
 ) -> Comparison:
-    """Each round runs both once, ends ignored; one round before them warms both up.
+    """Each round runs both once, end tokens ignored, after a warm-up round.
 
     Raises RequestError if the file does not hold a model of the same vocabulary.
     """
@@ -144,7 +144,7 @@ def compare(
 
     def measured() -> dict[str, tuple[float, float]]:
         """(Edge, llama.cpp) in tokens per second."""
-        # Another one each time: the keys and values of one that was there before are found again.
+        # A new prompt each time: an old one would be found in the prefix cache.
         prompt = generator.integers(model.vocab_size, size=prompt_tokens).tolist()
         ours = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
         theirs = llama.run(prompt_tokens, new_tokens)

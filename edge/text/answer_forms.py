@@ -1,6 +1,6 @@
-"""How a model writes its answers: how it marks what it thinks, and in which form it calls tools.
+"""The format of a model's answers: its marks of thinking and its form of tool calls. Pure.
 
-Told by its chat template. Pure.
+Both are recognised by the chat template.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edge.text.thinking import THINKING_MARKS, ThinkingMarks, thinking_marks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """Names of entries in the tables of both."""
+    """The names of a form of tool calls and of a pair of thinking marks, in their tables."""
 
     calls: str = "bare"
     thoughts: str = "think"
@@ -33,7 +33,7 @@ class AnswerForm:
 
     @property
     def tokens(self) -> frozenset[str]:
-        """Those that must be seen to read an answer, though tokenizers may leave them out of
+        """The special tokens that a parser must see, though tokenizers may leave them out of
         text."""
         return frozenset({*self.call_form.tokens, *self.thinking_marks.tokens})
 
@@ -41,7 +41,7 @@ class AnswerForm:
 def answer_form(
     template: str, has_token: Callable[[str], bool] = lambda _token: False
 ) -> AnswerForm:
-    """That of a chat template, whose source may be empty, and a vocabulary."""
+    """The format for a chat template, whose source may be empty, and a vocabulary."""
     return AnswerForm(
         calls=call_form(template, has_token).name, thoughts=thinking_marks(template).name
     )

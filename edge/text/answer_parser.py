@@ -1,8 +1,8 @@
-"""An answer that arrives piece by piece, told apart: what is thought, said, and called. Pure.
+"""A streaming parser of answers into thinking, text and tool calls. Pure.
 
-However the text is cut into pieces, the parts are the same, and a character is looked at a bounded
-number of times. `call_forms.py` has the forms of calls. A call is one only of a tool that the model
-was told of; without tools nothing is. What is no call stays text, to the letter.
+The parts do not depend on how the text is cut into pieces, and a character is read a bounded number
+of times. `call_forms.py` has the forms of tool calls. Only a call of an offered tool is a call; all
+else stays text, to the letter.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from edge.text.thinking import ThinkingSplitter, before_partial
 from edge.text.tool_types import ToolTypes
 
 _MOST_AT_ONCE = 4096
-"""Characters: what is cut off a text takes time by the length of the rest."""
+"""Most characters per piece: cutting a text takes time by the length of its rest."""
 
 
 class AnswerParser:
-    """Pieces of an answer's text in, its parts out; `finish` once at its end.
+    """Takes pieces of an answer's text, returns its parts; call `finish` once at the end.
 
-    thinking: the prompt has the model think already. tools: what the model was told of.
+    thinking: the prompt begins the model's thinking. tools: the offered tools.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class AnswerParser:
         thinking: bool = False,
         tools: ToolTypes | None = None,
     ) -> None:
-        """form: how the model writes; None: as most do."""
+        """form: the model's format; None: the usual one."""
         form = AnswerForm() if form is None else form
         self._reader: ChannelReader | _MarkReader
         if form.call_form.has_channels:
@@ -46,11 +46,11 @@ class AnswerParser:
             self._reader = _MarkReader(form, tools or {}, thinking=thinking)
 
     def feed(self, text: str) -> list[AnswerPart]:
-        """The parts that are settled now; text comes in as many pieces as it likes."""
+        """The parts that are settled by this piece."""
         return self._reader.feed(text)
 
     def finish(self) -> list[AnswerPart]:
-        """What was held back: a call without its end is one if it is whole, else text."""
+        """The parts that were held back: an unclosed call if it is complete, else text."""
         return self._reader.finish()
 
 
@@ -61,7 +61,7 @@ def read_answer(
     thinking: bool = False,
     tools: ToolTypes | None = None,
 ) -> ReadAnswer:
-    """See AnswerParser. Content that is nothing but white space around calls is empty."""
+    """A whole answer's parts; see AnswerParser. White space alone around calls is dropped."""
     parser = AnswerParser(form, thinking=thinking, tools=tools)
     parts = [*parser.feed(text), *parser.finish()]
     calls = tuple(part for part in parts if isinstance(part, ToolCall))
@@ -82,7 +82,7 @@ def _said(text: str) -> list[AnswerPart]:
 
 
 class _MarkReader:
-    """Reads answers that are text, but for what has marks."""
+    """Reads answers of text with marks around thinking and calls."""
 
     def __init__(self, form: AnswerForm, tools: ToolTypes, *, thinking: bool) -> None:
         self._thinking = ThinkingSplitter(thinking, marks=form.thinking_marks)
@@ -100,8 +100,8 @@ class _MarkReader:
 
 
 class _CallFinder:
-    """Finds calls in what is said: it is in text, or behind a mark, in the body of what may be a
-    call. Where nothing but calls has come, the body of one without a mark may begin."""
+    """Finds calls in text. Its state is in text, or in the body of a possible call behind a mark.
+    Unmarked calls may begin while only calls have come."""
 
     def __init__(self, form: CallForm, tools: ToolTypes) -> None:
         self._marks = form.all_marks
@@ -111,13 +111,13 @@ class _CallFinder:
         self._mark = ""
         self._body: Body | None = None
         self._pieces: list[str] = []
-        """What the body was given."""
+        """The text that the body was fed."""
         self._tail = ""
         """Text that may become a mark."""
         self._is_bare = False
-        """The body is of a call without a mark."""
+        """Whether the body is of an unmarked call."""
         self._is_after_call = False
-        """White space that comes now separates calls."""
+        """Whether white space now separates calls."""
         self._begin_bare()
 
     def feed(self, text: str) -> list[AnswerPart]:
@@ -177,7 +177,7 @@ class _CallFinder:
             self._begin_bare()
 
     def _no_call(self, ended: Ended, unread: deque[str]) -> Iterator[AnswerPart]:
-        """The mark is text, and so is what came behind it, up to the last other mark."""
+        """Yield the mark and the text behind it as text, up to the next mark."""
         text = "".join(self._pieces)
         is_bare, self._pieces, self._body, self._is_bare = self._is_bare, [], None, False
         place = 0
@@ -200,7 +200,7 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def _joined(parts: Iterator[AnswerPart]) -> list[AnswerPart]:
-    """Neighbouring text as one part, and none that is empty."""
+    """The parts with neighbouring text joined, and without empty ones."""
     found: list[AnswerPart] = []
     said: list[str] = []
     for part in parts:

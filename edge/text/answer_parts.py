@@ -1,4 +1,4 @@
-"""What an answer consists of: what is thought, said, and called."""
+"""The parts of an answer: thinking, text and tool calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Text for who asked."""
+    """Text for the user."""
 
     text: str
 
@@ -23,8 +23,7 @@ class Thought:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """The model asks for the result of a tool. Nothing of it is checked against the tool's schema:
-    it is text that a model wrote."""
+    """A tool call, as the model wrote it; not checked against the tool's schema."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -35,7 +34,7 @@ AnswerPart = Said | Thought | ToolCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAnswer:
-    """A whole answer: what is said, what was thought before, and what is called."""
+    """A whole answer: text, thinking and tool calls."""
 
     content: str
     reasoning: str

@@ -1,4 +1,4 @@
-"""Calls without a mark, which an answer begins with: known by their first characters. Pure.
+"""Tool calls without a mark at the start of an answer, known by their first characters. Pure.
 
 {"name": …, "parameters": …}; …     Llama 3, and many others
 name                                GLM 4 before its 4.5
@@ -14,14 +14,14 @@ from edge.text.call_bodies import Body, JsonBody, json_calls
 from edge.text.tool_types import ToolTypes
 
 _BETWEEN = " \t\r\n;,"
-"""What separates calls."""
+"""The separators of calls."""
 _KEYS = ("name", "type", "function", "id", "arguments", "parameters")
 _LINE = re.compile(r"([A-Za-z0-9_.-]{1,128})[ \t\r]{0,8}\n\s{0,8}(?=\{)")
 _LINE_SO_FAR = re.compile(r"([A-Za-z0-9_.-]{1,128})([ \t\r]{0,8}(?:\n\s{0,8})?)")
 
 
 def bare_json(_types: ToolTypes, head: str) -> tuple[Body, int] | str | None:
-    """What the beginning of an answer is, that may be a call: see ChosenBody."""
+    """The reader of an answer that may begin with a JSON call; see ChosenBody."""
     start = head.lstrip(_BETWEEN)
     is_call = _may_be_call(start)
     if is_call:
@@ -30,7 +30,7 @@ def bare_json(_types: ToolTypes, head: str) -> tuple[Body, int] | str | None:
 
 
 def bare_line(types: ToolTypes, head: str) -> tuple[Body, int] | str | None:
-    """The same of a call whose tool's name is a line of its own."""
+    """The reader of a call whose tool's name is a line of its own; see ChosenBody."""
     start = head.lstrip(_BETWEEN)
     place = len(head) - len(start)
     if (named := _LINE.match(start)) is not None and named[1] in types:
@@ -46,8 +46,7 @@ def _begins(name: str, word: str, behind: str) -> bool:
 
 
 def _may_be_call(start: str) -> bool | None:
-    """Whether such a beginning of an answer is that of the JSON of calls; None: it may become
-    one."""
+    """Whether an answer's beginning is that of JSON calls; None: not known yet."""
     rest = start.lstrip("[ \t\r\n")
     if not rest.startswith("{"):
         return None if not rest else False

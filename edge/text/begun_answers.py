@@ -1,4 +1,4 @@
-"""Conversations that end with the beginning of an answer, which the model goes on with. Pure."""
+"""Assistant prefill: conversations whose last message is the beginning of an answer. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from edge.errors import RequestError
 Messages = Sequence[Mapping[str, object]]
 
 _HERE = "\ue000\ue001"
-"""Characters of no script: they tell where a template writes the content, and what it strips of
-it."""
+"""Characters of no script that mark the place of the content in a rendered template, and show what
+the template strips of it."""
 
 
 def begun_answer(messages: Messages) -> tuple[Messages, bool]:
-    """The messages to be rendered, and whether the last one is to be gone on with.
+    """The messages to render, and whether the model continues the last one.
 
-    One that calls tools is whole, and one that says nothing is left out.
+    A last message with tool calls is complete, and one without text is left out.
     """
     if len(messages) < 2:
         return messages, False
@@ -30,12 +30,12 @@ def begun_answer(messages: Messages) -> tuple[Messages, bool]:
 
 
 def up_to_answer(prompt: str) -> str:
-    """What a template wrote, up to the end of what was begun. Raises RequestError where it wrote
-    something else."""
+    """The rendered prompt, cut behind the prefilled text. Raises RequestError if the template
+    changed that text."""
     before, here, _after = prompt.rpartition(_HERE)
     if not here:
         raise RequestError(
-            "the model's chat template cannot go on with an answer",
-            remedy="let the last message be one of the user",
+            "the model's chat template cannot continue an answer",
+            remedy="end the messages with one of the user",
         )
     return before.replace(_HERE, "")

@@ -1,6 +1,6 @@
-"""What comes behind the mark of a call, read piece by piece to its end. Pure.
+"""Streaming readers of a tool call's body, behind its mark. Pure.
 
-Each character is looked at a bounded number of times, whatever a model writes.
+Each character is read a bounded number of times for any text.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from edge.text.answer_parts import ToolCall
 from edge.text.tool_types import parsed
 
 LONGEST_HEAD = 256
-"""Characters between a mark and what tells the form of a call: white space, and a name."""
+"""Most characters between a mark and the text that shows a call's form: white space and a name."""
 
 _STRUCTURE = re.compile(r"[ \t\r\n0-9+\-.eE:,truefalsn]*")
-"""What JSON has outside of texts and brackets."""
+"""The characters of JSON outside of texts and brackets."""
 _IN_TEXT = re.compile(r'[^"\\]*')
 
 _LONGEST_CLOSE = 64
-"""More than the pattern of any end matches."""
+"""Longer than the match of any closing pattern."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +29,23 @@ class Ended:
     """A call is over, or will never be one."""
 
     calls: list[ToolCall] | None
-    """None: it is none."""
+    """The calls; None: it is no call."""
     after: str
-    """What has come and is not of it."""
+    """The text behind the call."""
 
 
 class Body(Protocol):
-    """Pieces of text in; told once that it is over, or that no more comes."""
+    """Takes pieces of text, until it returns Ended or `finish` is called."""
 
     def feed(self, text: str) -> Ended | None:
-        """None: it goes on."""
+        """Read a piece. None: the body continues."""
 
     def finish(self) -> Ended:
-        """No more comes."""
+        """The result at the end of the answer."""
 
 
 Parse = Callable[[str], list[ToolCall] | None]
-"""The calls that a whole text is; None where it is none."""
+"""Parses a whole text as calls; None: it is none."""
 
 
 class JsonBody:
@@ -71,14 +71,14 @@ class JsonBody:
 
 
 class MarkedBody:
-    """Another one, and behind it a mark that may be missing."""
+    """A body with a closing mark, which may be missing."""
 
     def __init__(self, body: Body, close: str) -> None:
         self._body = body
         self._close = close
         self._calls: list[ToolCall] | None = None
         self._behind = ""
-        """What came behind the other and may become the mark."""
+        """Text behind the body that may become the mark."""
 
     def feed(self, text: str) -> Ended | None:
         if self._calls is None:
@@ -96,17 +96,17 @@ class MarkedBody:
 
 
 class ClosedBody:
-    """All up to an end that can be told by a few characters."""
+    """All text up to a closing pattern."""
 
     def __init__(self, close: re.Pattern[str], parse: Parse, *, may_be_open: bool = False) -> None:
-        """close: what it ends with, of no more than 64 characters; the group `own` is still of the
-        body. may_be_open: the answer's end is one, too."""
+        """close: the pattern of the end, which matches at most 64 characters; its group `own` is
+        part of the body. may_be_open: the answer's end closes the body, too."""
         self._close = close
         self._parse = parse
         self._may_be_open = may_be_open
         self._pieces: list[str] = []
         self._tail = ""
-        """The end of what has come, in which the close may have begun."""
+        """The end of the text so far, in which the closing pattern may have begun."""
 
     def feed(self, text: str) -> Ended | None:
         seen = self._tail + text
@@ -125,11 +125,11 @@ class ClosedBody:
 
 
 class ChosenBody:
-    """One whose beginning tells how it is read."""
+    """A body whose beginning selects its reader."""
 
     def __init__(self, choose: Callable[[str], tuple[Body, int] | str | None]) -> None:
-        """choose: of the beginning so far the reader, and where what it reads begins; None: more of
-        it must come; a text: it is no call."""
+        """choose: for the beginning so far, the reader and the start of its text; None: more text
+        is needed; a text: the reason why it is no call."""
         self._choose = choose
         self._head = ""
         self._chosen: Body | None = None
@@ -152,18 +152,18 @@ class ChosenBody:
 
 
 class JsonEnd:
-    """Finds where the JSON object or array that a growing text begins with ends, or where it can be
-    none: looks at each character once, and only as closely as that takes."""
+    """Finds the end of the JSON object or array at the start of a growing text, or the place where
+    it is invalid. Reads each character once, without parsing values."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._in_text = self._is_escaped = False
         self.has_failed = False
         self.place = 0
-        """In the last piece: how far it was read."""
+        """The number of characters read of the last piece."""
 
     def feed(self, text: str) -> int | None:
-        """Where it ends in this piece."""
+        """The position of the end in this piece; None: it continues."""
         place = 0
         while place < len(text):
             if self._is_escaped:
@@ -194,7 +194,7 @@ class JsonEnd:
 
 
 def json_calls(text: str, name: str | None = None) -> list[ToolCall] | None:
-    """The calls that a JSON text is; with a name it is its arguments. None where it is no call."""
+    """The calls of a JSON text; with a name, the text is the arguments. None: it is no call."""
     try:
         value = parsed(text)
         if name is not None:

@@ -1,4 +1,4 @@
-"""The forms in which models write calls of tools, one entry each: how they are known, and read.
+"""The models' formats of tool calls: how each is recognised, parsed and forced by a grammar. Pure.
 
     <tool_call>{"name": …, "arguments": …}</tool_call>                  Hermes, Qwen 3 and others
     <tool_call><function=name><parameter=key>…</parameter></function></tool_call>     Qwen 3.5
@@ -14,7 +14,7 @@
     {"name": …, "parameters": …}; …                                     Llama 3: all of the answer
     name, and in the next line {…}                                      GLM 4: all of the answer
 
-Pure. Each entry has the reader of its form, and the shape that calls are forced into.
+Each entry of the table has the reader of its format, and the shape for forced calls.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from edge.text.loose_values import gemma_call, python_calls, python_lines
 from edge.text.tool_types import ToolTypes, typed
 
 Bare = Callable[[ToolTypes, str], "tuple[Body, int] | str | None"]
-"""Tells what the beginning of an answer is; see ChosenBody."""
+"""Selects a reader by the beginning of an answer; see ChosenBody."""
 
 Begin = Callable[[ToolTypes], Body]
-"""A reader of what comes behind a mark."""
+"""Makes the reader of the text behind a mark."""
 
 _SPACE = re.compile(r"\s*")
 
@@ -80,23 +80,23 @@ _MISTRAL_SO_FAR = re.compile(r"\s{0,8}[A-Za-z0-9_.-]{1,128}(?:\[(?:[CA][^\[{]{0,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """How calls are written by models whose chat templates hold certain texts."""
+    """The format of tool calls of models whose chat templates contain certain texts."""
 
     name: str
     known_by: tuple[str, ...]
-    """A template has all of these."""
+    """Texts that a template must all have."""
     known_by_vocabulary: str = ""
-    """Or it says nothing of calls, and the vocabulary has this token."""
+    """A token that selects this format, if the template does not mention calls."""
     marks: Mapping[str, Begin] = field(default_factory=dict)
-    """What a call begins with, in addition to the usual ones."""
+    """The marks that begin a call, in addition to the usual ones."""
     bare: Bare = bare_json
-    """Tells calls without a mark."""
+    """Recognises calls without a mark."""
     shape: CallShape
-    """How calls are written where an answer must have some."""
+    """The shape of calls that a grammar forces."""
     has_channels: bool = False
-    """All of an answer is messages in channels: see `channels.py`."""
+    """Whether answers are messages in channels; see `channels.py`."""
     tokens: tuple[str, ...] = ()
-    """Those of an answer that must be seen to read it, though tokenizers leave them out of text."""
+    """The special tokens that a parser must see, though tokenizers leave them out of text."""
 
     @property
     def all_marks(self) -> dict[str, Begin]:
@@ -104,7 +104,7 @@ class CallForm:
 
 
 def call_form(template: str, has_token: Callable[[str], bool]) -> CallForm:
-    """That of a chat template, whose source may be empty, and a vocabulary."""
+    """The format for a chat template, whose source may be empty, and a vocabulary."""
     for form in CALL_FORMS.values():
         if all(each in template for each in form.known_by):
             return form
@@ -149,13 +149,14 @@ def _json_only(close: str, head: str) -> tuple[Body, int] | str | None:
 
 
 def _lone_function(types: ToolTypes) -> Body:
-    """Behind the mark of a function whose call has none, as Qwen 3 Coder often forgets it."""
+    """The reader behind the mark of a function without one of a call, which Qwen 3 Coder often
+    omits."""
     body = ClosedBody(_LONE_FUNCTION_END, lambda text: _function_call(types, _FUNCTION_OPEN + text))
     return MarkedBody(body, _TOOL_CLOSE)
 
 
 def _begun(begin: str, body: Callable[[], Body], head: str) -> tuple[Body, int] | str | None:
-    """One that begins with a text."""
+    """The reader for a text with a fixed beginning."""
     start = head.lstrip()
     if start.startswith(begin):
         return body(), len(head) - len(start)
@@ -193,7 +194,7 @@ def _named_call(types: ToolTypes, text: str) -> list[ToolCall] | None:
 
 
 def _pairs(text: str, opens: re.Pattern[str], ends: re.Pattern[str]) -> dict[str, str] | None:
-    """By key what is between the two, and nothing but white space between pairs."""
+    """The values between opening and closing marks, by key; None: there is other text between."""
     found: dict[str, str] = {}
     text = text.strip()
     place = 0
@@ -239,7 +240,7 @@ _USUAL: Mapping[str, Begin] = {
     "[TOOL_CALLS]": lambda _types: ChosenBody(_after_mistral),
     "<|python_tag|>": lambda _types: ChosenBody(partial(_json_only, "")),
 }
-"""They are looked for in the answers of every model."""
+"""Marks that are recognised in the answers of every model."""
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -261,7 +262,7 @@ _FUNCTION_SHAPE = CallShape(
 
 
 def _named_shape(line: str) -> CallShape:
-    """line: what ends lines; GLM 4.7 writes none."""
+    """line: the line ending; GLM 4.7 writes none."""
     return CallShape(
         open=lambda name: f"<tool_call>{name}{line}",
         close="</tool_call>",
@@ -477,4 +478,4 @@ _ALL = (
 )
 
 CALL_FORMS: Mapping[str, CallForm] = {form.name: form for form in _ALL}
-"""By name; the first one that a template has the texts of is its."""
+"""The formats by name; the first one whose texts a template has is its format."""

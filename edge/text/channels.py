@@ -1,13 +1,13 @@
-"""Answers in channels, as gpt-oss writes them, told apart piece by piece. Pure.
+"""A streaming parser of answers in channels (Harmony), the format of gpt-oss. Pure.
 
-    <|channel|>analysis<|message|>…<|end|>                                     is thought
-    <|start|>assistant<|channel|>final<|message|>…                             is said
+    <|channel|>analysis<|message|>…<|end|>                                     thinking
+    <|start|>assistant<|channel|>final<|message|>…                             text
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}
 
-The last one is a call. The prompt ends in `<|start|>assistant`, and an answer begins behind that.
-The receiver may stand before the channel, too. A call whose arguments are no JSON object, or of a
-tool that the model was not told of, is said, to the letter. Each character is looked at a bounded
-number of times.
+The last one is a tool call. The prompt ends in `<|start|>assistant`, and an answer begins behind
+that. The receiver may stand before the channel, too. A call whose arguments are not a JSON object,
+or of a tool that was not offered, is text, to the letter. Each character is read a bounded number
+of times.
 """
 
 from __future__ import annotations
@@ -27,43 +27,42 @@ _MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, "<|call|>", "<|return|>")
 _ANY = re.compile("|".join(map(re.escape, _MARKS)))
 
 _MOST_HEADER = 512
-"""Characters before a message; what is longer is said."""
+"""Most characters of a header; a longer one is text."""
 
 _FIRST = re.compile(r"\s{0,8}(?:to=\S{0,200}\s{0,8}|to?)?")
-"""Before the first mark of an answer."""
+"""The state before the first mark of an answer."""
 _NAME = re.compile(re.escape(CHANNEL) + r"\s{0,8}([a-z]+)")
 _RECEIVER = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
 _NOBODY = ("all", "assistant", "user")
-"""Receivers that are no tools."""
+"""Receivers that are not tools."""
 
 _BETWEEN = "\n\n"
-"""Two messages of one kind."""
+"""The separator of two messages of one kind."""
 
 
 class ChannelReader:
-    """Pieces of an answer's text in, its parts out; `finish` once at its end.
+    """Takes pieces of an answer's text, returns its parts; call `finish` once at the end.
 
-    tools: the names of those that the model was told of. thinking: the prompt ends within a
-    thought.
+    tools: the names of the offered tools. thinking: the prompt ends within thinking.
     """
 
     def __init__(self, tools: Container[str], *, thinking: bool = False) -> None:
         self._tools = tools
         self._state: Literal["first", "header", "message", "outside"] = "first"
         self._kind: type[Said | Thought] | None = Said
-        """Kind of the message; None: a call."""
+        """The kind of the message; None: a call."""
         self._header = ""
         self._call: list[str] = []
         self._tail = ""
         """Text that may become a mark."""
         self._told: set[type[Said | Thought]] = set()
         self._is_another = False
-        """The message comes behind one of its kind."""
+        """Whether the message follows one of its kind."""
         if thinking:
             self._state, self._kind = "message", Thought
 
     def feed(self, text: str) -> list[AnswerPart]:
-        """The parts that are settled now."""
+        """The parts that are settled by this piece."""
         return [*self._read(text)]
 
     def finish(self) -> list[AnswerPart]:
@@ -128,7 +127,7 @@ class ChannelReader:
         return []
 
     def _begin(self) -> None:
-        """A message, of what kind its header says."""
+        """Begin a message of the kind in its header."""
         name, receiver = _NAME.search(self._header), _RECEIVER.search(self._header)
         self._state, self._call = "message", []
         if receiver is not None and receiver[1] not in _NOBODY:
@@ -138,7 +137,7 @@ class ChannelReader:
         self._is_another = self._kind in self._told
 
     def _over(self) -> list[AnswerPart]:
-        """The message is."""
+        """End the message."""
         if self._state != "message" or self._kind is not None:
             return []
         receiver = _RECEIVER.search(self._header)

@@ -1,8 +1,8 @@
-"""Chat templates: messages to the prompt a model was trained on.
+"""Chat templates: messages to the prompt format that a model was trained on.
 
-Knows the names templates expect (those of `transformers`); knows nothing of tokens, nor of Jinja. A
-template comes with the checkpoint and is somebody else's program: it sees copies of plain data
-only, in a process of its own (`template_process.py`) with limits of time and memory.
+Knows the names that templates expect (those of `transformers`), but neither tokens nor Jinja. A
+template is an untrusted program from the checkpoint: it sees copies of plain data only, in a
+process of its own (`template_process.py`) with limits of time and memory.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from edge.text.template_turns import template_turns
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
 _CPU_S = 1.5
-"""Limit for compiling a template and rendering it once: those of publishers take 0.1 s together."""
+"""Seconds of CPU to compile and render a template; published ones take 0.1 s together."""
 _WALL_S = 60.0
-"""A process that uses no time of a processor is not heard of either."""
+"""Seconds of wall time, for a process that uses no CPU time."""
 _MEMORY_BYTES = 512 << 20
 _MAX_TEXT_BYTES = 32 << 20
-"""Size limit of the messages, and of the prompt."""
+"""Most bytes of the messages, and of the prompt."""
 _MAX_SOURCE_CHARACTERS = 1 << 20  # the longest published one has 20,000
 _LENGTH_BYTES = 8
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")
 
 
 class ChatTemplate:
-    """One template. Its process starts with the first chat; `close` ends it."""
+    """A chat template. Its process starts with the first chat; `close` ends it."""
 
     def __init__(self, source: str, origin: str) -> None:
-        """`origin` is the file that it comes from. Raises CheckpointError for one without end."""
+        """origin: the file that it comes from. Raises CheckpointError for a template that is too
+        long."""
         if len(source) > _MAX_SOURCE_CHARACTERS:
             raise CheckpointError(
                 f"{origin}: the chat template has {len(source):,} characters, and "
@@ -50,7 +51,7 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """Jinja, as it is written."""
+        """The Jinja source."""
         return self._source
 
     def render(
@@ -61,11 +62,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None,
         variables: Mapping[str, object],
     ) -> str:
-        """The prompt as text. `variables` are further names the template may use.
+        """The prompt as text. variables: further names for the template.
 
-        Raises RequestError for data that JSON could not hold, and for whatever the template itself
-        refuses; CheckpointError, naming `origin`, for a template that is not valid
-        Jinja, or takes more time or memory than any template needs.
+        Raises RequestError for data that JSON cannot hold, and for messages that the template
+        refuses; CheckpointError, naming `origin`, for a template that is not valid Jinja or exceeds
+        the limits of time and memory.
         """
         values: dict[str, object] = {"documents": None, **variables}
         values["tools"] = tools
@@ -78,7 +79,7 @@ class ChatTemplate:
             raise
         except (ValueError, RecursionError) as error:
             raise RequestError(
-                f"the chat messages cannot be written as JSON: {error}", remedy="use what JSON has"
+                f"the chat messages cannot be written as JSON: {error}", remedy="use JSON's types"
             ) from error
         if len(request) > _MAX_TEXT_BYTES:
             raise RequestError(
@@ -91,7 +92,7 @@ class ChatTemplate:
         if kind == "refused":
             raise RequestError(
                 f"the model's chat template refused these messages: {text}",
-                remedy="give roles, and an order of them, that it takes",
+                remedy="change the roles or their order",
             )
         remedy = "replace it with the one of the model's publisher"
         if kind == "invalid":
@@ -104,12 +105,12 @@ class ChatTemplate:
         )
 
     def close(self) -> None:
-        """Ends its process; another chat starts one again."""
+        """End its process; another chat starts a new one."""
         self._process.close()
 
 
 class _TemplateProcess:
-    """Asked from any thread, one request at a time; started when it is asked and does not run."""
+    """The process that renders templates: thread-safe, one request at a time, started on demand."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -117,7 +118,7 @@ class _TemplateProcess:
         self._stop: weakref.finalize[..., object] | None = None
 
     def ask(self, request: bytes) -> tuple[str, str]:
-        """The kind of the reply and its text; "exhausted" where a limit has ended the process."""
+        """The kind of the reply and its text; "exhausted": a limit ended the process."""
         with self._mutex:
             if self._running is None:
                 self._start()
@@ -130,12 +131,12 @@ class _TemplateProcess:
             except (OSError, EOFError, ValueError) as error:
                 self._end()
                 return "exhausted", _cause(process, error)
-            except BaseException:  # its reply would be taken for the next one's
+            except BaseException:  # the next request must not get this one's reply
                 self._end()
                 raise
 
     def close(self) -> None:
-        """It is started again if it is asked again."""
+        """End the process; the next request starts a new one."""
         with self._mutex:
             self._end()
 
@@ -165,7 +166,8 @@ class _TemplateProcess:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
-    """Raises EOFError or OSError for a process that has ended, ValueError for no proper reply."""
+    """Send a request and read the reply. Raises EOFError or OSError if the process has ended,
+    ValueError for an invalid reply."""
     requests, replies = process.stdin, process.stdout
     assert requests is not None, "a pipe"
     assert replies is not None, "a pipe"
@@ -204,7 +206,7 @@ def _cause(process: subprocess.Popen[bytes], error: Exception) -> str:
 
 
 def _plain_object(message: Mapping[str, object]) -> dict[str, object]:
-    """A copy in JSON's types: the sandbox cannot know what methods of other objects would do."""
+    """A copy in JSON's types, as methods of other objects could escape the sandbox."""
     return {str(_plain(name)): _plain(item) for name, item in message.items()}
 
 

@@ -18,8 +18,8 @@ _RULES = (
     (" 're", "'re"),
 )
 
-# The characters that stand in a rule anywhere but at its end. Rules only remove spaces, so a rule
-# that reaches across any other character cannot exist, and the text up to it is settled.
+# The characters of a rule before its last one. Rules only remove spaces, so no rule crosses any
+# other character, and the text up to such a character is settled.
 _OPEN = " 'nvr"
 
 
@@ -31,14 +31,14 @@ def clean_up_spaces(text: str) -> str:
 
 
 class SpaceCleaner:
-    """`clean_up_spaces` of a text that comes in parts; passes it through where not enabled."""
+    """A streaming `clean_up_spaces`; passes text through if not enabled."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._held = ""
 
     def push(self, text: str) -> str:
-        """The cleaned text that what follows cannot change."""
+        """The cleaned text that later text cannot change."""
         if not self._enabled:
             return text
         text = self._held + text

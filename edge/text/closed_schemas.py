@@ -1,8 +1,8 @@
-"""Schemas of arguments whose objects take no more than they name. Pure.
+"""Closed schemas of arguments, whose objects have only the named properties. Pure.
 
-JSON schemas leave objects open where they say nothing, so a model may make up arguments, and a
-small one never ends doing so. Who writes a tool's schema means what it names, as OpenAI's strict
-mode has it. What a schema says of further properties is kept.
+By default a JSON schema allows further properties, so a model may make up arguments, and a small
+model may do so without end. A tool's schema means only the named ones, as in OpenAI's strict mode.
+An explicit additionalProperties is kept.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from edge.text.schema_keywords import BY_NAME, CHOICES, HELD, IN_ORDER, NAMED
 _MOST_DEPTH = 64
 
 _OF_THE_SAME = ("allOf", "anyOf", "oneOf", "$ref", "not", "if", "dependentSchemas")
-"""They say more of the same object, perhaps further properties."""
+"""Keywords with further schemas of the same object, which may name properties."""
 _SAYS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
 class _Shared(Exception):  # noqa: N818 - not an error
-    """A schema that others refer to is a part of what one object is."""
+    """Raised if a referenced schema is part of the description of an object."""
 
 
 def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema, closed where it says nothing: its objects with properties, and those within.
+    """The schema with its objects closed, nested ones included, if they have properties.
 
-    An object that several schemas speak of together stays as it is, and so does a whole schema
-    that makes such objects by references.
+    An object that several schemas describe together is not changed, nor a whole schema with such
+    objects by reference.
     """
     try:
         found: Mapping[str, Any] = _closed(schema, is_shared=False, depth=0)
@@ -66,7 +66,8 @@ def _closed(schema: Any, *, is_shared: bool, depth: int) -> Any:
 
 
 def _no_more(properties: object, required: object) -> Mapping[str, Any]:
-    """Nothing for an object of which no property is known, or one that is required is not."""
+    """The keyword that closes an object; empty if no property is named, or a required one is
+    not."""
     if not isinstance(properties, Mapping) or not isinstance(required, list) or not properties:
         return {}
     is_whole = all(each in properties for each in required if isinstance(each, str))

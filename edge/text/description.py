@@ -1,6 +1,6 @@
-"""What kind of tokenizer a checkpoint has, said without building it. Pure but for reading files.
+"""The kind and facts of a checkpoint's tokenizer, without building it. Pure but for reading files.
 
-Building one of 100,000 tokens takes longer than everything else that is asked of a checkpoint.
+Building a tokenizer of 100,000 tokens takes longer than the rest of an inspection.
 """
 
 from __future__ import annotations
@@ -17,43 +17,44 @@ from edge.errors import CheckpointError
 from edge.text.files import MAX_TOKENIZER_VALUES, TokenizerFiles
 
 MAX_NAMED = 32
-"""Special tokens that are told; files name two to seven."""
+"""Most special tokens that are listed; files name two to seven."""
 MAX_TOKEN_CHARACTERS = 100
-"""Most characters that are told of a token; the rest of a longer one is left out."""
+"""Most characters of a listed token; a longer one is cut."""
 
 BYTE_LEVEL = "BPE, byte level"
 BYTE_FALLBACK = "BPE, byte fallback"
 
 _MERGES = re.compile(r'(?<!\\)"merges"\s*:\s*\[')
-"""No text in JSON has a bare quotation mark, and no token has a list for its number."""
+"""The start of the merges: a text in JSON has no bare quotation mark, and no token's id is a
+list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFacts:
-    """What a tokenizer is, by its files."""
+    """The facts of a tokenizer by its files."""
 
     file: Path
-    """What holds the vocabulary."""
+    """The file with the vocabulary."""
     kind: str
-    """As "BPE, byte level"."""
+    """The kind, such as "BPE, byte level"."""
     vocab_size: int
-    """Tokens, added ones included."""
+    """The number of tokens, added ones included."""
     special_tokens: Mapping[str, str]
-    """By role: bos_token, eos_token, …"""
+    """The special tokens by role: bos_token, eos_token, …"""
     end_tokens: Mapping[int, str | None]
-    """Those that end an answer, by id; None where the vocabulary has none of this id."""
+    """The tokens that end an answer, by id; None: the vocabulary has no such id."""
     chat_templates: Mapping[str, str]
-    """Their text by name; a single one is named "default"."""
+    """The chat templates by name; a single one is named "default"."""
 
 
 def describe_tokenizer(files: TokenizerFiles, end_ids: Iterable[int]) -> TokenizerFacts:
-    """Facts from the files of a folder. Raises CheckpointError where they hold no tokenizer."""
+    """Facts from the files of a folder. Raises CheckpointError if they have no tokenizer."""
     serialized = _parsed(files)
     model = serialized.get("model")
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
     if not isinstance(model, Mapping) or not isinstance(vocabulary, Mapping | list):
         raise CheckpointError(
-            f"{files.file} holds no tokenizer that is known here (it has no vocabulary)",
+            f"{files.file} has no tokenizer that Edge knows (it has no vocabulary)",
             remedy="download it again",
         )
     if isinstance(vocabulary, list):  # of pieces and their scores, in the order of their ids
@@ -80,7 +81,7 @@ def describe_tokenizer(files: TokenizerFiles, end_ids: Iterable[int]) -> Tokeniz
 
 
 def short_tokens(named: Mapping[str, str]) -> dict[str, str]:
-    """By role, as many as are told and of each as much."""
+    """The special tokens by role, cut to the limits of number and length."""
     return {
         role[:MAX_TOKEN_CHARACTERS]: token[:MAX_TOKEN_CHARACTERS]
         for role, token in list(named.items())[:MAX_NAMED]
@@ -88,8 +89,8 @@ def short_tokens(named: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parsed(files: TokenizerFiles) -> dict[str, Any]:
-    """Without the merges, which are half of the file, where they are its end, as programs write it:
-    it takes a third of the time."""
+    """The parsed file, without the merges if they are at its end, as usual. They are half of the
+    file; skipping them leaves a third of the time."""
     found = _MERGES.search(files.serialized)
     if found is not None:
         with contextlib.suppress(ValueError):  # the keys are in another order
@@ -101,7 +102,7 @@ def _parsed(files: TokenizerFiles) -> dict[str, Any]:
         return _object(files.serialized)
     except ValueError as error:
         raise CheckpointError(
-            f"{files.file} is damaged: it is not JSON that is read here ({error})",
+            f"{files.file} is damaged: it is not valid JSON ({error})",
             remedy="download it again",
         ) from error
 

@@ -1,15 +1,15 @@
-"""Tokens to text one token at a time, exactly as decoding all of them at once would give.
+"""Streaming detokenizers: the text is exactly that of decoding all tokens at once.
 
-Knows the decoders of `tokenizer.json`; knows nothing of prompts' meaning, stop strings or requests.
-What makes a decoder's text depend on later tokens, and what is done about it:
+Knows the decoders of `tokenizer.json`, but neither stop strings nor requests. Cases in which text
+depends on later tokens, and their treatment:
 
 * Byte-level vocabularies (GPT-2, Llama 3, Qwen): a character may be split over tokens. The bytes go
   through an incremental UTF-8 decoder, which holds back at most three of them.
 * Byte fallback (Llama 2, Gemma): a run of byte tokens `<0xE4>` is text only as a whole; one wrong
   byte turns every byte of the run into U+FFFD. So a run is held back until another token ends it.
-* A space is taken off the very first word (Metaspace, Strip). So new tokens are decoded behind a
-  few earlier ones, a moving window, and what those alone decode to is cut off.
-* Anything else that could reach across tokens: all text is held back until the end.
+* A space is stripped from the very first word (Metaspace, Strip). So new tokens are decoded behind
+  a few earlier ones, a moving window, and the text of those alone is cut off.
+* Any other decoder across tokens: all text is held back until the end.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _CONTEXT_BYTES = 4  # the longest UTF-8 character
 
 
 class StreamDecoder(Protocol):
-    """Turns a growing sequence of tokens into text that never has to be taken back."""
+    """Turns a growing sequence of tokens into text that is never taken back."""
 
     def push(self, token_id: int) -> str:
-        """The text that is settled now and was not before; often empty."""
+        """The text that this token settles; often empty."""
 
     def finish(self) -> str:
         """The rest, in which incomplete characters are U+FFFD. Called once, after the last push."""
 
 
 class Vocabulary:
-    """The pieces of a tokenizer that decoding needs, looked up once."""
+    """The parts of a tokenizer that decoding needs, looked up once."""
 
     def __init__(self, backend: tokenizers.Tokenizer, marks: Collection[str] = ()) -> None:
-        """marks: special tokens that have a text all the same, as those around calls of tools."""
+        """marks: special tokens that are shown as text, such as those around tool calls."""
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self._has_marks = any(token.special and token.content in marks for token in added.values())
@@ -59,7 +59,7 @@ class Vocabulary:
         self._decoders = _decoder_chain(backend)
 
     def piece(self, token_id: int) -> str | None:
-        """The token as spelt in the vocabulary; None where decoding skips it: special or unknown.
+        """The token as spelt in the vocabulary; None: decoding skips it, as special or unknown.
 
         Unknown ids are real: many models compute logits for a vocabulary padded to a round size.
         """
@@ -68,26 +68,25 @@ class Vocabulary:
         return self._backend.id_to_token(token_id)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of all these tokens at once; special ones are skipped, but for marks."""
+        """The text of all these tokens at once; special ones are skipped, except marks."""
         if not self._has_marks:
             return self._backend.decode(token_ids, skip_special_tokens=True)
         shown = [each for each in token_ids if each not in self._special_ids]
         return self._backend.decode(shown, skip_special_tokens=False)
 
     def text_of(self, token_id: int) -> str:
-        """The text of one token amid a text, its space included; a special one as it is spelt."""
+        """The text of one token within a text, with its space; a special one as spelt."""
         if self.piece(token_id) is None:
             return self._backend.id_to_token(token_id) or ""
         alone, twice = self.decode([token_id]), self.decode([token_id, token_id])
-        if "\ufffd" in alone:  # of two parts of characters other ones may come
+        if "\ufffd" in alone:  # parts of characters may join
             return alone
         return twice[len(alone) :] if twice.startswith(alone) else alone
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """What the token adds to a text that goes on; None for one that adds none: it is special,
-        or unknown.
+        """The bytes that the token adds within a text; None: it is special or unknown.
 
-        Raises RequestError where that is not told by the token alone.
+        Raises RequestError if they depend on other tokens.
         """
         if (piece := self.piece(token_id)) is None:
             return None
@@ -194,8 +193,8 @@ class WindowStream:
         """Hand out the window's new text, then move the window on."""
         text = self._vocabulary.decode(self._window)
         new = text[len(self._read_text) :]
-        # The next window must itself decode to something: then whatever the decoder takes off the
-        # start of a text is taken off the window, not off the tokens that follow it.
+        # The next window must decode to some text, so that the decoder strips the start of the
+        # window, and not of the tokens behind it.
         for keep in (1, 2, 4, _CONTEXT_TOKENS):
             if context := self._vocabulary.decode(self._window[-keep:]):
                 self._window, self._read_text = self._window[-keep:], context
@@ -207,7 +206,8 @@ class WindowStream:
 
 
 class WholeStream:
-    """For decoders whose text may change anywhere until the last token: hands it out at the end."""
+    """A detokenizer for decoders whose text may change until the last token: returns it at the
+    end."""
 
     def __init__(self, vocabulary: Vocabulary, prompt_ids: Sequence[int]) -> None:
         self._vocabulary = vocabulary
@@ -239,7 +239,7 @@ def _decoder_chain(backend: tokenizers.Tokenizer) -> list[dict[str, object]]:
 
 
 def _is_local(chain: Sequence[dict[str, object]]) -> bool:
-    """Whether a token's text depends, byte runs apart, only on there being text before it."""
+    """Whether a token's text depends only on the presence of text before it, byte runs apart."""
     fused = False
     for decoder in chain:
         match decoder:
@@ -265,14 +265,14 @@ def _is_local(chain: Sequence[dict[str, object]]) -> bool:
 def _no_bytes(kinds: Sequence[object]) -> RequestError:
     made_by = ", ".join(map(str, kinds)) or "putting spaces between them"
     return RequestError(
-        "answers of this model cannot be kept to a grammar or schema: its tokens are made into "
-        f"text by {made_by}",
+        "this model's answers cannot follow a grammar or schema: the text of its tokens is made by "
+        f"{made_by}",
         remedy="leave both out",
     )
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the rest from U+0100 on."""
+    """GPT-2's spelling of bytes: printable Latin-1 as itself, the rest from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {

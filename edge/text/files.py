@@ -1,4 +1,4 @@
-"""The tokenizer's files of a checkpoint, read and checked; nothing is built from them here."""
+"""The tokenizer files of a checkpoint, read and checked, but not built."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ MATCHING_RULES = ("single_word", "lstrip", "rstrip", "normalized", "special")
 class TokenizerFiles:
     """The tokenizer of a checkpoint, as its files describe it.
 
-    path: the checkpoint's. file: what holds the vocabulary, for errors.
+    path: the checkpoint's. file: the one with the vocabulary, for errors.
     serialized: the text of tokenizer.json.
     tokenizer_class: as declared by the publisher, without its "Fast" ending; may be empty.
-    model_type: of config.json; empty where there is none.
+    model_type: of config.json; empty: it has none.
     named_tokens: bos_token, eos_token, … to their spelling, in the order templates receive them.
     declared_tokens: tokens the settings declare, by id; tokenizer.json may hold them already.
     extra_tokens: tokens that must exist and be special, without a known id.
@@ -70,9 +70,9 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
-    """Read tokenizer.json and the files that belong to it in the folder `path`.
+    """Read tokenizer.json and its companion files in the folder `path`.
 
-    Raises CheckpointError naming the file for one that is absent, unreadable or of another shape.
+    Raises CheckpointError, naming the file, for an absent, unreadable or malformed one.
     """
     serialized = read_text(path / TOKENIZER, most_bytes=_MAX_TOKENIZER_BYTES)
     try:
@@ -86,7 +86,7 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
     declared = _declared_tokens(settings, settings_file)
     merged = dict(settings)
     map_file = path / "special_tokens_map.json"
-    if "added_tokens_decoder" not in settings and map_file.is_file():  # else it is a leftover
+    if "added_tokens_decoder" not in settings and map_file.is_file():  # the settings replace it
         merged.update(read_json(map_file))
     extra = merged.get("extra_special_tokens") or merged.get("additional_special_tokens") or []
     named = {name: merged[name] for name in NAMED_SPECIAL_TOKENS if merged.get(name)}
@@ -119,7 +119,7 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
 
 
 def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> str:
-    """A text file of the checkpoint. Raises CheckpointError where it cannot be read as UTF-8."""
+    """A text file of the checkpoint. Raises CheckpointError if it is not readable UTF-8."""
     try:
         return offload.read_file(path, most_bytes).decode()
     except FileNotFoundError as error:
@@ -144,11 +144,11 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def parse_json(text: str, path: Path) -> dict[str, object]:
-    """`text` as a JSON object; CheckpointError names `path` where it is none."""
+    """`text` as a JSON object. Raises CheckpointError, naming `path`, if it is not one."""
     try:
         value = offload.parse_json(text)
     except ValueError as error:
-        raise _damaged(path, f"it is not JSON that is read here ({error})") from error
+        raise _damaged(path, f"it is not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise _damaged(path, f"it holds a {type(value).__name__}, not an object")
     return value
@@ -194,7 +194,7 @@ def _declared_tokens(settings: Mapping[str, object], path: Path) -> dict[int, Sp
 def _chat_templates(
     path: Path, settings: Mapping[str, object], settings_file: Path
 ) -> dict[str, tuple[str, str]]:
-    """Templates in their own files go before those in the settings."""
+    """The chat templates; those in their own files outweigh the settings."""
     files = {"default": path / "chat_template.jinja"}
     if (folder := path / "additional_chat_templates").is_dir():
         files |= {file.stem: file for file in sorted(folder.glob("*.jinja"))}

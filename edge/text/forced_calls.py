@@ -1,6 +1,6 @@
-"""Grammars of answers that must call tools, in the form that a model's chat template teaches. Pure.
+"""Grammars that force tool calls in the format of a model's chat template. Pure.
 
-`call_forms.py` says which form that is, and reads it.
+`call_forms.py` selects the format, and parses it.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ MOST_CALLS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentShape:
-    """How one argument is written where arguments are no JSON object."""
+    """The format of one argument, for calls whose arguments are not a JSON object."""
 
     open: Callable[[str], str]
-    """By its name what comes before its value."""
+    """Makes the text before its value, from its name."""
     close: str
-    """What comes behind it."""
+    """The text behind its value."""
     between: str = ""
     quotes: tuple[str, str] | None = None
-    """What is around a text, which stands there as it is; None: it is a JSON text."""
+    """The quotes around a literal text value; None: a text is JSON."""
     names: re.Pattern[str]
-    """Those that can be written so."""
+    """The names of arguments that can be written so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """How calls are written."""
+    """The format of calls."""
 
     open: Callable[[str], str]
-    """By the tool's name what comes before the arguments."""
+    """Makes the text before the arguments, from the tool's name."""
     close: str
-    """What comes behind them."""
+    """The text behind the arguments."""
     count: str = ""
-    """What comes before a number, and that before the rest of a call; "": calls are not counted."""
+    """The text before a call's number, which begins the call; "": calls are not numbered."""
     before: str = ""
     after: str = ""
-    """Around all calls."""
+    """The texts around all calls."""
     between: str = ""
     argument: ArgumentShape | None = None
-    """None: arguments are a JSON object."""
+    """The format of arguments; None: they are a JSON object."""
     names: re.Pattern[str] = re.compile(r"(?s:.*)")
-    """Names of tools that can be written so."""
+    """The names of tools that can be written so."""
     otherwise: CallShape | None = None
-    """For tools whose names or arguments cannot be written so; the same reader reads it."""
+    """The format for other names and arguments; the same reader parses it."""
     most_calls: int = MOST_CALLS
     thought: tuple[str, str] | None = None
-    """What may come before calls begins and ends so; a model that thinks in marks of its prompt has
-    thought already."""
+    """The marks of text that may come before calls. A model whose prompt begins its thinking has
+    finished it."""
 
 
 def json_shape(
     *, before: str = "", after: str = "", between: str = "", key: str = "arguments"
 ) -> CallShape:
-    """A call is a JSON object."""
+    """The format of calls as JSON objects."""
     return CallShape(
         open=lambda name: f'{before}{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ',
         close="}" + after,
@@ -79,10 +79,10 @@ def calls_grammar(
     several: bool,
     or_else: JsonSchema | None = None,
 ) -> Grammar:
-    """A grammar of answers that call some of these tools, with arguments as their schemas say.
+    """A grammar of answers that call some of these tools, with arguments by their schemas.
 
-    tools: schemas as `tool_schemas` makes them, at least one. several: or exactly one is called.
-    or_else: what an answer without calls must be; None: it must call.
+    tools: at least one schema of `tool_schemas`. several: allow more than one call. or_else: the
+    schema of an answer without calls; None: it must call.
     """
     functions = [tool.get("function", tool) for tool in tools]
     functions = [{**each, "parameters": _arguments(each.get("parameters"))} for each in functions]
@@ -128,7 +128,7 @@ class _Argument:
     schema: JsonSchema
     is_required: bool
     texts: tuple[str, ...] | None
-    """Those that it may be, as they are written; none: any. None: it is JSON."""
+    """The allowed literal texts; empty: any. None: the value is JSON."""
 
 
 _OF_OBJECTS = frozenset(
@@ -138,7 +138,7 @@ _OF_TEXTS = frozenset({"type", "enum", "const", "description", "title", "default
 
 
 def _plain(function: Mapping[str, Any], shape: ArgumentShape) -> list[_Argument] | None:
-    """What can be written one by one; None where only a JSON object keeps to the schema."""
+    """The arguments for writing one by one; None: the schema needs a JSON object."""
     schema = function["parameters"]
     if not schema.keys() <= _OF_OBJECTS:
         return None
@@ -168,7 +168,7 @@ def _plain(function: Mapping[str, Any], shape: ArgumentShape) -> list[_Argument]
 
 
 def _texts(schema: Mapping[str, Any], end: str) -> tuple[str, ...] | None:
-    """Those that a schema allows, none for any; None where that is not so easily said."""
+    """The texts that a schema allows, empty for any; None: not a plain list of texts."""
     if not schema.keys() <= _OF_TEXTS:
         return None
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
@@ -180,7 +180,7 @@ def _texts(schema: Mapping[str, Any], end: str) -> tuple[str, ...] | None:
 def _written(
     function: Mapping[str, Any], shape: ArgumentShape, number: int, rules: list[str]
 ) -> str:
-    """What the arguments are in a rule, in the order of the schema; adds rules of their own."""
+    """The right side of a rule for the arguments, in the schema's order; adds helper rules."""
     arguments = _plain(function, shape)
     if not arguments:
         return ""
@@ -200,7 +200,7 @@ def _written(
             after = ""
         opened = text_rule(shape.open(argument.name) + before)
         rules.append(f"argument_{name}: {opened} {value} {text_rule(after)}")
-    # From the last to the first: what may follow where one came before, and where none did.
+    # From the last to the first: the rest after an earlier argument, and without one.
     between = f"{text_rule(shape.between)} " if shape.between else ""
     follow, first = "", None
     for place in reversed(range(len(arguments))):
@@ -217,7 +217,7 @@ def _written(
 
 
 def _arguments(parameters: object) -> Mapping[str, Any]:
-    """Arguments are an object, whether the schema says so or not, of none where it says nothing."""
+    """The schema of arguments as an object; without properties if the schema is empty."""
     if not isinstance(parameters, Mapping) or not parameters:
         parameters = {"properties": {}}
     if not any(key in parameters for key in ("type", "$ref", "anyOf", "oneOf", "allOf")):

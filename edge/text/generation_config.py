@@ -1,4 +1,4 @@
-"""A checkpoint's own settings for generating: what ends its answers, how tokens are chosen."""
+"""A checkpoint's generation settings: end tokens and sampling parameters."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ _WITHOUT_EFFECT: Mapping[str, object] = {
     "typical_p": 1.0,
     "use_cache": True,
 }
-"""Values that fields have in transformers where a file says nothing."""
+"""The defaults of fields in transformers."""
 
 _OF_THE_FILE = {"do_sample", "transformers_version", "chat_format"}
-"""Names, apart from `_SAMPLING` and those that end in _token_id or begin with _, of what is used or
-sets nothing of an answer."""
+"""Fields that are used, or do not affect answers, apart from `_SAMPLING`, names that end in
+_token_id and names that begin with _."""
 
 
 def read_end_ids(path: Path) -> tuple[int, ...]:
-    """Every token that ends an answer, of a checkpoint's folder; empty where none is known.
+    """The end tokens of a checkpoint's folder; empty: none is known.
 
-    From generation_config.json; what it leaves open, from config.json. Raises CheckpointError where
-    neither file exists, or naming the file and the field where a value is of another kind.
+    From generation_config.json, else from config.json. Raises CheckpointError if neither file
+    exists, or, naming file and field, for a value of a wrong type.
     """
     generation_file, config_file = path / "generation_config.json", path / "config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
     config = read_json(config_file) if config_file.is_file() or not generation else {}
-    text_config = config.get("text_config")  # where models of several modalities keep theirs
+    text_config = config.get("text_config")  # multimodal models have it there
     sources: list[tuple[Mapping[str, object], Path]] = [
         (generation, generation_file),
         (config, config_file),
@@ -65,25 +65,24 @@ def read_end_ids(path: Path) -> tuple[int, ...]:
 
 
 def read_sampling(path: Path) -> SamplingParameters:
-    """How a checkpoint's makers choose tokens, by generation_config.json in its folder.
+    """The sampling parameters of generation_config.json in a checkpoint's folder.
 
-    What transformers makes of that file: greedy without do_sample, and with it top_k is 50 unless
-    said otherwise. Raises CheckpointError naming the field of a value that cannot be.
+    With the defaults of transformers: greedy without do_sample, and else top_k is 50. Raises
+    CheckpointError, naming the field, for an invalid value.
     """
     file = path / "generation_config.json"
     values = read_json(file) if file.is_file() else {}
     given = {name: values[name] for name in _SAMPLING if values.get(name) is not None}
     if values.get("do_sample") is True:
         given = {"temperature": 1.0, "top_k": 50, **given}
-    else:  # what only sampling uses may be whatever it is
+    else:  # without sampling, its fields are not checked
         given = {name: value for name, value in given.items() if _is_fit(name, value)}
         given["temperature"] = 0.0
     return sampling_of(given, str(file))
 
 
 def unused_settings(path: Path) -> tuple[str, ...]:
-    """Fields of generation_config.json in a checkpoint's folder that would change its answers with
-    transformers, and do not here."""
+    """Fields of generation_config.json that change answers in transformers, but not here."""
     file = path / "generation_config.json"
     values = read_json(file) if file.is_file() else {}
     return tuple(
@@ -98,7 +97,7 @@ def unused_settings(path: Path) -> tuple[str, ...]:
 
 
 def _is_fit(name: str, value: object) -> bool:
-    if name == "repetition_penalty":  # greedy choices heed it
+    if name == "repetition_penalty":  # it affects greedy choices, too
         return True
     try:
         SamplingParameters(**{name: value})  # type: ignore[arg-type]
@@ -108,10 +107,10 @@ def _is_fit(name: str, value: object) -> bool:
 
 
 def sampling_of(values: Mapping[str, object], source: str) -> SamplingParameters:
-    """Parameters from values by the names of fields. Raises CheckpointError naming `source` and the
+    """Sampling parameters from values by field. Raises CheckpointError naming `source` and the
     field."""
     chosen: dict[str, Any] = dict(values)
-    if chosen.get("top_k") == -1:  # as some publishers write "all"
+    if chosen.get("top_k") == -1:  # some publishers write -1 for "all"
         chosen["top_k"] = 0
     try:
         return SamplingParameters(**chosen)
@@ -122,7 +121,7 @@ def sampling_of(values: Mapping[str, object], source: str) -> SamplingParameters
 
 
 def _ids(value: object, file: Path) -> tuple[int, ...]:
-    """One whole number or a list of them; duplicates once, in the order given."""
+    """Ids from a whole number or a list of them, in order, without duplicates."""
     found: dict[int, None] = {}
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, bool) or not isinstance(item, int) or not -1 <= item < 2**31:

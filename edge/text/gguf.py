@@ -1,8 +1,8 @@
-"""The tokenizer in a GGUF file: its metadata as the tokenizer.json that they were made from.
+"""The tokenizer in a GGUF file: its metadata converted back to a tokenizer.json.
 
-Knows keys and token types; builds nothing. llama.cpp's own rules are followed where the file does
-not say: which kinds put a beginning before a text, and that SentencePiece vocabularies have a space
-before each stretch of text.
+Knows keys and token types; builds nothing. Where the file does not say, llama.cpp's rules hold:
+which kinds put a BOS token before a text, and that SentencePiece vocabularies have a space before
+each stretch of text.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _END_NAMES = frozenset(
         "<|im_end|>", "<end_of_turn>", "<turn|>", "<｜end▁of▁sentence｜>",
     }
 )  # fmt: skip
-"""Control tokens of these names end an answer, too: files name one end, models have several."""
+"""Control tokens that end an answer, too: files name one end token, models have several."""
 
 _SAMPLING = {
     "temperature": "general.sampling.temp",
@@ -68,24 +68,24 @@ _SAMPLING = {
 _MOST_CHARACTERS = 4 << 20
 _LONGEST_PIECE = 512
 _MOST_MERGED = 32 << 20
-"""Limits for vocabularies whose merges are found by trying every cut of every token: characters of
-all tokens, of one, and of all merges. With 256,000 tokens there are 2 and 5 million."""
+"""Limits for vocabularies without merges, which are found by trying every cut of every token: most
+characters of all tokens, of one, and of all merges. 256,000 tokens have 2 and 5 million."""
 _MOST_ADDED = 100_000
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
-    """Whether the file has a tokenizer at all."""
+    """Whether the file has a tokenizer."""
     return _kind(metadata) not in ("none", "no_vocab")
 
 
 def _kind(metadata: Mapping[str, Any]) -> str:
-    """As the file calls it; empty for what is no text, and is not known."""
+    """The file's name of the tokenizer's kind; empty: it is not a text."""
     kind = metadata.get(_MODEL, "none")
     return kind if isinstance(kind, str) else ""
 
 
 def gguf_end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every token that ends an answer; empty where none is known."""
+    """The end tokens; empty: none is known."""
     ends = [_id(metadata, key) for key in _ENDS]
     found = {each: None for each in ends if each is not None}
     tokens, types = metadata.get(_TOKENS), metadata.get(_TYPES)
@@ -97,7 +97,7 @@ def gguf_end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def gguf_sampling(metadata: Mapping[str, Any], path: Path) -> SamplingParameters:
-    """How its makers choose tokens, where the file says so; else greedy."""
+    """The sampling parameters in the file; greedy without any."""
     given = {name: metadata[key] for name, key in _SAMPLING.items() if key in metadata}
     given = {name: list(e) if isinstance(e, np.ndarray) else e for name, e in given.items()}
     if given.keys() - {"repetition_penalty"}:
@@ -120,9 +120,9 @@ def gguf_templates(metadata: Mapping[str, Any], path: Path) -> dict[str, tuple[s
 def describe_gguf_tokenizer(
     metadata: Mapping[str, Any], path: Path, end_ids: Iterable[int]
 ) -> TokenizerFacts:
-    """What kind of tokenizer the file `path` has; its merges are not looked at.
+    """The facts of the tokenizer in the file `path`; its merges are not read.
 
-    Raises CheckpointError for one that is not known here, naming the cause and the remedy.
+    Raises CheckpointError for an unknown kind.
     """
     tokens = _tokens(metadata, path)
     kind = _kind(metadata)
@@ -146,9 +146,9 @@ def describe_gguf_tokenizer(
 
 
 def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFiles:
-    """The tokenizer of the file `path`, in the form that those of folders are read in.
+    """The tokenizer of the file `path`, in the form of a folder's files.
 
-    Raises CheckpointError naming the file, the key, the cause and the remedy.
+    Raises CheckpointError naming the file and the key.
     """
     tokens = _tokens(metadata, path)
     types = _numbers(metadata, _TYPES, len(tokens), path)
@@ -205,7 +205,7 @@ def _named(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Spec
 
 
 def _tokens(metadata: Mapping[str, Any], path: Path) -> Sequence[str]:
-    """By id; an empty one has a name that no text is split into."""
+    """The tokens by id; an empty one gets a name that no text contains."""
     tokens = metadata.get(_TOKENS)
     if not isinstance(tokens, tuple) or not tokens:
         raise _refused(path, f"{_TOKENS} is missing or no list of texts")
@@ -219,7 +219,7 @@ def _tokens(metadata: Mapping[str, Any], path: Path) -> Sequence[str]:
 def _numbers(
     metadata: Mapping[str, Any], key: str, count: int, path: Path
 ) -> np.ndarray[Any, Any] | None:
-    """One number for each token; None where there is no such key."""
+    """A number for each token; None: there is no such key."""
     values = metadata.get(key)
     if values is None:
         return None
@@ -243,14 +243,14 @@ def _pre_tokenizer(metadata: Mapping[str, Any], path: Path) -> PreTokenizer:
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         known = f"{shown(name)} is not known here" if _PRE in metadata else "is missing"
         cause = f"{_PRE} {known}"
-        raise _refused(path, f"{cause}, and text that is cut wrongly becomes wrong tokens")
+        raise _refused(path, f"{cause}, and a wrong pre-tokenizer makes wrong tokens")
     return PRE_TOKENIZERS[name]
 
 
 def _byte_level(
     pre: PreTokenizer, tokens: Sequence[str], merges: Sequence[tuple[str, str]]
 ) -> dict[str, object]:
-    """As GPT-2, Llama 3 and Qwen have it."""
+    """A byte-level BPE tokenizer, as GPT-2, Llama 3 and Qwen have it."""
     bytes_as_characters = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -275,7 +275,8 @@ def _sentence_pieces(
     tokens: Sequence[str],
     merges: Sequence[tuple[str, str]],
 ) -> dict[str, object]:
-    """As Llama 2 has it, and Gemma: spaces are ▁, what is in no token is bytes."""
+    """A SentencePiece BPE tokenizer, as Llama 2 and Gemma have it: spaces are ▁, unknown text falls
+    back to bytes."""
     has_space_before = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
     unknown = _id(metadata, "unknown_token_id", 0)
     unknown = 0 if unknown is None or unknown >= len(tokens) else unknown
@@ -308,13 +309,13 @@ def _sentence_pieces(
 def _merges_by_score(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: np.ndarray[Any, Any], path: Path
 ) -> list[tuple[str, str]]:
-    """Every pair of pieces that is a piece together, those of the best score first.
+    """Every pair of pieces that together is a piece, best score of the whole first.
 
-    SentencePiece joins the neighbours whose whole has the best score; here pairs are ranked so.
+    SentencePiece joins the neighbours whose whole has the best score; the ranks do the same.
     """
     scores = _numbers(metadata, _SCORES, len(tokens), path)
     if scores is None:
-        raise _refused(path, f"{_SCORES} is missing, without which no text can be merged")
+        raise _refused(path, f"{_SCORES} is missing, which merges need")
     pieces = {
         token: token
         for token, kind in zip(tokens, types.tolist(), strict=True)
@@ -370,7 +371,7 @@ def _added(
 def _template(
     metadata: Mapping[str, Any], tokens: Sequence[str], *, adds_bos: bool
 ) -> dict[str, object] | None:
-    """What stands before and after each text."""
+    """The special tokens before and after each text."""
 
     def one(key: str, adds: bool) -> list[str]:
         token_id = _id(metadata, f"{key}_token_id")

@@ -1,7 +1,7 @@
-"""What an answer must be: a grammar, and with it which tokens may come next.
+"""Structured output: grammars, and the allowed next tokens of an answer.
 
-`llguidance` parses; the forms that users ask for, and limits, are here. What may come follows from
-the grammar and the tokens of the answer alone, so it is the same whatever plan computes them.
+`llguidance` parses; this module adds JSON schemas and limits. The allowed tokens depend on the
+grammar and the answer's tokens alone, so they are the same for every plan.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     import llguidance
 
 MOST_GRAMMAR_BYTES = 256 << 10
-"""Schemas that people write have a few KiB."""
+"""Most bytes of a grammar; usual schemas have a few KiB."""
 
 _MOST_DEPTH = 64
 """Most levels of objects and lists in a schema."""
 
 _WHITE_SPACE = r" |\n[ \t]{0,24}"
-"""Between the parts of a JSON text: as people write it. Small models that may write more of it
-write nothing else."""
+"""White space between the parts of a JSON text, limited because small models would write it without
+end."""
 
 _KEPT_GRAMMARS = 16
-"""A client's next request seldom has another schema."""
+"""Compiled grammars that are cached: a client's next request usually has the same schema."""
 
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -46,7 +46,7 @@ _LIMITS = {
     "precompute_large_lexemes": False,
     "verbose_errors": False,
 }
-"""Each bounds time or memory: the first two go at 50,000 and 14,000 a millisecond."""
+"""Limits of time and memory: the first two are used at 50,000 and 14,000 a millisecond."""
 
 JsonSchema = Mapping[str, Any] | Literal["object"]
 """A JSON schema; "object" is any JSON object."""
@@ -54,7 +54,7 @@ JsonSchema = Mapping[str, Any] | Literal["object"]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Rules in llguidance's form of Lark, `start` the first. See its documentation (syntax.md)."""
+    """Rules in llguidance's Lark syntax, with `start` (see its syntax.md)."""
 
     rules: str
 
@@ -73,13 +73,12 @@ class Grammar:
 
 
 def schema_grammar(schema: JsonSchema) -> Grammar:
-    """A grammar of the JSON texts that a schema describes. Raises RequestError for what is no JSON
-    object."""
+    """A grammar of the JSON texts of a schema. Raises RequestError if it is not a JSON object."""
     return Grammar(f"start: {json_rule(schema)}")
 
 
 def json_rule(schema: JsonSchema) -> str:
-    """The right side of a rule for them."""
+    """The right side of a rule for the JSON texts of a schema."""
     if isinstance(schema, str) and schema == "object":
         schema = {"type": "object"}
     if not isinstance(schema, Mapping):
@@ -91,7 +90,7 @@ def json_rule(schema: JsonSchema) -> str:
         )
     except (TypeError, ValueError) as error:
         raise RequestError(
-            f"the JSON schema is no JSON: {error}", remedy="use what JSON has"
+            f"the JSON schema is no JSON: {error}", remedy="use JSON's types"
         ) from None
     return f"%json {text}"
 
@@ -102,17 +101,16 @@ def text_rule(text: str) -> str:
 
 
 class Matcher:
-    """One answer's way through its grammar. Of one thread at a time."""
+    """The state of one answer in its grammar. For one thread at a time."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._bytes = -(-vocab_size // 8)
 
     def allowed(self) -> Bits:
-        """The tokens that may come next, at least one of them. When nothing can follow, those that
-        end the answer.
+        """The allowed next tokens, at least one; the end tokens when the grammar is complete.
 
-        Raises RequestError where the grammar needs more work for that than its limits allow.
+        Raises RequestError if that exceeds the grammar's limits of work.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: self._bytes]
         if self._matcher.is_error() or not bits.any():
@@ -124,7 +122,7 @@ class Matcher:
         return bits
 
     def take(self, token: int) -> None:
-        """It came. Raises RequestError for one that may not."""
+        """Advance by a token. Raises RequestError for one that is not allowed."""
         if not self._matcher.consume_token(token):
             raise RequestError(
                 f"token {token} is not of the answer's grammar: "
@@ -134,8 +132,8 @@ class Matcher:
 
 
 class Grammars:
-    """Makes matchers for one model's tokens. May be used from any thread; made once for a model,
-    and nothing is computed before the first matcher."""
+    """Makes matchers for one model's tokens. Thread-safe; one per model, lazily set up by the first
+    matcher."""
 
     def __init__(
         self,
@@ -145,8 +143,7 @@ class Grammars:
         end_ids: frozenset[int],
         marks: ThinkingMarks = USUAL_MARKS,
     ) -> None:
-        """vocab_size: how many logits the model computes. end_ids: what ends its answers. marks:
-        what ends its thoughts."""
+        """vocab_size: the number of logits. end_ids: the end tokens. marks: the thinking marks."""
         self._marks = marks
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
@@ -158,9 +155,9 @@ class Grammars:
     def begin(self, grammar: Grammar, *, is_thinking: bool = False) -> Matcher:
         """A matcher at the beginning of an answer.
 
-        is_thinking: the prompt has the model think already, and the grammar begins behind that.
-        Takes a second for the first, and then milliseconds. Raises RequestError that says what of
-        the grammar cannot be.
+        is_thinking: the prompt begins the model's thinking, and the grammar begins behind it. The
+        first call takes a second, later ones milliseconds. Raises RequestError with the fault of an
+        invalid grammar.
         """
         key = (grammar.rules, is_thinking)
         with self._lock:
@@ -171,7 +168,7 @@ class Grammars:
                 self._compiled.move_to_end(key)
                 return Matcher(known.deep_copy(), self._vocab_size)
         made = _compile(tokens, grammar, self._marks if is_thinking else None)
-        Matcher(made, self._vocab_size).allowed()  # the most expensive one
+        Matcher(made, self._vocab_size).allowed()  # the first one is the most expensive
         with self._lock:
             self._compiled[key] = made
             while len(self._compiled) > _KEPT_GRAMMARS:
@@ -203,7 +200,7 @@ class Grammars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tokens:
-    """A vocabulary as llguidance asks for one."""
+    """A vocabulary in llguidance's interface."""
 
     tokens: Sequence[bytes]
     special_token_ids: Sequence[int]
@@ -212,7 +209,7 @@ class _Tokens:
     is_tokenizer_wrapper: bool = True
 
     def __call__(self, _text: object) -> list[int]:
-        """For texts that a grammar forces to be spelt in one way; ours forces none."""
+        """Tokenize a forced text; our grammars force none."""
         raise AssertionError("no text is forced")
 
 
@@ -221,7 +218,7 @@ def _compile(
 ) -> llguidance.LLMatcher:
     import llguidance
 
-    # Whatever spelling the model prefers may come: a text that must come is not cut for it.
+    # No forcing: the model may split a required text into any tokens.
     start = '%llguidance {"no_forcing": true}\nstart: @answer'
     if thinking is not None:
         start = start.replace("@answer", r"thought /[ \n]{0,8}/ @answer")

@@ -1,4 +1,4 @@
-"""What goes between two texts, asked of models that were trained for it: code, mostly."""
+"""Fill-in-the-middle prompts, for models that were trained for them (mostly on code)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _FORMS = (
     ("<｜fim▁begin｜>", "{before}", "<｜fim▁hole｜>", "{behind}", "<｜fim▁end｜>"),
     ("[SUFFIX]", "{behind}", "[PREFIX]", "{before}"),
 )
-"""As the cards of Qwen Coder and CodeGemma, StarCoder and Granite, SantaCoder, DeepSeek Coder, and
-Codestral have it: tokens of their own, and the texts between them."""
+"""The formats of Qwen Coder and CodeGemma, StarCoder and Granite, SantaCoder, DeepSeek Coder, and
+Codestral: special tokens around the texts.
+"""
 
 
 def infill_prompt(is_token: Callable[[str], bool], before: str, behind: str) -> str | None:
-    """The prompt whose answer goes between the two; None where the tokenizer has no tokens for
-    that. Those in it are read as tokens, as in every text."""
+    """The prompt whose answer goes between the two texts; None: the tokenizer has no tokens for
+    that. Special tokens in the texts are read as tokens, as in every prompt."""
     texts = {"{before}": before, "{behind}": behind}
     for form in _FORMS:
         if all(part in texts or is_token(part) for part in form):

@@ -1,9 +1,9 @@
-"""Values that models write nearly as JSON: Python's literals, and Gemma's with quotes of their own.
+"""Parsers of tool calls with JSON-like values: Python literals, and Gemma's own quotes.
 
     f(a=1, b='it\\'s', c=[True, None], d={"e": 2.5})        calls as in Python
     call:f{a:1,b:<|"|>it's<|"|>,c:[true,null],d:{e:2.5}}    Gemma 4
 
-Nothing is evaluated. Raises ValueError for what is none, or has more than 32 levels.
+Nothing is evaluated. Raises ValueError for invalid values, and for more than 32 levels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORD = re.compile(r"(?:true|false|null|True|False|None)(?![A-Za-z0-9_])")
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 
 _ENDS = r"(?=[ \t\r\n]*+(?:[,)\]}:]|\Z))"
-"""A quote ends a text where something may follow: templates write texts in quotes as they are."""
+"""The text behind a closing quote. Templates do not escape quotes, so other quotes are text."""
 _QUOTED = re.compile(
     rf"""'((?>[^'\\]+|\\.|'(?!{_ENDS}))*+)'|"((?>[^"\\]+|\\.|"(?!{_ENDS}))*+)\"""",
     re.DOTALL,
@@ -43,7 +43,7 @@ _ESCAPES = {
 
 
 def python_calls(text: str) -> list[ToolCall] | None:
-    """The calls of a list of them; None where it is something else."""
+    """The calls of a Python list of calls; None: it is none."""
     reader, found = _Reader(text), []
     try:
         reader.take("[")
@@ -55,7 +55,7 @@ def python_calls(text: str) -> list[ToolCall] | None:
 
 
 def python_lines(text: str) -> list[ToolCall] | None:
-    """Calls that follow each other, as in lines; None where it is something else."""
+    """Consecutive Python calls, such as lines; None: it is none."""
     reader, found = _Reader(text), []
     try:
         while not reader.is_over():
@@ -66,7 +66,7 @@ def python_lines(text: str) -> list[ToolCall] | None:
 
 
 def gemma_call(text: str) -> list[ToolCall] | None:
-    """The one that it is."""
+    """The call in Gemma's format; None: it is none."""
     reader = _Reader(text)
     try:
         reader.take("call:")
@@ -79,7 +79,7 @@ def gemma_call(text: str) -> list[ToolCall] | None:
 
 
 class _Reader:
-    """A text, and how far it was read."""
+    """A text and the reading position."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -90,7 +90,7 @@ class _Reader:
         return self._place == len(self._text)
 
     def has(self, mark: str) -> bool:
-        """If this comes next, it was read."""
+        """Read the mark if it comes next, and return whether it did."""
         self._skip_space()
         if not self._text.startswith(mark, self._place):
             return False
@@ -106,13 +106,13 @@ class _Reader:
         return self._matched(_NAME)[0]
 
     def call(self) -> ToolCall:
-        """As in Python."""
+        """Read a Python call."""
         name = self.name()
         self.take("(")
         return ToolCall(name=name, arguments=self.pairs("=", ")", 0))
 
     def items(self, close: str) -> Iterator[None]:
-        """Each time one is to be read, up to the end; a comma may come before that."""
+        """Yield before each item up to `close`; a trailing comma is allowed."""
         while not self.has(close):
             yield
             if not self.has(","):
@@ -171,7 +171,7 @@ def _unescaped(escape: re.Match[str]) -> str:
     code = escape[1]
     if code in _ESCAPES:
         return _ESCAPES[code]
-    if len(code) == 1:  # as Python leaves it
+    if len(code) == 1:  # Python keeps unknown escapes
         return escape[0]
     high, _, low = code[1:].partition("\\u")
     if low:

@@ -1,4 +1,4 @@
-"""The messages of a conversation as callers give them, each with its text. Pure."""
+"""Messages with contents as text, from messages with lists of content parts. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import cast
 from edge.errors import RequestError, shown
 
 TEXT_PARTS = ("text", "input_text", "output_text")
-"""What a part of a content is called that is text."""
+"""The types of text parts."""
 
 _EXAMPLE = '[{"role": "user", "content": "..."}]'
 _OF_TOOLS = ("tool", "ipython", "environment", "observation")
-"""Who brings what a tool has found, which templates read as data, too."""
+"""The roles of tool results, which templates accept as data, too."""
 
 
 def with_texts(messages: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    """Messages whose contents are texts, where they were lists of parts.
+    """The messages with lists of parts joined to texts.
 
-    Raises RequestError for what is no list of messages, and for a part that is no text.
+    Raises RequestError for an invalid list of messages, and for a part that is not text.
     """
     given: object = messages
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Sequence):
@@ -69,7 +69,7 @@ def _text_of(part: Mapping[str, object]) -> str:
     if kind not in TEXT_PARTS:
         raise RequestError(
             f"a message has a part of type {shown(kind)}, and only text is read",
-            remedy="leave it out, or say in words what it shows",
+            remedy="leave it out, or describe it in text",
         )
     if not isinstance(text, str):
         raise RequestError(

@@ -1,9 +1,9 @@
-"""What a regular expression of a tokenizer may cost, read off it before anything is matched.
+"""Bounds on the backtracking of a tokenizer's regular expression, before anything is matched.
 
-Oniguruma, which `tokenizers` matches with, tries every way in which the parts of a pattern can
-share the text between them. From one place of n letters these are about ``ways`` times n to the
-power of ``degree``; and it begins at each place. Patterns that tokenizers are published with have
-a degree of 0 or 1. One of degree 2 took 2.3 s for 1 KB of text.
+Oniguruma, which `tokenizers` uses, tries every way to split a text between the parts of a pattern.
+From one position of n letters these are about ``ways`` times n to the power of ``degree``; and it
+starts at each position. Published tokenizers have a degree of 0 or 1. A pattern of degree 2 took
+2.3 s for 1 KB of text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_DEPTH = 32
 
 _UNBOUNDED = -1
 _MANY = 99
-"""As a degree: it is no polynomial."""
+"""The degree of exponential cost."""
 
 _COUNT = re.compile(r"\{(?:(\d{1,6})(,(\d{1,6})?)?|,(\d{1,6}))\}", re.ASCII)
 _FLAGS = re.compile(r"\?([imsa-]*)([:)])", re.ASCII)
@@ -34,7 +34,7 @@ _ASSERTIONS = frozenset("bBAzZGKyY")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternCost:
-    """Cost of a part of a pattern."""
+    """The cost of a part of a pattern."""
 
     least: int
     """Letters that it matches at least."""
@@ -48,7 +48,7 @@ class PatternCost:
 
     @property
     def is_fixed(self) -> bool:
-        """It matches in one way or not at all."""
+        """Whether it matches in at most one way."""
         return self.degree == 0 and self.ways == 1
 
 
@@ -58,20 +58,21 @@ _NOTHING = PatternCost(least=0, can_fail=False, degree=0, ways=1, last_degree=0,
 
 
 def pattern_cost(pattern: str) -> PatternCost:
-    """Raises ValueError, with the cause, for a pattern that may cost too much, or is none."""
+    """The cost of a pattern. Raises ValueError, with the cause, for a pattern that is too expensive
+    or invalid."""
     if len(pattern) > _MAX_LENGTH:
         raise ValueError(f"a pattern of {len(pattern):,} letters")
     reader = _Reader(pattern)
     cost = reader.alternatives(0)
     if reader.left:
-        raise reader.refused("it closes what it has not opened")
+        raise reader.refused("it has an unopened bracket")
     if cost.last_degree > MAX_DEGREE or cost.last_ways > MAX_WAYS:
-        raise reader.refused("it can share the same letters in too many ways between its parts")
+        raise reader.refused("its parts can split the same letters in too many ways")
     return cost
 
 
 class _Reader:
-    """Reads Oniguruma's syntax, as far as tokenizers use it."""
+    """A parser of the part of Oniguruma's syntax that tokenizers use."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -96,7 +97,7 @@ class _Reader:
             degree=max(each.degree for each in found),
             ways=self._bounded(sum(each.ways for each in found)),
             last_degree=max(each.last_degree for each in found),
-            # Those of a pattern that nothing follows are tried one after the other.
+            # At the end of a pattern, alternatives are tried one after the other.
             last_ways=max(each.last_ways for each in found),
         )
 
@@ -125,7 +126,7 @@ class _Reader:
         )
 
     def _bounded(self, ways: int) -> int:
-        """No number grows beyond what is refused anyway."""
+        """Cap a count above the limit, so that numbers stay small."""
         return min(ways, 2 * MAX_WAYS)
 
     def _repeated(self, part: PatternCost) -> PatternCost:
@@ -139,14 +140,14 @@ class _Reader:
                 can_fail=part.can_fail and least > 0,
                 degree=degree,
                 ways=self._bounded(ways + part.ways - 1),
-                # One more that fails ends it, where no more are needed.
+                # A failed further repeat ends it, if enough were matched.
                 last_degree=degree if repeats_ways and least > 1 else part.last_degree,
                 last_ways=part.last_ways,
             )
         return part
 
     def _counts(self) -> tuple[int, int] | None:
-        """Those of a quantifier that comes next; where it is greedy or lazy is all the same."""
+        """The bounds of the next quantifier, greedy or lazy; None: there is none."""
         known = {"*": (0, _UNBOUNDED), "+": (1, _UNBOUNDED), "?": (0, 1)}
         if self.left[:1] in known:
             counts = known[self.left[0]]
@@ -163,7 +164,7 @@ class _Reader:
         least = int(first or 0)
         most = int(only or second or (_UNBOUNDED if comma else first))
         if most != _UNBOUNDED and not least <= most:
-            raise self.refused("it repeats less than it repeats at least")
+            raise self.refused("a quantifier's maximum is below its minimum")
         return least, most
 
     def _part(self, depth: int) -> PatternCost:
@@ -200,7 +201,7 @@ class _Reader:
             return self._closed(lambda: self.alternatives(depth + 1))
         match = _FLAGS.match(self._pattern, self._at)
         if match is None:
-            raise self.refused("it has a group of a kind that no tokenizer needs")
+            raise self.refused("it has a kind of group that no tokenizer needs")
         self._at = match.end()
         if match[2] == ":":
             return self._closed(lambda: self.alternatives(depth + 1))
@@ -209,11 +210,11 @@ class _Reader:
     def _closed(self, read: Callable[[], PatternCost]) -> PatternCost:
         cost = read()
         if not self._takes(")"):
-            raise self.refused("it opens what it does not close")
+            raise self.refused("it has an unclosed bracket")
         return cost
 
     def _set(self) -> None:
-        """A set of letters, other sets within it."""
+        """Read a character class, with nested ones."""
         depth = 0
         while self.left:
             if self.left.startswith("\\"):
@@ -227,7 +228,7 @@ class _Reader:
             if letter == "[":
                 depth += 1
                 self._takes("^")
-                self._takes("]")  # the first of a set is a letter of it
+                self._takes("]")  # a first ] is a letter of the class
             elif letter == "]":
                 depth -= 1
                 if not depth:

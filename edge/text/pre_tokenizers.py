@@ -1,7 +1,7 @@
-"""How text is cut into words before byte-level merges: by `tokenizer.ggml.pre` of GGUF files.
+"""Pre-tokenizers of GGUF files, by their `tokenizer.ggml.pre`: the splits before BPE merges.
 
-The patterns are those of the tokenizer.json that each kind of model was published with. A wrong cut
-makes wrong tokens, so a name that is not here is refused, never guessed.
+The patterns are those of the tokenizer.json that each kind of model was published with. A wrong
+split makes wrong tokens, so an unknown name is refused, never guessed.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 Step = Mapping[str, object]
-"""A pre-tokenizer or normalizer, as tokenizer.json writes it."""
+"""A pre-tokenizer or normalizer in the format of tokenizer.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreTokenizer:
-    """steps: in order, before bytes become characters. gpt2_words: whether GPT-2's words are cut
-    last. nfc: whether text is composed first. whole_words: a word that is a token is one, whatever
-    merges say. adds_bos: unless the file says otherwise.
+    """The pre-tokenizer of a kind of model.
+
+    steps: in order, before bytes become characters. gpt2_words: split by GPT-2's pattern last. nfc:
+    normalize to NFC first. whole_words: a word that is a token skips merges. adds_bos: the default
+    if the file does not say.
     """
 
     steps: tuple[Step, ...] = ()
@@ -44,7 +46,7 @@ _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
     r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
 )
-"""Marks belong to the letters that they are on."""
+"""Combining marks stay with their letters."""
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -73,7 +75,7 @@ _DEEPSEEK_LETTERS = (
     "\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
     "\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""Letters of scripts that have small and capital ones."""
+"""Letters of scripts with case."""
 
 _DEEPSEEK_MARKS = r"\s?" "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 

@@ -1,6 +1,6 @@
-"""What of a grammar or schema no answer can be kept to, in the words of who wrote it.
+"""Errors of grammars and schemas in the user's terms: the faulty field of the schema.
 
-llguidance tells a line of the rules that were made; a client knows its schema, and its fields.
+llguidance names a line of generated rules, which a user does not know.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from edge.text.schema_keywords import BY_NAME, CHOICES, HELD, IN_ORDER, NAMED
 _LINE = re.compile(r"at (\d{1,9})\(\d{1,9}\): ")
 _SHOWN_RULES = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 _MARKED = re.compile(r"\n *\^+ *\n")
-"""Points at a place in the line above."""
+"""A line of carets that points at the line above."""
 _OF_SCHEMA = "failed to compile JSON schema: "
 _UNSUPPORTED = ("Unimplemented keys:", "these keywords are not supported:")
 _ONE_OF = ("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Use anyOf")
 
 _MOST_TRIED = 64
-"""Parts of a schema; each takes a millisecond for each few KiB."""
+"""Most parts of a schema to check; each takes a millisecond per few KiB."""
 _MOST_SEARCHED_BYTES = 32 << 10
 
 Check = Callable[[Mapping[str, Any]], str]
-"""What llguidance says of a schema; "" for one that is kept to."""
+"""Returns llguidance's error for a schema; "": it is valid."""
 
 
 def whose(words: str) -> str:
-    """A line before a rule: whose schema the rule keeps to, for errors."""
+    """A comment line before a rule that names the origin of its schema, for errors."""
     return f"// {words}"
 
 
 def fault(error: str, rules: str, check: Check) -> str:
-    """A sentence. error: what llguidance says of the rules."""
+    """The error sentence. error: llguidance's, for the rules."""
     said = sentence(error)
     if _OF_SCHEMA not in error:
         return f"the grammar or schema cannot be kept to: {said}"
@@ -50,10 +50,10 @@ def fault(error: str, rules: str, check: Check) -> str:
 
 
 def sentence(error: str) -> str:
-    """What llguidance says, without the place in what we made of a schema."""
+    """llguidance's error without its position in the generated rules."""
     if "NoExtensionBias" in error:
         return (
-            "what it asks for next is in no token of the model: ask for other "
+            "no token of the model has the next required characters: ask for other "
             "characters, or take a model that has them"
         )
     said = _SHOWN_RULES.sub("", error).rpartition(_OF_SCHEMA)[2]
@@ -62,7 +62,7 @@ def sentence(error: str) -> str:
 
 
 def _place(text: str, said: str, check: Check) -> str:
-    """Where in a schema the fault is: the innermost part that has it alone."""
+    """The place of the fault in a schema: the innermost part that has it on its own."""
     if not text or len(text) > _MOST_SEARCHED_BYTES:
         return ""
     try:
@@ -94,7 +94,7 @@ def _shown_place(place: tuple[str, ...]) -> str:
 def _parts(
     schema: Mapping[str, Any], root: Mapping[str, Any], place: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    """Its schemas, and where each is."""
+    """The nested schemas with their places."""
     for key in BY_NAME:
         held = schema.get(key)
         for name, each in held.items() if isinstance(held, Mapping) else ():

@@ -1,18 +1,18 @@
-"""Where a JSON schema holds others."""
+"""The keywords of JSON schemas that hold nested schemas."""
 
 from __future__ import annotations
 
 BY_NAME = ("properties", "patternProperties")
-"""In an object, of parts that have such names."""
+"""Keywords with an object of schemas by property name."""
 
 NAMED = ("$defs", "definitions")
-"""In an object, for references."""
+"""Keywords with an object of schemas for references."""
 
 IN_ORDER = ("prefixItems",)
-"""In a list, of parts in that order."""
+"""Keywords with a list of schemas of items in order."""
 
 CHOICES = ("anyOf", "oneOf", "allOf")
-"""In a list, of the same part."""
+"""Keywords with a list of schemas of the same value."""
 
 HELD = ("items", "additionalProperties")
-"""As they are."""
+"""Keywords with a single schema."""

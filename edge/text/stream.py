@@ -1,6 +1,6 @@
-"""The answer as text, token by token: whole characters only, cut before a stop string.
+"""Streaming text of an answer: whole characters only, cut before a stop string.
 
-Knows tokens and text; knows nothing of requests, models or how the text is shown.
+Knows tokens and text, but neither requests nor models.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ class TextStream:
     """The growing text of one answer.
 
     Joined together, the strings from `push` and `finish` are `tokenizer.decode` of all pushed
-    tokens, cut before the stop string that begins first. Nothing shown is ever taken back: the text
-    of an incomplete character, and text that may still grow into a stop string, waits.
+    tokens, cut before the stop string that begins first. Returned text is never taken back: an
+    incomplete character, and text that may still become a stop string, are held back.
 
-    `prompt_ids` are the tokens before the answer. They contribute no text; they tell how the answer
-    joins it: behind a prompt, SentencePiece vocabularies keep the space before the first word.
-    Without a prompt the text is that of the answer alone. Special tokens have no text, but for the
-    marks of the tokenizer's AnswerForm, of which `tokenizer.decode` tells nothing. When the
-    prompt ends amid a character, the answer completes it.
+    prompt_ids: the tokens before the answer. They add no text, but affect its start: behind a
+    prompt, SentencePiece vocabularies keep the space before the first word, and the answer
+    completes a character that the prompt begins. Special tokens have no text, except the marks of
+    the tokenizer's AnswerForm, which `tokenizer.decode` skips.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), stop: Sequence[str] = ()
     ) -> None:
-        """Raises RequestError for a stop string that is empty or not a string."""
+        """Raises RequestError for a stop string that is empty or not a text."""
         self._decoder = tokenizer.vocabulary.stream(prompt_ids)
         self._cleaner = SpaceCleaner(enabled=tokenizer.cleans_up_spaces)
         self._matcher = StopMatcher(stop)
@@ -37,12 +36,12 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """All text shown so far."""
+        """All text returned so far."""
         return "".join(self._shown)
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found. Later tokens change nothing any more."""
+        """Whether a stop string was found. Later tokens have no effect."""
         return self._matcher.stopped_by is not None
 
     @property
@@ -51,13 +50,13 @@ class TextStream:
         return self._matcher.stopped_by
 
     def push(self, token_id: int) -> str:
-        """The text that may be shown now that this token came; often empty."""
+        """The text that this token settles; often empty."""
         if self.stopped:
             return ""
         return self._show(self._matcher.push(self._cleaner.push(self._decoder.push(token_id))))
 
     def finish(self) -> str:
-        """The text held back so far, when no more tokens come. Call it once."""
+        """The text that was held back. Call it once, at the end."""
         if self.stopped:
             return ""
         rest = self._cleaner.push(self._decoder.finish()) + self._cleaner.finish()
@@ -70,7 +69,7 @@ class TextStream:
 
 
 class StopMatcher:
-    """Passes text on up to the first stop string, and holds back what may become one."""
+    """A filter that passes text up to the first stop string, and holds back a possible one."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         if isinstance(stop, str) or not all(isinstance(word, str) and word for word in stop):
@@ -87,7 +86,7 @@ class StopMatcher:
         self.stopped_by: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that no stop string can reach any more; ends before the stop string."""
+        """The text that cannot be part of a stop string any more, up to the stop string."""
         if self.stopped_by is not None or not text:
             return ""
         text = self._held + text
@@ -103,6 +102,6 @@ class StopMatcher:
         return text
 
     def finish(self) -> str:
-        """Text that was held back and, at the end, is no stop string."""
+        """The text that was held back."""
         held, self._held = self._held, ""
         return held

@@ -1,12 +1,13 @@
-"""Runs chat templates for `chat_template.py`: a program of its own, that a limit may kill.
+"""Runs chat templates for `chat_template.py`: a separate program under limits of the kernel.
 
-A template is somebody else's program. Jinja's sandbox keeps it from the interpreter, but not from
-endless loops or from filling memory: one `'a' * 10**10` is a single instruction that nothing in
-the same process can stop. So the kernel bounds the whole process, which writes and starts nothing.
+A template is an untrusted program. Jinja's sandbox keeps it from the interpreter, but not from
+endless loops or from filling memory: one `'a' * 10**10` is a single instruction that nothing in the
+same process can stop. So the kernel limits the whole process, which writes no files and starts no
+processes.
 
-Reads requests from its standard input and writes a reply to each on its standard output, both
-after 8 bytes of length. A request is JSON: {"source": the template, "values": its names}. A reply
-is a line with one word, and text after it: "rendered" and the prompt; "invalid", "refused" or
+Reads requests from its standard input and writes a reply to each on its standard output, both after
+8 bytes of length. A request is JSON: {"source": the template, "values": its names}. A reply is a
+line with one word, and text after it: "rendered" and the prompt; "invalid", "refused" or
 "exhausted" and the cause.
 
 Imports nothing of Edge: it starts in 0.1 s, most of which is Jinja's.
@@ -44,14 +45,14 @@ def main() -> None:
     compiled: dict[str, jinja2.Template] = {}
     while head := requests.read(_LENGTH_BYTES):
         text = requests.read(int.from_bytes(head, "little"))
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its signal kills
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its signal kills the process
         reply = _reply(jinja, compiled, text, most_bytes)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _send(replies, reply)
 
 
 def _confine(memory_bytes: int) -> None:
-    """No file is written and nothing started; what takes too much time is killed."""
+    """Forbid files and processes, and limit memory and time."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     for limit, most in (
@@ -85,7 +86,7 @@ def _reply(
         return b"exhausted\nit asked for too much memory"
     except RecursionError:
         return b"exhausted\nit calls itself too deeply"
-    except Exception as error:  # a template is a program: it can fail in any way
+    except Exception as error:  # a template can fail in any way
         return _failed(b"refused", error)
 
 
@@ -115,7 +116,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks answers for training; here it is its content."""
+    """`{% generation %}…{% endgeneration %}`, a mark for training; renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
 
@@ -147,7 +148,7 @@ def _check_name(name: object) -> None:
 
 
 class _DictMaker:
-    """`dict(...)` and `dict.fromkeys(...)` for templates, with nothing else to climb on."""
+    """`dict(...)` and `dict.fromkeys(...)` for templates, without other attributes."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
         return dict(*args, **values)
@@ -161,7 +162,7 @@ def _raise_exception(message: object) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    """The local time: templates write today's date into the prompt."""
+    """The local time, because templates write today's date into the prompt."""
     return datetime.now().strftime(pattern)
 
 
@@ -172,7 +173,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models were trained on: unlike Jinja's own filter, no HTML escapes."""
+    """JSON without HTML escapes, as models were trained on; Jinja's own filter escapes."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,7 +1,7 @@
-"""The turns of a conversation as a chat template reads them: thoughts, calls, results. Pure.
+"""Conversion of messages to the fields that a chat template reads. Pure.
 
-Most templates read the names of OpenAI's interface. What others read instead is told by their
-source, and a turn is made into it here, so that who talks with a model need not know which it is.
+Most templates read the fields of OpenAI's API for thinking, calls and results. Others are
+recognised by their source, and turns are converted for them, so that callers need not know.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BETWEEN = "\n\n"
 
 
 def template_turns(source: str, messages: Sequence[Mapping[str, object]]) -> list[Turn]:
-    """source: the template's. messages: each with a role."""
+    """The turns for a template. source: the template's. messages: each with a role."""
     turns = [_present(each) for each in messages]
     if "tool_calls" not in source and "metadata" in source and _OBSERVATION.search(source):
         return [each for turn in _one_by_one(turns) for each in _with_metadata(turn)]
@@ -42,7 +42,8 @@ def template_turns(source: str, messages: Sequence[Mapping[str, object]]) -> lis
 
 
 def _present(message: Mapping[str, object]) -> Turn:
-    """Without absent values, its reasoning under the names that templates read."""
+    """The message without absent values, and with its thinking under the names that templates
+    read."""
     present = {name: value for name, value in message.items() if value is not None}
     reasoning = next((present[name] for name in _REASONING if name in present), None)
     if reasoning is not None:
@@ -51,8 +52,8 @@ def _present(message: Mapping[str, object]) -> Turn:
 
 
 def _one_by_one(turns: Sequence[Turn]) -> list[Turn]:
-    """For templates that write the first call of a turn and no other: one for each, its result
-    behind it."""
+    """Turns with one call each, followed by its result, for templates that write only the first
+    call of a turn."""
     found: list[Turn] = []
     place = 0
     while place < len(turns):
@@ -74,7 +75,7 @@ def _one_by_one(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _result_of(call: object, results: Sequence[Turn]) -> Turn | None:
-    """The one that names it; results without names are in the order of calls."""
+    """The result that names the call; results without names are in the order of calls."""
     if isinstance(call, Mapping) and (id := call.get("id")) is not None:
         named = next((each for each in results if each.get("tool_call_id") == id), None)
         if named is not None:
@@ -83,7 +84,8 @@ def _result_of(call: object, results: Sequence[Turn]) -> Turn | None:
 
 
 def _thought_only(turn: Turn) -> Turn:
-    """gpt-oss' template writes one of both before a call, either as what was thought."""
+    """The turn with only its thinking: gpt-oss' template writes thinking or text before a call,
+    both as thinking."""
     if not turn.get("tool_calls"):
         return turn
     texts = [turn.get("thinking"), turn.get("content")]
@@ -93,7 +95,8 @@ def _thought_only(turn: Turn) -> Turn:
 
 
 def _with_metadata(turn: Turn) -> Iterator[Turn]:
-    """As GLM 4 has it: the name of a tool next to its arguments, and results as observations."""
+    """The turns in GLM 4's format: a tool's name beside its arguments, and results as
+    observations."""
     calls = turn.get("tool_calls")
     if not isinstance(calls, list | tuple) or not calls:
         yield turn | _role(turn, "observation")

@@ -1,4 +1,4 @@
-"""An answer that arrives piece by piece, told apart: what is thought, and what is said. Pure."""
+"""A streaming splitter of answers into thinking and text. Pure."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Names by which chat templates are told whether the model thinks first: those of Qwen, GLM and
-SmolLM, and those of Granite and DeepSeek."""
+"""The template variables that switch thinking: of Qwen, GLM and SmolLM, and of Granite and
+DeepSeek."""
 
 _MOST_SPACE = 64
-"""Characters before the first mark."""
+"""Most white space before the first mark, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingMarks:
-    """What a model puts around its thoughts."""
+    """The marks around a model's thinking."""
 
     name: str
     open: str
     close: str
     known_by: str
-    """A chat template has it."""
+    """A text by which a chat template is recognised."""
 
     @property
     def tokens(self) -> tuple[str, str]:
@@ -51,21 +51,21 @@ _ALL = (
 )
 
 THINKING_MARKS: Mapping[str, ThinkingMarks] = {each.name: each for each in _ALL}
-"""By name; the first ones that a template has are its, and the last ones where it has none."""
+"""The marks by name; the first ones found in a template are its marks, else the last ones."""
 
 USUAL_MARKS = THINKING_MARKS["think"]
 
 
 def thinking_marks(template: str) -> ThinkingMarks:
-    """Those of a chat template; its source may be empty."""
+    """The marks of a chat template, whose source may be empty."""
     return next((each for each in _ALL if each.known_by in template), USUAL_MARKS)
 
 
 @dataclass(slots=True)
 class ThinkingSplitter:
-    """Tells what a model thinks from what it says: between two marks at the answer's beginning.
+    """Splits off thinking between two marks at the start of an answer.
 
-    thinking: some chat templates write the first mark, so the answer begins after it.
+    thinking: the prompt ends in the first mark, so the answer begins behind it.
     """
 
     thinking: bool = False
@@ -75,7 +75,7 @@ class ThinkingSplitter:
     _after_thought: bool = False
 
     def feed(self, text: str) -> tuple[str, str]:
-        """(thought, said) of what has come and may be shown."""
+        """The settled (thinking, text) of this piece."""
         self._held += text
         if not self._begun and not self.thinking:
             start, mark = self._held.lstrip(), self.marks.open
@@ -97,12 +97,12 @@ class ThinkingSplitter:
         return thought, self._said()
 
     def rest(self) -> tuple[str, str]:
-        """What was held back when the answer ended."""
+        """The (thinking, text) that was held back, at the end of the answer."""
         held = self._take(len(self._held))
         return (held, "") if self.thinking else ("", held)
 
     def _said(self) -> str:
-        """Without the empty lines after a thought."""
+        """The text without empty lines after thinking."""
         if self._after_thought:
             self._held = self._held.lstrip("\n")
             self._after_thought = not self._held
@@ -114,7 +114,7 @@ class ThinkingSplitter:
 
 
 def before_partial(text: str, mark: str) -> int:
-    """How much of the text comes before what may be the beginning of the mark."""
+    """The length of the text before a possible beginning of the mark at its end."""
     start = max(0, len(text) - len(mark) + 1)
     while (start := text.find(mark[:1], start)) >= 0:
         if mark.startswith(text[start:]):

@@ -1,10 +1,10 @@
-"""Text to token ids and back, as `transformers.AutoTokenizer` does it, on `tokenizers` alone.
+"""Tokenization equal to `transformers.AutoTokenizer`, on `tokenizers` alone.
 
-Knows the tokenizer's files of a checkpoint; knows nothing of models or of how text is streamed.
-Where the two could differ, this follows transformers 5:
+Knows the tokenizer files of a checkpoint, but neither models nor streaming. The rules of
+transformers 5 hold where the two packages differ:
 
 * The post-processor of tokenizer.json decides which special tokens are added. `add_bos_token` and
-  `add_eos_token` of tokenizer_config.json are older than it and are not looked at.
+  `add_eos_token` of tokenizer_config.json are older, and are ignored.
 * A tokenizer declared as Llama's is rebuilt from its vocabulary and merges, because published
   tokenizer.json files of that kind also put a space after every special token.
 * Named special tokens that tokenizer.json does not know as such are added to it.
@@ -51,10 +51,10 @@ _NOT_LLAMA = frozenset(
 
 
 class Tokenizer:
-    """The language of one checkpoint. Immutable after opening; may be used from any thread."""
+    """The tokenizer of one checkpoint. Immutable after opening; thread-safe."""
 
     def __init__(self, files: TokenizerFiles) -> None:
-        """Build from files already read; `Tokenizer.open` reads them."""
+        """Build from files that were read; `Tokenizer.open` reads them."""
         serialized = _build_serialized(files)
         rebuilt = _is_rebuilt_llama(files, serialized)
         named = {token: value.content for token, value in files.named_tokens.items()}
@@ -93,7 +93,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are, added ones included. A model may compute logits for more."""
+        """The number of tokens, added ones included. A model may compute logits for more."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -102,17 +102,17 @@ class Tokenizer:
         return dict(self._special_tokens)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token as spelt in the vocabulary, None for a stranger."""
+        """The id of a token as spelt in the vocabulary; None: there is none."""
         return self._backend.token_to_id(token)
 
     @property
     def has_chat_template(self) -> bool:
-        """One for plain conversations."""
+        """Whether there is a template for plain conversations."""
         return "default" in self._templates
 
     @property
     def answer_form(self) -> AnswerForm:
-        """How the model writes what it thinks, says and calls, by its chat templates."""
+        """The format of the model's thinking and tool calls, by its chat templates."""
         return self._answer_form
 
     def encode(self, text: str) -> list[int]:
@@ -143,13 +143,13 @@ class Tokenizer:
     ) -> str:
         """The prompt for a conversation, by the checkpoint's chat template.
 
-        messages: objects with role and content, a text or a list of its parts. One of the
-        assistant at the end, without calls, is gone on with: the prompt ends behind its content.
-        tools: JSON schemas of what the model may call.
-        thinking: whether the model thinks before it answers; None: as the template has it.
-        variables: further names for the template, such as {"documents": []}.
-        Raises RequestError where there is no template, the template refuses the messages, or it has
-        no switch for thinking; and for messages that are none, or are not of text alone.
+        messages: objects with role and content, a text or a list of parts. A last message of the
+        assistant without calls is continued: the prompt ends behind its content.
+        tools: JSON schemas of the tools that the model may call.
+        thinking: whether the model thinks before it answers; None: the template's default.
+        variables: further names for the template, such as {"documents": []}. Raises RequestError if
+        there is no template, if the template refuses the messages or has no switch for thinking,
+        and for messages that are invalid or not text.
         """
         messages = with_texts(messages)
         told, begun = begun_answer(messages) if add_generation_prompt else (messages, False)
@@ -170,13 +170,12 @@ class Tokenizer:
         if thinking is None:
             return prompt({})
         for name in SWITCHES:
-            # Which name a template heeds, if any, is seen by what it writes where an answer begins.
+            # A template's variable for thinking is found by its effect on the end of the prompt.
             asked = rendered({name: thinking}, asks=True)
             if asked != rendered({name: not thinking}, asks=True):
                 return asked if add_generation_prompt and not begun else prompt({name: thinking})
         raise RequestError(
-            f"the chat template of {self._path.name} has no switch for thinking, and writes the "
-            "same with and without",
+            f"the chat template of {self._path.name} has no switch for thinking",
             remedy="leave it out",
         )
 
@@ -189,7 +188,7 @@ class Tokenizer:
         thinking: bool | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """Token ids of `chat`'s prompt; the template itself writes all special tokens."""
+        """The token ids of `chat`'s prompt; the template writes all special tokens."""
         prompt = self.chat(
             messages, add_generation_prompt, tools=tools, thinking=thinking, variables=variables
         )
@@ -203,20 +202,20 @@ class Tokenizer:
         thinking: bool | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> bool:
-        """Whether a prompt that was made with tools is another than the one without."""
+        """Whether a prompt that was made with tools differs from the one without."""
         try:
             alone = self.encode_chat(messages, thinking=thinking, variables=variables)
-        except RequestError:  # the template cannot do without
+        except RequestError:  # the template needs tools
             return True
         return alone != list(prompt_ids)
 
     def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether a prompt ends in the mark of thinking, as some chat templates have it."""
+        """Whether a prompt ends in the mark of thinking, which some templates write."""
         end = self.decode(prompt_ids[-16:], skip_special_tokens=False)
         return end.rstrip().endswith(self._answer_form.thinking_marks.open.rstrip())
 
     def close(self) -> None:
-        """End what runs the chat templates, if chats were written; another one starts it again."""
+        """End the process of the chat templates, if it runs; another chat starts a new one."""
         for template in self._templates.values():
             template.close()
 
@@ -253,16 +252,17 @@ def _build_serialized(files: TokenizerFiles) -> tokenizers.Tokenizer:
         check_model(backend.model)
     except ValueError as error:
         raise CheckpointError(
-            f"{files.file} is not a tokenizer that is used here, because a short text could take "
-            f"minutes or gigabytes: {error}",
-            remedy="download it again from who published the model",
+            f"{files.file} is refused, because a short text could take minutes or gigabytes: "
+            f"{error}",
+            remedy="download it again from the model's publisher",
         ) from error
     return backend
 
 
 @contextlib.contextmanager
 def _refused(file: Path) -> Iterator[None]:
-    """The library raises bare Exception for what it cannot parse, and panics, which are none."""
+    """Map the library's errors to CheckpointError: bare Exceptions, and panics, which are not
+    Exceptions."""
     try:
         yield
     except (EdgeError, KeyboardInterrupt, SystemExit):
@@ -284,7 +284,7 @@ def _is_rebuilt_llama(files: TokenizerFiles, serialized: tokenizers.Tokenizer) -
 
 
 def _build_llama(files: TokenizerFiles, serialized: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Byte-fallback BPE that marks spaces as ▁, with one before the text where so declared."""
+    """Byte-fallback BPE that marks spaces as ▁, with one before the text if declared."""
     model = serialized.model
     model.byte_fallback = True
     model.dropout = None
@@ -313,7 +313,7 @@ def _build_llama(files: TokenizerFiles, serialized: tokenizers.Tokenizer) -> tok
 def _add_missing_tokens(
     backend: tokenizers.Tokenizer, files: TokenizerFiles, named: Mapping[str, str]
 ) -> None:
-    """Make the declared and the special tokens known, those with an id first and in its order."""
+    """Add the declared and the special tokens, those with an id first, in its order."""
     known = {
         token.content: SpecialToken(content=token.content, **_rules(token))
         for token in backend.get_added_tokens_decoder().values()

@@ -1,11 +1,10 @@
-"""What a tokenizer.json may make of a short text: more than a model needs is refused.
+"""Limits on the growth and time of a tokenizer.json: parts beyond any model's need are refused.
 
-Its parts are programs in a small language. A normalizer that writes a hundred letters for one, four
-times in a row, makes gigabytes of ten letters, and the library ends the process where it finds no
-memory. So all parts are looked at before the library builds any of them: it normalizes added tokens
-at once.
+The parts of the file are small programs. A normalizer that writes a hundred letters for one, four
+times in a row, makes gigabytes of ten letters, and the library aborts the process without memory.
+The checks come before the library builds any part, because it normalizes added tokens at once.
 
-A part is known by its fields, for the library takes one without a type, too.
+A part is recognised by its fields, because the library accepts one without a type, too.
 """
 
 from __future__ import annotations
@@ -24,25 +23,24 @@ from edge import offload
 from edge.text.pattern_cost import pattern_cost
 
 MAX_STEPS = 256
-"""Most steps of each part, those that they are made of included: the longest that was seen has
-ten."""
+"""Most steps of each part, nested ones included; the longest known one has ten."""
 MAX_ITEMS = 64
-"""Longest list of steps, or of tokens that are put around a text."""
+"""Most steps of a list, or tokens around a text."""
 MAX_GROWTH = 64
-"""Letters that all steps together make of one. Bytes as letters make four."""
+"""Most letters that all steps together make of one. Bytes as letters make four."""
 MAX_STEP_LETTERS = 256
-"""Longest text that a step has or adds."""
+"""Most letters of a text that a step has or adds."""
 MAX_ADDED_LETTERS = 2_000_000
-"""Letters of all added tokens, as the normalizer writes them: 10,000 usual ones have 200,000. 30
-million took 2.2 GB."""
+"""Most letters of all added tokens after the normalizer: 10,000 usual ones have 200,000. 30 million
+took 2.2 GB."""
 MAX_AFFIX_LETTERS = 64
 MAX_WORD_LETTERS = 1000
-"""Longest word that is cut greedily, which takes the cube of its length."""
+"""Most letters of a word for greedy matching, which takes the cube of its length."""
 _MOST_PART_LETTERS = 8 << 20
-"""Longest text of a part; 10,000 added tokens take 2 million."""
+"""Most letters of a part's JSON; 10,000 added tokens take 2 million."""
 
 _ONCE = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents"})
-"""Changes nothing where it was done before: what these make of a text is the text's own."""
+"""Idempotent steps, whose second use changes nothing."""
 _MADE_BY_KIND = {"ByteLevel": 4, "Metaspace": 2, "BertNormalizer": 4, "CTC": 2}
 _MADE_BY_FIELD = {
     "add_prefix_space": 4,
@@ -50,7 +48,7 @@ _MADE_BY_FIELD = {
     "replacement": 2,
     "handle_chinese_chars": 4,
 }
-"""Letters of one, at most."""
+"""Most letters that these steps make of one."""
 
 _TEXT = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _OTHER = r'[^"\[\]{}]*+'
@@ -59,7 +57,7 @@ _NO_BRACKETS = re.compile(_INNER, re.DOTALL)
 for _ in range(2):
     _INNER = rf"{_OTHER}(?:(?:{_TEXT}|[\[{{]{_INNER}[\]}}]){_OTHER})*+"
 _MODEL = re.compile(rf"\s*+\{{{_INNER}\}}", re.DOTALL)
-"""Vocabulary and merges, pairs at most, in one go: there may be a million of them."""
+"""A vocabulary or merges, matched in one go, as there may be a million entries."""
 
 _NAME = re.compile(_TEXT, re.DOTALL)
 _SIMPLE = re.compile(rf'{_TEXT}|[^"\[\]{{}},]++', re.DOTALL)
@@ -67,12 +65,12 @@ _SIMPLE = re.compile(rf'{_TEXT}|[^"\[\]{{}},]++', re.DOTALL)
 _SPACES = re.compile(r"[ \t\r\n]*+")
 
 _LONGEST_LIGATURE = 18
-"""Letters that Unicode's own rules make of one, at most."""
+"""Most letters that Unicode's rules make of one."""
 
 
 def check_parts(parts: Mapping[str, Any], more_tokens: Iterable[str] = ()) -> None:
-    """Raises ValueError, with the cause, for parts of a tokenizer.json, and further tokens that are
-    added to it, that could take minutes or gigabytes for a short text."""
+    """Check the parts of a tokenizer.json, and further added tokens. Raises ValueError, with the
+    cause, if a short text could take minutes or gigabytes."""
     normalized = _check_part(parts, "normalizer")
     words = _check_part(parts, "pre_tokenizer")
     for name, made in (
@@ -90,7 +88,7 @@ def check_parts(parts: Mapping[str, Any], more_tokens: Iterable[str] = ()) -> No
 
 
 def check_model(model: object) -> None:
-    """Check a model that the library has read. Raises ValueError for what no model needs."""
+    """Check a model that the library has read. Raises ValueError beyond the limits."""
     for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
         if len(getattr(model, affix, None) or "") > MAX_AFFIX_LETTERS:
             raise ValueError(f"its {affix} has more than {MAX_AFFIX_LETTERS} letters")
@@ -99,7 +97,7 @@ def check_model(model: object) -> None:
 
 
 def _check_part(parts: Mapping[str, Any], name: str) -> float:
-    """How many letters its steps make of one. Raises ValueError for sizes that no model has."""
+    """The most letters that a part's steps make of one. Raises ValueError beyond the limits."""
     growth, seen = 1.0, Counter[str]()
     steps = list(_objects(parts.get(name)))
     if len(steps) > MAX_STEPS:
@@ -108,14 +106,14 @@ def _check_part(parts: Mapping[str, Any], name: str) -> float:
         _check_sizes(step, name)
         kind = str(step.get("type"))
         seen[kind] += 1
-        # As large as they may be: no step makes a number too large to be compared.
+        # Capped, so that numbers stay comparable.
         growth = min(1e9, growth * _growth(step, kind, is_again=seen[kind] > 1))
     return growth
 
 
 def read_parts(serialized: str) -> dict[str, Any]:
-    """Those of the text of a tokenizer.json, without the values of its model. ValueError for what
-    is none."""
+    """The parts of a tokenizer.json's text, without the values of its model. Raises ValueError for
+    invalid text."""
     parts: dict[str, Any] = {}
     at = _after(serialized, 0, "{")
     while not serialized.startswith("}", at):
@@ -131,7 +129,7 @@ def read_parts(serialized: str) -> dict[str, Any]:
         if name == "model":
             match = _MODEL.match(serialized, at)
             if match is None:
-                raise ValueError("its model is none that is read here")
+                raise ValueError("its model is not an object that Edge can read")
             parts[name], stop = None, match.end()
         else:
             stop = _end(serialized, at)
@@ -141,7 +139,7 @@ def read_parts(serialized: str) -> dict[str, Any]:
 
 
 def _end(text: str, begin: int) -> int:
-    """Where the value ends that begins there."""
+    """The end of the value that begins at `begin`."""
     match = _SIMPLE.match(text, begin)
     if match is not None:
         return match.end()
@@ -158,7 +156,7 @@ def _end(text: str, begin: int) -> int:
 
 
 def _after(text: str, at: int, mark: str = "") -> int:
-    """What follows the mark and the spaces around it."""
+    """The position behind the mark and the spaces around it."""
     match = _SPACES.match(text, at)
     assert match is not None
     if not text.startswith(mark, match.end()):
@@ -169,7 +167,7 @@ def _after(text: str, at: int, mark: str = "") -> int:
 
 
 def _objects(value: object) -> Iterator[dict[str, Any]]:
-    """All that are in there, in the order in which they are used."""
+    """All nested objects, in the order of their use."""
     if isinstance(value, dict):
         yield value
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -178,7 +176,7 @@ def _objects(value: object) -> Iterator[dict[str, Any]]:
 
 
 def _check_sizes(step: Mapping[str, Any], part: str) -> None:
-    """Raises ValueError for a step with more than any model's has."""
+    """Raises ValueError for a step beyond the limits of size."""
     for name, value in step.items():
         if name in ("Regex", "precompiled_charsmap"):
             continue  # they have limits of their own
@@ -189,7 +187,8 @@ def _check_sizes(step: Mapping[str, Any], part: str) -> None:
 
 
 def _growth(step: Mapping[str, Any], kind: str, *, is_again: bool) -> float:
-    """Letters that the step makes of one, at most. ValueError for a pattern that takes too long."""
+    """The most letters that a step makes of one. Raises ValueError for a pattern that is too
+    expensive."""
     if kind in _ONCE:
         return 4.0 if is_again else 1.0
     if (charsmap := step.get("precompiled_charsmap")) is not None:
@@ -204,7 +203,7 @@ def _growth(step: Mapping[str, Any], kind: str, *, is_again: bool) -> float:
     elif isinstance(pattern, str):
         least = len(pattern)
     if pattern is not None and isinstance(content := step.get("content"), str):
-        # As far as other steps may take it apart.
+        # Other steps may split it further.
         letters = max(
             len(unicodedata.normalize("NFKD", each)) for each in (content, content.lower())
         )
@@ -218,13 +217,13 @@ def _growth(step: Mapping[str, Any], kind: str, *, is_again: bool) -> float:
 
 
 def _longest_entry(charsmap: object) -> float:
-    """Longest of the texts that a table of SentencePiece puts in place of others."""
+    """The length of the longest replacement in a SentencePiece table."""
     try:
         table = base64.b64decode(str(charsmap), validate=True)
         (size,) = struct.unpack_from("<I", table)
     except (binascii.Error, struct.error) as error:
         raise ValueError("its table of characters is damaged") from error
-    # Bytes of UTF-8: there are not more letters.
+    # Bytes of UTF-8 bound the number of letters.
     texts = table[struct.calcsize("<I") + size :].split(b"\0")
     longest = max(len(unicodedata.normalize("NFKD", t.decode(errors="replace"))) for t in texts)
     return 1.0 if longest <= _LONGEST_LIGATURE else float(longest)

@@ -1,4 +1,4 @@
-"""The JSON schema of a tool, made of a Python function: as `transformers.utils.get_json_schema`.
+"""JSON schemas of tools from Python functions, like `transformers.utils.get_json_schema`.
 
 Types come from its signature, descriptions from its docstring in Google's style:
 
@@ -24,7 +24,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from edge.errors import RequestError, shown
 
 Tool = Mapping[str, object] | Callable[..., object]
-"""A JSON schema, or a function that one is made of."""
+"""A JSON schema, or a function to make one from."""
 
 _SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null"}
 _PLAIN = {**_SCALARS, list: "array", tuple: "array", dict: "object"}
@@ -34,9 +34,9 @@ _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE | re.DOTALL)
 
 
 def tool_schemas(tools: Sequence[Tool] | None) -> list[Mapping[str, object]] | None:
-    """The schema of each tool, as chat templates take it. None, or no tools at all, is None.
+    """The schema of each tool for chat templates; None without tools.
 
-    Raises RequestError naming the function and what it lacks.
+    Raises RequestError, naming the function, for a function without the needed annotations.
     """
     if tools is None or tools == []:
         return None
@@ -54,14 +54,14 @@ def tool_schemas(tools: Sequence[Tool] | None) -> list[Mapping[str, object]] | N
 
 
 def function_schema(function: Callable[..., object]) -> dict[str, Any]:
-    """Raises RequestError for a function without a docstring, or with an argument that has no type
-    or no description, or a type that no JSON has."""
+    """The schema of a function. Raises RequestError if it lacks a docstring, or if an argument
+    lacks a description or a type of JSON."""
     name = getattr(function, "__name__", type(function).__name__)
     doc = inspect.getdoc(function) if inspect.isroutine(function) else None
     if not doc or not doc.strip():
         raise RequestError(
             f"tool {name} has no docstring",
-            remedy="say there what it does, and each of its arguments under Args:",
+            remedy="describe there the tool, and each argument under Args:",
         )
     sections = _sections(doc.strip())
     described = _arguments(sections.get("Args", ""))
@@ -78,10 +78,10 @@ def function_schema(function: Callable[..., object]) -> dict[str, Any]:
         if not properties and each in ("self", "cls") and each not in hints:
             continue
         if each not in hints:
-            raise RequestError(f"tool {name} says no type of {each}", remedy="annotate it")
+            raise RequestError(f"tool {name} has no type for {each}", remedy="annotate it")
         if each not in described:
             raise RequestError(
-                f"the docstring of tool {name} does not say what {each} is",
+                f"the docstring of tool {name} does not describe {each}",
                 remedy="add it under Args:",
             )
         if parameter.default is inspect.Parameter.empty:
@@ -104,9 +104,9 @@ def function_schema(function: Callable[..., object]) -> dict[str, Any]:
 
 
 def _return_schema(hint: Any) -> dict[str, Any] | None:
-    """No model makes a value of it, so one that no JSON has is left out."""
+    """The schema of the return value; None if JSON has no such type, as models do not need it."""
     try:
-        return _type_schema(hint, "what it returns")
+        return _type_schema(hint, "its return value")
     except RequestError:
         return None
 
@@ -130,7 +130,7 @@ def _type_schema(hint: Any, what: str) -> dict[str, Any]:
     if origin is dict:
         return {"type": "object", "additionalProperties": _type_schema(arguments[1], what)}
     raise RequestError(
-        f"{what} is of a type that JSON has not ({hint})",
+        f"{what} has a type that JSON does not have ({hint})",
         remedy="use int, float, str, bool, list, dict, Literal, an Enum or unions of these, or "
         "give the tool's JSON schema instead",
     )
@@ -151,7 +151,7 @@ def _union_schema(arguments: tuple[Any, ...], what: str) -> dict[str, Any]:
 def _enum_schema(values: list[Any], what: str) -> dict[str, Any]:
     if not values or any(type(value) not in _SCALARS for value in values):
         raise RequestError(
-            f"{what} may be one of values that JSON has not: {shown(values)}",
+            f"{what} has values that JSON does not have: {shown(values)}",
             remedy="use texts, numbers, true, false or none",
         )
     kinds = list(dict.fromkeys(_SCALARS[type(value)] for value in values))
@@ -171,7 +171,7 @@ def _choices(text: str, what: str) -> list[Any]:
 
 
 def _sections(doc: str) -> dict[str, str]:
-    """What a docstring says before its sections, under "", and in each of them."""
+    """The sections of a docstring by name; the text before them under ""."""
     parts = re.split(rf"(?m)^[ \t]*({_SECTION})[ \t]*$", doc)
     found = {"": parts[0].strip()}
     for title, text in zip(parts[1::2], parts[2::2], strict=True):
@@ -180,7 +180,7 @@ def _sections(doc: str) -> dict[str, str]:
 
 
 def _arguments(text: str) -> dict[str, str]:
-    """Descriptions by the names of arguments; one goes on in lines that are indented deeper."""
+    """The descriptions by argument; deeper lines continue one."""
     found: dict[str, str] = {}
     name, indent = "", 0
     for line in filter(str.strip, text.splitlines()):

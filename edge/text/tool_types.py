@@ -1,6 +1,6 @@
-"""Which JSON types the arguments of tools have, for forms of calls that write them without quotes.
+"""The JSON types of tools' arguments, for formats of calls that write values unquoted. Pure.
 
-Pure. A schema is read once, when an answer begins; what is known of it then is small.
+A schema is read once, when an answer begins; the result is small.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 ToolTypes = Mapping[str, Mapping[str, tuple[str, ...]]]
-"""By a tool's name and an argument's the types that it may have; none where its schema says
-nothing."""
+"""The types of an argument, by tool and argument; empty: its schema does not say."""
 
 _MOST_DEPTH = 8
-"""Most levels of schemas that say "any of these"."""
+"""Most levels of nested anyOf."""
 
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _KINDS: Mapping[type, str] = {
@@ -29,7 +28,7 @@ _KNOWN = frozenset(_KINDS.values())
 def tool_types(
     schemas: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Types for tools as `tool_schemas` makes them. Schemas may be anything."""
+    """The types for the tools of `tool_schemas`; schemas are not checked."""
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     for schema in schemas or ():
         function = schema.get("function", schema)
@@ -45,9 +44,9 @@ def tool_types(
 
 
 def typed(text: str, types: tuple[str, ...]) -> Any:
-    """The value that a text is by these types: what is no text first, in their order.
+    """The value of a text by these types, other types before texts, in their order.
 
-    Without types it is what it is as JSON. A text that is of none of them stays a text.
+    Without types it is parsed as JSON. Text of none of the types stays a text.
     """
     if not types:
         try:
@@ -76,7 +75,7 @@ def typed(text: str, types: tuple[str, ...]) -> Any:
 
 
 def parsed(text: str) -> Any:
-    """JSON that a model wrote. Raises ValueError for what is none, or no number."""
+    """A model's JSON. Raises ValueError for invalid JSON, and for NaN and Infinity."""
     try:
         return json.loads(text, strict=False, parse_constant=_refuse, parse_float=finite)
     except RecursionError:
@@ -84,10 +83,10 @@ def parsed(text: str) -> Any:
 
 
 def finite(text: str) -> float:
-    """Raises ValueError for a number that no float holds: no JSON can tell it."""
+    """A float. Raises ValueError for a number beyond float's range, which JSON cannot express."""
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError("it is larger than any number that is told")
+        raise ValueError("it is beyond the range of a float")
     return value
 
 
@@ -127,7 +126,7 @@ def _types(schema: Any, root: Any, seen: set[str], depth: int) -> Iterator[str]:
 
 
 def _referred(reference: str, root: Any) -> Any:
-    """What `#/$defs/name` means there."""
+    """The schema that a reference such as `#/$defs/name` points to."""
     if not reference.startswith("#/"):
         return None
     found = root

@@ -128,7 +128,7 @@ def test_bits_go_where_they_pay(one: edge.Cluster, known_text: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"bits": 1.5}, r"1\.5 bits a weight are fewer .* which is 2\.[0-9]+"),
+        ({"bits": 1.5}, r"1\.5 bits a weight are fewer .* least, 2\.[0-9]+"),
         ({"bits": -1}, "bits must be a number up to 16, not -1"),
         ({"window_tokens": 2048}, r"windows of 2048 tokens do not fit .* context of [0-9]+; give"),
         ({"text": "Short."}, "the text has [0-9]+ tokens"),

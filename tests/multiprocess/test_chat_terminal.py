@@ -366,7 +366,7 @@ def test_every_command(chat: Open, tmp_path: Path) -> None:
 
         say("/help", "/retry             Answer the last question again.")
         say("/hlep", "edge: /hlep is no command; /help is near it, /help lists them all")
-        say("/retry", "edge: there is no answer yet that could be tried again")
+        say("/retry", "edge: there is no answer yet to try again")
         say("/stats", "edge: there is no answer yet; ask something first")
         say("Hello", "[cut at 6")
         say("/stats", "the conversation has ")
@@ -405,10 +405,10 @@ def test_every_command(chat: Open, tmp_path: Path) -> None:
         ]
         say("/new", ">")
         assert turns_of(terminal, tmp_path / "b.json") == []
-        say("/load a.json", "8 turns; the conversation goes on from there")
+        say("/load a.json", "8 turns; the conversation continues from there")
         say("/load text", "is no conversation")
-        say("/save text", "is there already and is no")
-        say("/save /", "edge: / is there already and is no")
+        say("/save text", "exists already and is no")
+        say("/save /", "edge: / exists already and is no")
         assert turns_of(terminal, tmp_path / "c.json") == turns
         for typed, offered, completed in (
             ("/sa", "/save", "> /save"),
@@ -445,7 +445,7 @@ def test_without_colours(chat: Open) -> None:
         with chat(environment=environment) as terminal:
             terminal.wait_for_prompt()
             terminal.say("/plan")
-            terminal.wait_for("How fast it will be")
+            terminal.wait_for("The speed is not known")
             terminal.wait_for_prompt()
             terminal.say("Hello")
             terminal.wait_for("[cut at 6")

@@ -105,7 +105,7 @@ def test_the_answer_goes_to_stdout_and_figures_to_stderr(
     assert [each["token_id"] for each in likely["logprobs"]] == whole["token_ids"]
     assert all(each["logprob"] == each["top"][0]["logprob"] for each in likely["logprobs"])
     assert (
-        "--logprobs is told in the reply's JSON; add --json"
+        "--logprobs needs the reply's JSON; add --json"
         in run_edge(*command, "-p", "Once", "--logprobs", 2).err
     )
     cut, figures = given.err.splitlines()
@@ -320,7 +320,7 @@ def test_a_model_with_a_chat_template_is_asked(talker: Path, daemon: Daemon) -> 
     )
     assert by_hand.out == quick.out != asked.out
     whole = run_edge(*command)
-    assert "[the context of 512 tokens is full; the model was made for no more]" in whole.err
+    assert "[the context of 512 tokens is full; the model was trained for no more]" in whole.err
     less = run_edge(*command, "--context", 40)
     assert "[the context of 40 tokens is full; --context makes it longer]" in less.err
 
@@ -342,12 +342,12 @@ def test_tokens_are_chosen_as_the_models_files_say(
     sampled = run_edge(*command, "--explain")
     assert (
         "sampling: temperature 0.7, top-k 9, top-p 0.8, min-p 0.0, repetition-penalty 1.0, seed 5; "
-        "what was not asked for is as the model's files say" in sampled.err
+        "defaults are from the model's files" in sampled.err
     )
     asked = run_edge(*command, "--temperature", 0.7, "--top-k", 9, "--top-p", 0.8)
     greedy = run_edge(*command, "--temperature", 0, "--explain")
     assert sampled.out == asked.out != greedy.out
-    unused = "not used here: num_beams, no_repeat_ngram_size, which the model's generation_config"
+    unused = "not used: num_beams, no_repeat_ngram_size, which the model's generation_config"
     assert sampled.err.count(unused) == 1
     assert unused not in asked.err
     first = json.loads(run_edge(*command, "--json").out)["token_ids"][0]
@@ -460,7 +460,7 @@ def test_completion_is_installed_where_the_shell_looks(
     assert file.read_text() == written
     file.write_text("my own")
     refused = run_edge("completion", shell, "--install")
-    assert "is there already, and not written by edge completion --install; move" in (
+    assert "exists already, and was not written by edge completion --install; move" in (
         refused.sentence()
     )
     assert file.read_text() == "my own"

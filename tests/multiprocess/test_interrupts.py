@@ -114,7 +114,7 @@ def test_ctrl_c_while_tokens_are_written(
         assert_ended(daemons)
     assert process.returncode == 130
     goes_on, *_empty, ended = messages.strip().splitlines()
-    assert re.fullmatch(r"\[edge run --resume [0-9a-f]{8} goes on with this answer\]", goes_on)
+    assert re.fullmatch(r"\[edge run --resume [0-9a-f]{8} continues this answer\]", goes_on)
     assert ended == "Interrupted; everything this command started was ended."
 
 

@@ -288,7 +288,7 @@ def test_another_command_goes_on_from_what_the_last_one_has_left(tmp_path: Path)
         assert counts[0] > 100
         assert told[1]["token_ids"] == told[0]["token_ids"]
         explained = run(prompt, "--explain").err
-        assert f"prompt: {counts[0]} tokens; {found[1]} of them were kept" in explained
+        assert f"prompt: {counts[0]} tokens; {found[1]} of them were in the prefix" in explained
         assert daemon.describe().kv_beginnings_bytes
 
 

@@ -508,7 +508,7 @@ def test_the_command_line_goes_on_and_tells_of_the_lost_peer(
     assert process.returncode == 0
     (told,) = [line for line in messages.splitlines() if "peer-2" in line]
     assert told.startswith("[peer peer-2: ")
-    assert "the answer went on on peer-" in told
+    assert "the answer continued on peer-" in told
 
 
 def test_all_lost(trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint) -> None:

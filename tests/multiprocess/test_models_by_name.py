@@ -346,7 +346,7 @@ def test_a_model_with_terms_lists_its_files_and_refuses_them(tmp_path: Path) -> 
             refuses_files_alone=True,
         ) as server:
             told = Machine(tmp_path / "hub", server).sentence("inspect", "org/tiny")
-            assert f"accepted its terms; do so at {server.address}/org/tiny" in told
+            assert f"its terms to be accepted; accept them at {server.address}/org/tiny" in told
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_a_model_with_terms_lists_its_files_and_refuses_them(tmp_path: Path) -> 
     [
         ((401, ""), "has no model org/tiny for you, and nothing of it is in the cache"),
         ((404, "RepoNotFound"), "(near: org/tiny2); check its name"),
-        ((403, "GatedRepo"), "only for those who have accepted its terms; do so at http://127"),
+        ((403, "GatedRepo"), "needs its terms to be accepted; accept them at http://127"),
         ((401, "GatedRepo"), "set HF_TOKEN"),
         ((500, ""), "answers 500 for org/tiny, and nothing of it is"),
     ],

@@ -213,7 +213,7 @@ def test_a_member_that_was_away_asks_the_others_before_the_expelled_device_comes
     pair(attic, cellar)
     said = attic.edge("cluster", "expel", "cellar", *ON_LOOPBACK).out
     assert "0 of 1 told. Not there: kitchen." in said
-    assert "No daemon of this device runs" in said
+    assert "No daemon runs on this device" in said
     # However long it takes until they have found each other, the kitchen has not looked enough.
     kitchen.environment[passing_time.VARIABLE] = (
         f"edge.peer.expulsion_sync.FIRST_LOOK_S={passing_time.LONG_S}"

@@ -132,7 +132,7 @@ def test_the_same_for_people(checkpoint: TinyCheckpoint, peers: list[str]) -> No
         "--prompt-tokens", 30, "--output-tokens", 20, *peers,
     ).out  # fmt: skip
     assert "Predicted for 30 tokens of prompt and 20 of answer: first token after " in out
-    assert "What takes most of a token's time: " in out
+    assert "Most of a token's time: " in out
     assert "The best single device, " in out
     assert "reduce" in out
     out = run_edge("plan", checkpoint.path, "--dtype", DTYPE, "--explain", *peers).out

@@ -214,7 +214,9 @@ def test_a_text_is_scored(
     np.testing.assert_allclose(score.logprobs, wanted, atol=1e-4)
     assert score.total == pytest.approx(sum(wanted), abs=1e-3)
     assert score.perplexity == pytest.approx(np.exp(-np.mean(wanted)), rel=1e-3)
-    with pytest.raises(edge.RequestError, match="there is one token; give a longer text"):
+    with pytest.raises(
+        edge.RequestError, match="needs at least two tokens, and the text has one; give a longer"
+    ):
         model.score(ids[:1])
     with pytest.raises(edge.RequestError, match=r"a longer text|the prompt is empty"):
         model.score("")

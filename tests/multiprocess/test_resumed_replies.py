@@ -191,7 +191,7 @@ def test_what_cannot_go_on_is_told(two: list[Daemon], endless_checkpoint: TinyCh
             model.resume()
         with (
             cluster.load(endless_checkpoint.path, dtype="int8", context_tokens=128) as model,
-            pytest.raises(edge.RequestError, match="this is another model, or its files were cha"),
+            pytest.raises(edge.RequestError, match="this is another model, or its files have ch"),
         ):
             model.resume()
         kept = edge.KeptReply.open()
@@ -215,7 +215,7 @@ def test_a_killed_command_goes_on(two: list[Daemon], command: tuple[str, ...], w
         process.send_signal(signal.SIGKILL)
     resumed = run_edge("run", "--resume", "last", *by_address(two))
     assert (resumed.code, resumed.out) == (0, whole), resumed.err
-    assert "of them from before" in resumed.err
+    assert "of them resumed" in resumed.err
 
 
 def test_a_coordinator_that_is_taken_over_ends(
@@ -256,7 +256,7 @@ def test_a_reply_without_peers_goes_on_on_others(
         assert process.returncode == 1
         assert "none of the model's peers answers any more" in messages
     (entry,) = kept_replies().entries()
-    assert f"[edge run --resume {entry.id} goes on with this answer]" in messages
+    assert f"[edge run --resume {entry.id} continues this answer]" in messages
     resumed = run_edge("run", "--resume", entry.id, *by_address(two[:1]))
     assert resumed.code == 0, resumed.err
     assert resumed.out.startswith(whole.removesuffix("\n"))

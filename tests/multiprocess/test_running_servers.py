@@ -125,7 +125,7 @@ def test_keys_have_limits_and_change_and_a_request_has_one_id_everywhere(tmp_pat
             _out, messages = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0
         told = records(messages)
-        assert any("the keys stay as they were" in each["message"] for each in told)
+        assert any("the keys are not changed" in each["message"] for each in told)
         assert asked in [each.get("request") for each in told]
         assert not any(key in messages for key in (KEY, LIMITED, LATER))
         for daemon in daemons:

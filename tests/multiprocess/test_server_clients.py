@@ -589,8 +589,8 @@ def test_the_page_for_terminals(url: str, tmp_path: Path) -> None:
     wrong = run_edge("top", url, "--once", "--model", "other", "--api-key-file", keys)
     assert "'other' is not here" in wrong.sentence()
     assert "--api-key-file" in run_edge("top", url, "--once").sentence()
-    assert "no server of edge at" in run_edge("top", f"{url}/page/main.js?", "--once").sentence()
-    assert "no address of a server" in run_edge("top", "attic", "--once").sentence()
+    assert "no edge serve at" in run_edge("top", f"{url}/page/main.js?", "--once").sentence()
+    assert "is not the address of a server" in run_edge("top", "attic", "--once").sentence()
 
 
 def test_the_page_needs_no_key_and_loads_nothing_else(url: str) -> None:
@@ -623,7 +623,7 @@ def test_another_placement_is_planned(url: str) -> None:
         (("--host", "0.0.0.0"), "give --api-key-file"),
         (("--port", "{taken}"), "choose another --port"),
         (("--api-key-file", "{short}"), "16 characters or more"),
-        (("--alias", "default"), "means a model already; give a name"),
+        (("--alias", "default"), "is the name of a model already; give each alias"),
         (("--cors-origin", "mine.example/page"), "without a path"),
     ],
 )

@@ -128,7 +128,7 @@ def test_who_lends_without_keys_is_warned_at_every_start() -> None:
         line = process.stderr.readline()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE_S)
-    assert line.startswith("edge: --insecure: anybody who reaches this port may use this device")
+    assert line.startswith("edge: --insecure: anybody who reaches this port can use this device")
 
 
 def test_a_service_that_hangs_up() -> None:

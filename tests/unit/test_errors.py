@@ -71,7 +71,7 @@ def test_a_plan_that_cannot_run_lists_its_problems() -> None:
     ("message", "remedy"),
     [
         ("give either --a or --b; leave out one", "leave out one"),
-        ("'q; r' is not one of 'a', 'b'", "edge --help shows what can be"),
+        ("'q; r' is not one of 'a', 'b'", "edge --help shows its usage"),
         ("no 'q; r' and no \"s; t\"; give 'u; v'", "give 'u; v'"),
         ("the cat's; take 'it'", "take 'it'"),
     ],

@@ -1,1 +1,1 @@
-"""A conversation at the terminal: its state, its editor, its commands, and how answers look."""
+"""A conversation at the terminal: state, line editor, commands and the view of answers."""

@@ -1,4 +1,4 @@
-"""How an answer looks on a terminal while it comes: Markdown, block by block, thoughts dimmed."""
+"""The view of a streamed answer on a terminal: Markdown by blocks, thinking dimmed."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _FENCE = re.compile(r" {0,3}(```+|~~~+)")
 
 
 class AnswerView:
-    """A context manager; `feed` what comes. Left early, what has come stays on the screen.
+    """Renders an answer as it is fed. A context manager; left early, the answer so far stays.
 
-    Whole blocks are printed for good, where they scroll away; only the last one is redrawn.
+    Finished blocks are printed once and scroll away; only the last block is redrawn.
     """
 
     def __init__(
         self, console: Console, *, markdown: bool, thoughts: Thoughts, parser: AnswerParser
     ) -> None:
-        """parser: of the answer that begins now."""
+        """parser: a new one, for this answer."""
         self._console = console
         self._markdown = markdown
         self._thoughts = thoughts
@@ -50,11 +50,11 @@ class AnswerView:
         began_s = time.monotonic()
         if began_s < self._next_s:
             return
-        if has_hung_up():  # rich would draw nothing more, and say nothing
+        if has_hung_up():  # rich would silently draw nothing more
             raise HungUp
         self._settle()
         self._live.update(self._last_block(), refresh=True)
-        # A long block takes long to draw: it may take a tenth of the time.
+        # A long block is slow to draw: at most a tenth of the time is spent on it.
         now_s = time.monotonic()
         self._next_s = now_s + max(_REDRAW_S, 9 * (now_s - began_s))
 
@@ -82,11 +82,11 @@ class AnswerView:
                 self._thought += part.text
             elif isinstance(part, Said):
                 self._said += part.text
-            else:  # of a tool that nobody offered
+            else:  # a call of a tool that was not offered
                 self._said += f"{part.name}({json.dumps(part.arguments, ensure_ascii=False)})"
 
     def _settle(self) -> None:
-        """Print for good what nothing to come can change."""
+        """Print finished blocks once and for all."""
         if not self._said:
             return
         self._tell_thought()
@@ -109,7 +109,7 @@ class AnswerView:
             self._console.print(Text(line, style="dim italic"))
 
     def _last_block(self) -> RenderableType:
-        """As much of its end as the screen has room for."""
+        """The end of the last block, as much as fits the screen."""
         parts: list[RenderableType] = []
         if self._thought.strip() and self._thoughts != "hide":
             lines = _THOUGHT_LINES if self._thoughts == "fold" else self._console.height - 2
@@ -132,8 +132,8 @@ class AnswerView:
 
 
 class _Markdown(Markdown):
-    """Without HTML and definitions of links, neither of which would be seen: they stay text. Lines
-    of a paragraph stay lines, as those of a poem or an address."""
+    """Markdown in which HTML and link definitions stay visible as text. Line breaks in a paragraph
+    stay, as a poem or an address needs them."""
 
     def __init__(self, markup: str) -> None:
         super().__init__("")
@@ -152,9 +152,9 @@ def _lines(text: str) -> tuple[list[str], str]:
 
 
 def cut_blocks(text: str) -> tuple[list[str], str]:
-    """(Blocks of Markdown that nothing to come can change, the rest).
+    """(Finished blocks of Markdown, the rest).
 
-    A block ends at an empty line, outside of a fence of code, before a line that is not indented.
+    A block ends at an empty line before a line that is not indented, outside of fenced code.
     """
     fence = ""
     place = 0

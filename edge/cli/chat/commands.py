@@ -1,7 +1,7 @@
 """The commands of a conversation: lines that begin with a slash and a word.
 
-Whether letters are large or small does not matter. A first word with another slash in it, as
-/usr/bin, is no command but text; with a sign behind it, as /help!, it is taken for a mistake.
+Case does not matter. A first word with another slash in it, such as /usr/bin, is text; a word with
+punctuation, such as /help!, is an error.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from edge.offload import read_file
 
 _COMMAND = re.compile(r"/([^\W\d_][^\s/]*|\?)(?:\s+(.*))?", re.DOTALL)
 _FILE_AND_TEXT = re.compile(r'("[^"\n]+"|\S+)\s*(.*)', re.DOTALL)
-"""A name with spaces stands in quotes."""
+"""A file name; one with spaces is in quotes."""
 _OF_FILES = ("/file", "/load", "/save")
 _MOST_TEXT_BYTES = 16 << 20
 
 
 class Talk(Protocol):
-    """What a command may look at, change and say."""
+    """The conversation as commands see and change it."""
 
     conversation: Conversation
     settings: Settings
@@ -41,11 +41,12 @@ class Talk(Protocol):
     def check(
         self, *, settings: Settings | None = None, conversation: Conversation | None = None
     ) -> None:
-        """Raises RequestError for what this model cannot be told, or has no room for; None: as they
-        are."""
+        """Raises RequestError if the chat template refuses them, or the context is too short.
+        None: the present ones.
+        """
 
     def say(self, text: str) -> None:
-        """A line or more, not of the model."""
+        """Print lines that are not the model's."""
 
     def ask(self, question: str) -> None:
         """Have the model answer."""
@@ -54,15 +55,15 @@ class Talk(Protocol):
         """Have the model answer the last question."""
 
     def show_figures(self) -> None:
-        """How fast the last answer was, and how full the context is."""
+        """Show the speed of the last answer and the use of the context."""
 
     def show_plan(self) -> None:
-        """What runs where."""
+        """Show the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One of them. run: of what stands after its name; returns False where the talk is over."""
+    """A command. run: takes the text after its name; returns False at the end of the chat."""
 
     usage: str
     help: str
@@ -70,18 +71,19 @@ class Command:
 
 
 def is_command(line: str) -> bool:
-    """Whether it is meant for the conversation, and not for the model."""
+    """Whether a line is a command, and not a question to the model."""
     return _COMMAND.fullmatch(line) is not None
 
 
 def as_question(line: str) -> str:
-    """What the model is asked by a line that is no command: one that would be, had it not two
-    slashes, has one; a comment of a program keeps both."""
+    """The question of a line that is not a command: //word is sent as /word; a comment of a program
+    keeps both slashes."""
     return line[1:] if line.startswith("//") and is_command(line[1:]) else line
 
 
 def run_command(talk: Talk, line: str) -> bool:
-    """False where the talk is over. Raises RequestError for what is none, or cannot be done."""
+    """Run the command of a line. Returns False at the end of the chat. Raises RequestError for an
+    unknown command, and for one that fails."""
     found = _COMMAND.fullmatch(line)
     assert found is not None
     name, rest = found.group(1), (found.group(2) or "").strip()
@@ -93,14 +95,14 @@ def run_command(talk: Talk, line: str) -> bool:
     if command not in COMMANDS:
         raise RequestError(
             f"/{printable(name, 40)} is no command",
-            remedy=f"{_near(command)}/help lists them all, and a question that begins so is "
+            remedy=f"{_near(command)}/help lists them all, and a question that begins with it is "
             "written with two slashes",
         )
     return COMMANDS[command].run(talk, rest) is not False
 
 
 def _near(name: str) -> str:
-    """The beginning of a sentence: the command, or the setting, that was meant perhaps."""
+    """The beginning of a remedy: a similar command or setting; "": none is similar."""
     if setting := near_setting(name):
         return f"/set {setting} VALUE sets that, "
     near = difflib.get_close_matches(name, [*COMMANDS, *_ALSO], 1)
@@ -108,7 +110,7 @@ def _near(name: str) -> str:
 
 
 def suggestions(line: str) -> Sequence[str] | None:
-    """What the last word of the beginning of a line may be; None: the name of a file."""
+    """Completions of the last word of a line; None: file names."""
     if not line.startswith("/") or "\n" in line:
         return []
     command, *words = line.split(" ")
@@ -127,9 +129,9 @@ def _help(talk: Talk) -> None:
     lines = [f"{usage:<{width}}  {text}" for usage, text in rows]
     lines += [
         "",
-        "Enter sends, Alt-Enter begins a new line, Up and Down go through what was sent.",
-        "Ctrl-C stops an answer; twice, or Ctrl-D, leaves. A question that begins as a",
-        "command does is written with two slashes, and sent with one.",
+        "Enter sends, Alt-Enter begins a new line, Up and Down go through the history.",
+        "Ctrl-C stops an answer; twice, or Ctrl-D, leaves. A question that begins like a",
+        "command is written with two slashes, and sent with one.",
     ]
     talk.say("\n".join(lines))
 
@@ -195,15 +197,13 @@ def _load(talk: Talk, rest: str) -> None:
     kept = Conversation.load(_path(rest, "load"))
     talk.check(conversation=kept)
     talk.conversation = kept
-    talk.say(f"{len(talk.conversation.turns)} turns; the conversation goes on from there")
+    talk.say(f"{len(talk.conversation.turns)} turns; the conversation continues from there")
 
 
 def _retry(talk: Talk, _rest: str) -> None:
     before = list(talk.conversation.turns)
     if not talk.conversation.forget_answer():
-        raise RequestError(
-            "there is no answer yet that could be tried again", remedy="ask something first"
-        )
+        raise RequestError("there is no answer yet to try again", remedy="ask something first")
     try:
         talk.ask_again()
     except BaseException:
@@ -243,7 +243,7 @@ COMMANDS = {
     "new": Command(usage="/new", help="Begin anew; the system message stays.", run=_new),
     "retry": Command(usage="/retry", help="Answer the last question again.", run=_retry),
     "system": Command(
-        usage="/system [TEXT]", help="What the model is told first; none removes it.", run=_system
+        usage="/system [TEXT]", help="Set the system message; no TEXT removes it.", run=_system
     ),
     "file": Command(
         usage="/file FILE [TEXT]", help="Send a text file, and a question about it.", run=_file
@@ -253,14 +253,14 @@ COMMANDS = {
     ),
     "show": Command(usage="/show", help="Show what is set.", run=_show),
     "stats": Command(
-        usage="/stats", help="How fast the last answer was; the room that is left.", run=_stats
+        usage="/stats", help="Show the last answer's speed, and the free context.", run=_stats
     ),
-    "plan": Command(usage="/plan", help="What runs where, and how fast.", run=_plan),
-    "save": Command(usage="/save FILE", help="Keep the conversation in a file.", run=_save),
-    "load": Command(usage="/load FILE", help="Go on with one that was kept.", run=_load),
+    "plan": Command(usage="/plan", help="Show what runs where, and how fast.", run=_plan),
+    "save": Command(usage="/save FILE", help="Save the conversation to a file.", run=_save),
+    "load": Command(usage="/load FILE", help="Continue a saved conversation.", run=_load),
     "bye": Command(usage="/bye", help="Leave.", run=_bye),
 }
-"""By name, without the slash."""
+"""The commands by name, without the slash."""
 
 _ALSO = {"?": "help", "help": "help", "exit": "bye", "quit": "bye", "clear": "new"}
-"""Names that other programs have for them."""
+"""Aliases from other programs."""

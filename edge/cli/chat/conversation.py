@@ -1,4 +1,4 @@
-"""What was said, and its file. Pure but for reading and writing that file."""
+"""The messages of a conversation, and their file. Pure but for that file."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from edge.offload import StoreError, parse_json, read_file, write_durably
 _FORMAT = "edge conversation"
 _MOST_FILE_BYTES = 64 << 20
 _MODE = 0o600
-"""For nobody else to read: people say things to a model that are their own."""
+"""Readable by the user only: conversations are private."""
 _ROLES = ("user", "assistant")
 
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """Turns of the user and the model, and what the model was told before them."""
+    """The turns of user and model, and the system message."""
 
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
 
     def messages(self) -> list[dict[str, str]]:
-        """As chat templates take them."""
+        """The messages for a chat template."""
         start = [{"role": "system", "content": self.system}] if self.system else []
         return [*start, *self.turns]
 
@@ -37,23 +37,24 @@ class Conversation:
         self.turns.append({"role": "assistant", "content": answer})
 
     def forget_answer(self) -> bool:
-        """Take back the last answer, so that its question is asked again; False: there is none."""
+        """Remove the last answer, so that its question is asked again. False: there is none."""
         if not self.turns or self.turns[-1]["role"] != "assistant":
             return False
         self.turns.pop()
         return True
 
     def forget_question(self) -> None:
-        """Take back a question that was not answered."""
+        """Remove a question that was not answered."""
         if self.turns and self.turns[-1]["role"] == "user":
             self.turns.pop()
 
     def save(self, path: Path, *, model: str) -> None:
-        """Raises RequestError where the file cannot be written, or is something else."""
+        """Write the file. Raises RequestError if that fails, or if the file is not a
+        conversation."""
         path = path.resolve()
         if path.exists() and not _holds_one(path):
             raise RequestError(
-                f"{path} is there already and is no conversation", remedy="name another file"
+                f"{path} exists already and is no conversation", remedy="name another file"
             )
         value = {"format": _FORMAT, "model": model, "system": self.system, "turns": self.turns}
         try:
@@ -64,17 +65,17 @@ class Conversation:
 
     @classmethod
     def load(cls, path: Path) -> Conversation:
-        """Raises RequestError for a file that holds no conversation."""
+        """The conversation in a file. Raises RequestError if it has none."""
         try:
             value = parse_json(read_file(path.expanduser(), _MOST_FILE_BYTES))
         except OSError as error:
             raise RequestError(
                 f"{path} cannot be read ({error.strerror or error})",
-                remedy="name a file that /save has written",
+                remedy="name a file that /save wrote",
             ) from error
         except ValueError as error:
             raise RequestError(
-                f"{path} is no conversation: {error}", remedy="name a file that /save has written"
+                f"{path} is no conversation: {error}", remedy="name a file that /save wrote"
             ) from error
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
             raise RequestError(f"{path} is no conversation", remedy="/save writes one")
@@ -95,7 +96,7 @@ class Conversation:
 
 
 def check_text(text: str) -> None:
-    """Raises RequestError for half a character, which no file and no model could be given."""
+    """Raises RequestError for lone surrogates, which no file or model takes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -111,7 +112,7 @@ def _holds_one(path: Path) -> bool:
 
 
 def _are_turns(values: list[Any]) -> bool:
-    """Questions and answers in turn, the last one answered."""
+    """Whether questions and answers alternate, and the last question is answered."""
     return len(values) % 2 == 0 and all(
         isinstance(each, Mapping)
         and each.get("role") == _ROLES[number % 2]

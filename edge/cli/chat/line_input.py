@@ -1,4 +1,4 @@
-"""Where a conversation's lines come from: an editor on a terminal, else standard input."""
+"""The input of a conversation: a line editor on a terminal, else lines of standard input."""
 
 from __future__ import annotations
 
@@ -22,32 +22,31 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
 
 _PASTES_ARE_TOLD, _PASTES_ARE_NOT_TOLD = "\x1b[?2004h", "\x1b[?2004l"
-"""Escape sequences that turn a terminal's bracketed paste on and off: what is pasted comes between
-two marks, which the editor knows."""
+"""Escape sequences that turn a terminal's bracketed paste on and off."""
 
 _LEAVING = "Press Ctrl-C again, or Ctrl-D, to leave."
 
 
 _INPUT_FLAGS, _LOCAL_FLAGS = 0, 3
-"""Places in what `termios` tells."""
+"""Indices into the attributes of `termios`."""
 
 
 Suggest = Callable[[str], Sequence[str] | None]
-"""What the last word of the beginning of a line may be; None: the name of a file."""
+"""Completions of the last word of a line; None: file names."""
 
 
 class LineInput(Protocol):
     """Asks the user."""
 
     interrupted: bool
-    """Ctrl-C was the last thing that the user did: another one ends the conversation."""
+    """Whether Ctrl-C was pressed last: another one ends the conversation."""
 
     def ask(self) -> str | None:
-        """What the user wrote, without white space around it; None: they leave."""
+        """The user's next text, stripped; None: the user leaves."""
 
 
 class PipedInput:
-    """Each line is one."""
+    """Takes each line of standard input as a turn."""
 
     interrupted = False
 
@@ -59,7 +58,7 @@ class PipedInput:
 
 
 class Editor:
-    """A line editor with a history that stays, completion of commands, and pasting of lines."""
+    """A line editor with a persistent history, completion of commands, and multi-line paste."""
 
     def __init__(self, suggest: Suggest) -> None:
         from prompt_toolkit import PromptSession
@@ -95,7 +94,7 @@ class Editor:
                 with _told_to_end() as listen:
                     text = self._session.prompt("> ", pre_run=listen).strip()
             except KeyboardInterrupt:
-                if self._session.default_buffer.text:  # a line that is given up
+                if self._session.default_buffer.text:  # Ctrl-C discards the line
                     self.interrupted = False
                     continue
                 if self.interrupted:
@@ -108,7 +107,7 @@ class Editor:
                     raise HungUp from None
                 return None
             self.interrupted = False
-            sys.stdout.write(_PASTES_ARE_TOLD)  # the prompt has ended that
+            sys.stdout.write(_PASTES_ARE_TOLD)  # the prompt turned it off
             sys.stdout.flush()
             if text:
                 return text
@@ -119,9 +118,9 @@ class Editor:
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[Callable[[], None]]:
-    """What is to be called when the prompt begins: SIGTERM ends that, and raises there what it
-    raises elsewhere. Raised wherever the editor's loop is just then, it may end a task of which the
-    editor tells as a failure of its own, with "Press ENTER to continue"."""
+    """A function to call when the prompt begins. SIGTERM then ends the prompt and raises its error
+    there. Raised inside a task of the editor's loop, the editor would report it as its own failure,
+    with "Press ENTER to continue"."""
     usual = signal.getsignal(signal.SIGTERM)
     if not callable(usual):
         yield lambda: None
@@ -148,12 +147,12 @@ def _told_to_end() -> Iterator[Callable[[], None]]:
     try:
         yield listen
     finally:
-        if not is_told:  # the loop has left it as it is in any other program
+        if not is_told:  # the loop has restored the default handler
             signal.signal(signal.SIGTERM, usual)
 
 
 def _completer(suggest: Suggest) -> Completer:
-    """By what words begin with; where none does, by any of their letters, in their order."""
+    """Completes by prefix; without a match, by letters in their order."""
     from prompt_toolkit.completion import (
         CompleteEvent,
         Completer,
@@ -191,10 +190,10 @@ def line_input(suggest: Suggest) -> LineInput:
 
 @contextlib.contextmanager
 def typed_ahead() -> Iterator[None]:
-    """While nobody is asked, what is typed waits for the next prompt, as it was typed.
+    """Keep typed text for the next prompt while there is none.
 
-    Else a terminal would show it amid bars and answers, and hand on each Enter as the key that
-    begins a new line. Does nothing where no terminal is.
+    Otherwise the terminal would echo it between bars and answers, and pass on each Enter as the key
+    for a new line. Does nothing without a terminal.
     """
     if not is_a_terminal():
         yield
@@ -217,13 +216,12 @@ def typed_ahead() -> Iterator[None]:
 
 
 def is_a_terminal() -> bool:
-    """Somebody sits there, whose terminal can move its cursor."""
+    """Whether input and output are a terminal that can move its cursor."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _history() -> History:
-    """History of this user, for nobody else to read; of this conversation alone where no file can
-    be."""
+    """The history in a file that only the user can read; in memory if there can be no file."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     with contextlib.suppress(OSError):
@@ -233,7 +231,7 @@ def _history() -> History:
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
 
         class KeptHistory(FileHistory):
-            """A full disk, or a folder that has gone, ends no conversation."""
+            """A history file whose write errors do not end the conversation."""
 
             def store_string(self, string: str) -> None:
                 with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Lines from a terminal that moves no cursor, of any length."""
+"""Line input of any length, for a terminal that cannot move its cursor."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _ERASED = b"\b \b"
 
 
 class LongLineInput:
-    """As the system reads lines, Backspace, Ctrl-U and Ctrl-D included. But the system keeps 4,095
-    bytes of a line and drops the rest, which a pasted text would lose."""
+    """Line input like the system's, with Backspace, Ctrl-U and Ctrl-D, but without its limit of
+    4,095 bytes, beyond which the system drops pasted text."""
 
     interrupted = False
 
     def __init__(self, descriptor: int) -> None:
-        """descriptor: of a terminal."""
+        """descriptor: the terminal's."""
         self._descriptor = descriptor
         self._came = b""
-        """Behind the line that was asked for."""
+        """Keys typed after the last line."""
 
     def ask(self) -> str | None:
         found = termios.tcgetattr(self._descriptor)
@@ -61,14 +61,14 @@ class LongLineInput:
                     return bytes(line.text) or None
             shown, self._came = line.take(self._came)
             if is_echoed:
-                with contextlib.suppress(OSError):  # it may be for reading alone
+                with contextlib.suppress(OSError):  # it may be read-only
                     os.write(self._descriptor, shown)
         return None if line.is_end else bytes(line.text)
 
 
 @dataclass(slots=True, kw_only=True)
 class TypedLine:
-    """A line while it is typed. Pure. erase, kill, end: the user's keys for these."""
+    """A line as it is typed. Pure. erase, kill, end: the user's keys for these."""
 
     erase: bytes
     kill: bytes
@@ -76,10 +76,10 @@ class TypedLine:
     text: bytearray = field(default_factory=bytearray)
     is_whole: bool = False
     is_end: bool = False
-    """The user leaves: the end came where no line had begun."""
+    """Whether the user leaves: end of input at the start of a line."""
 
     def take(self, keys: bytes) -> tuple[bytes, bytes]:
-        """(What is to be shown of these keys, those behind the end of the line)."""
+        """(The echo of these keys, the keys behind the end of the line)."""
         shown = bytearray()
         for place, number in enumerate(keys):
             key = bytes([number])
@@ -101,6 +101,6 @@ class TypedLine:
         return bytes(shown), b""
 
     def _erase_character(self) -> None:
-        while len(self.text) > 1 and self.text[-1] & 0xC0 == 0x80:  # of several bytes
+        while len(self.text) > 1 and self.text[-1] & 0xC0 == 0x80:  # a character of several bytes
             self.text.pop()
         self.text.pop()

@@ -1,4 +1,4 @@
-"""What `/set` sets: the options of answers, and how they are shown."""
+"""The settings of `/set`: the options of answers, and their view."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class Settings:
 
     generation: GenerationOptions
     markdown: bool = True
-    """Render it, on a terminal."""
+    """Render Markdown on a terminal."""
     thoughts: Thoughts = "fold"
-    """What a model thinks before it answers: a line about it, all of it, or nothing."""
+    """The view of thinking: a line about it, all of it, or nothing."""
 
     def changed(self, name: str, value: str) -> Settings:
-        """Raises RequestError for a name that is none, and for a value that cannot be."""
+        """The settings with one changed. Raises RequestError for an unknown name or invalid
+        value."""
         field = name.strip("-").replace("-", "_")
         field = _SHORT.get(field, field)
         if field == "markdown":
@@ -46,13 +47,13 @@ class Settings:
         return replace(self, generation=replace(self.generation, **{field: _value(field, value)}))
 
     def told(self, name: str, usual: SamplingParameters) -> str:
-        """What a name that `changed` has taken stands for now."""
+        """The present value of a name that `changed` accepted."""
         field = name.strip("-").replace("_", "-")
         field = _SHORT.get(field.replace("-", "_"), field).replace("_", "-")
         return f"{field}: {dict(self.rows(usual))[field]}"
 
     def rows(self, usual: SamplingParameters) -> list[tuple[str, str]]:
-        """(name, value) of everything, as `/show` lists it. usual: the model's own."""
+        """(name, value) of each setting, for `/show`. usual: the model's defaults."""
         rows = [
             (name.replace("_", "-"), _shown(getattr(self.generation, name), name, usual))
             for name in _generation_names()
@@ -61,12 +62,12 @@ class Settings:
 
 
 def setting_names() -> list[str]:
-    """As `/set` takes them."""
+    """The names that `/set` takes."""
     return [*(each.replace("_", "-") for each in _generation_names()), "markdown", "thoughts"]
 
 
 def near_setting(name: str) -> str | None:
-    """As `/set` takes it, of a name that is one, or nearly; None: of none."""
+    """The setting with this name or a similar one; None: there is none."""
     field = name.strip("-").replace("-", "_")
     field = _SHORT.get(field, field).replace("_", "-")
     near = difflib.get_close_matches(field, setting_names(), 1, 0.8)
@@ -74,7 +75,7 @@ def near_setting(name: str) -> str | None:
 
 
 def words_of(name: str) -> list[str]:
-    """What a setting may be, where that is one of a few words."""
+    """The values of a setting with a few words as values."""
     if name in ("markdown", "thinking"):
         return list(_SWITCH)
     return list(get_args(Thoughts)) if name == "thoughts" else []
@@ -85,7 +86,7 @@ def _generation_names() -> list[str]:
 
 
 def _generation_facts() -> dict[str, OptionFacts]:
-    """Facts on the options that a command line sets, by name."""
+    """The facts of command line options, by name."""
     every = ((each.name, option_facts(each)) for each in fields(GenerationOptions))
     return {name: facts for name, facts in every if facts is not None}
 

@@ -1,4 +1,4 @@
-"""One conversation with a loaded model: what is asked, answered, shown, stopped."""
+"""One conversation with a loaded model: asks, streams, shows and stops answers."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ class TerminalTalk:
         adapt: bool,
         is_terminal: bool,
     ) -> None:
-        """adapt: plan anew where answers are slower than predicted."""
+        """adapt: plan anew when answers are slower than predicted."""
         self.conversation = conversation
         self.settings = settings
         self.was_stopped = False
-        """The last answer was, by Ctrl-C."""
+        """Whether Ctrl-C stopped the last answer."""
         self._cluster, self._model, self._path, self._options = cluster, model, path, options
         self._adapt = adapt
         self._is_terminal = is_terminal
         self._console = Console() if is_terminal else None
         self._figures = ""
-        """Figures of the last answer."""
+        """The figures of the last answer."""
         self._told = 0
-        """Number of the model's recoveries that were told."""
+        """The number of failovers that were told."""
         self._measured_again: set[tuple[str, ...]] = set()
-        # A template that cannot be used is told before anyone types.
+        # Report an unusable template before the first prompt.
         self.check()
 
     @property
@@ -70,7 +70,7 @@ class TerminalTalk:
         return self._model.sampling
 
     def banner(self) -> str:
-        """Two lines."""
+        """The two lines at the start."""
         model = self._model
         return (
             f"{model.name} ({model.proposal.dtype}) on {devices_in_words(model.proposal)}, "
@@ -86,7 +86,7 @@ class TerminalTalk:
         room = self._model.context_tokens
         if conversation is not None and len(ids) >= room:
             raise RequestError(
-                f"that makes {len(ids)} tokens with a short question, and the context has room for "
+                f"with a short question that is {len(ids)} tokens, and the context has room for "
                 f"{room}",
                 remedy="shorten it, or load the model with a longer --context",
             )
@@ -102,12 +102,12 @@ class TerminalTalk:
         try:
             self.ask_again()
         except BaseException:
-            # The conversation outgrew the context, or the template refuses it.
+            # The conversation is longer than the context, or the template refuses it.
             self.conversation.forget_question()
             raise
 
     def ask_again(self) -> None:
-        if self._model.is_over:  # a peer has gone, or it was to be planned anew
+        if self._model.is_over:  # a peer was lost, or a new plan is due
             self._model, self._told = self._cluster.load(self._path, self._options), 0
         tell_recoveries(self._model, self._model.recoveries[self._told :])  # since the last answer
         self._told = len(self._model.recoveries)
@@ -126,7 +126,7 @@ class TerminalTalk:
     def show_figures(self) -> None:
         if not self._figures:
             raise RequestError("there is no answer yet", remedy="ask something first")
-        said = self.conversation.messages()  # ends with an answer, which is whole
+        said = self.conversation.messages()  # ends with a complete answer
         thinking = self.settings.generation.thinking
         tokenizer = self._model.tokenizer
         used = len(tokenizer.encode_chat(said, add_generation_prompt=False, thinking=thinking))
@@ -142,7 +142,7 @@ class TerminalTalk:
     def _encoded(
         self, messages: list[dict[str, str]], settings: Settings | None = None
     ) -> tuple[list[int], bool]:
-        """Token ids of the prompt, and whether it has the model think already."""
+        """The token ids of the prompt, and whether it begins the model's thinking."""
         tokenizer = self._model.tokenizer
         ids = tokenizer.encode_chat(
             messages, thinking=(settings or self.settings).generation.thinking
@@ -150,8 +150,8 @@ class TerminalTalk:
         return ids, tokenizer.begins_thinking(ids)
 
     def _answered(self, messages: list[dict[str, str]]) -> tuple[str, Reply | None]:
-        """What was said until the end, or until Ctrl-C, which counts as an answer then. Raises
-        KeyboardInterrupt where nothing was said until then."""
+        """The answer until its end, or until Ctrl-C. Raises KeyboardInterrupt for Ctrl-C before the
+        first token."""
         ids, begun = self._encoded(messages)
         said: list[str] = []
         self.was_stopped = False
@@ -172,8 +172,8 @@ class TerminalTalk:
         return self._kept(reply.text), reply
 
     def _kept(self, text: str) -> str:
-        """What the conversation goes on with: where an answer has channels, what was said in it;
-        chat templates refuse the rest."""
+        """The text of an answer for the conversation. Of an answer with channels, only the final
+        one, as chat templates refuse the rest."""
         form = self._model.tokenizer.answer_form
         return read_answer(text, form).content if form.call_form.has_channels else text
 
@@ -199,5 +199,7 @@ class TerminalTalk:
         adapts = self._adapt and drift.devices not in self._measured_again
         tell_drift(self._cluster, self._model, self._path, self._options, drift, adapt=adapts)
         if adapts:
-            self._measured_again.add(drift.devices)  # once: a second time would find the same
+            self._measured_again.add(
+                drift.devices
+            )  # once is enough: a second measurement would be the same
             self._model, self._told = self._cluster.load(self._path, self._options), 0

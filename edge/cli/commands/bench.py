@@ -1,4 +1,4 @@
-"""`edge bench`: how fast a model runs on the cluster, and what limits it."""
+"""`edge bench`: the speed of a model on the cluster, and its bottleneck."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from edge.studies.benchmark import Benchmark, BenchmarkOptions, PeerShare, run_b
 from edge.studies.versus_llama_cpp import Comparison, Llama, compare, spreads
 
 
-@click.command("bench", short_help="Measure a model's speed and what limits it.")
+@click.command("bench", short_help="Measure a model's speed and its bottleneck.")
 @model_options()
 @given_options("wanted", BenchmarkOptions)
 @click.option(
     "--vs",
     type=click.Choice(["llama.cpp"]),
-    help="Run the same against it, in turn: each repeat once with Edge, once with the other.",
+    help="Compare with another program: each repeat runs once with Edge, once with the other.",
 )
 @click.option(
     "--gguf",
@@ -57,9 +57,9 @@ def command(
 ) -> None:
     """Measure MODEL on the cluster: tokens per second, time to the first, and where time goes.
 
-    Random prompts of one length are answered with ends ignored, so token counts are exact.
-    "of limit" compares a peer's compute with its memory rate, measured just before: each token has
-    to read every weight once.
+    Random prompts of one length are answered with end tokens ignored, so token counts are exact.
+    "of limit" compares a peer's rate with its memory rate, measured just before: each token has to
+    read every weight once.
 
     \b
     Examples:

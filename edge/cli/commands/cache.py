@@ -1,4 +1,4 @@
-"""`edge cache`: what Edge keeps on disk, here and on peers, and removing it."""
+"""`edge cache`: shows and removes Edge's files on disk, here and on peers."""
 
 from __future__ import annotations
 
@@ -43,37 +43,37 @@ class KeptPlace:
     name: str
     files: tuple[KeptFiles, ...]
     remove: Callable[[Sequence[str]], tuple[KeptFiles, ...]]
-    """What is left then."""
+    """Removes files by name; returns the files that stay."""
 
 
 _of_peers = click.option(
-    "--peers", "with_peers", is_flag=True, help="Of the peers, too: what this device sent them."
+    "--peers", "with_peers", is_flag=True, help="Peers, too: the files that this device sent them."
 )
 _cluster = given_options(
     "wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure")
 )
 
 
-@click.group("cache", short_help="Show what Edge keeps on disk, and remove it.")
+@click.group("cache", short_help="Show or remove Edge's files on disk.")
 def command() -> None:
-    """What Edge keeps on disk for the next time. All of it is made again when it is needed.
+    """Show or remove the files that Edge keeps on disk. They are made again when needed.
 
     Models from Hugging Face are not Edge's: `edge models` shows them, `hf cache` removes them.
-    Downloads that Edge has not finished are shown here.
+    Unfinished downloads of Edge are shown here.
 
     \b
-    shards            weights that coordinators sent to this device, by pieces
-    packed shards     the same, packed to be read layer by layer
-    rounded weights   checkpoints of this device, rounded to the format of a --dtype
-    input sums        what edge quantize has observed
-    manifests         what lies where in shards that this device has sent
+    shards            weights that coordinators sent to this device, in pieces
+    packed shards     the same, packed for streaming layer by layer
+    rounded weights   checkpoints of this device, quantized to the format of a --dtype
+    input sums        observations of edge quantize
+    manifests         contents of shards that this device has sent
     measurements      of devices and links, for plans
 
     \b
     Examples:
-      edge cache show                                what takes the disk, by model and age
-      edge cache show --peers                        of the peers, too
-      edge cache clean --older-than 30d --dry-run    what would go
+      edge cache show                                files by model and age
+      edge cache show --peers                        those on peers, too
+      edge cache clean --older-than 30d --dry-run    only show the files
       edge cache clean --model org/name --peers
       edge cache clean --all --yes                   in scripts
     """
@@ -84,7 +84,7 @@ def command() -> None:
 @_cluster
 @json_option
 def show(with_peers: bool, wanted: ClusterOptions, as_json: bool) -> None:
-    """Show what takes the disk, by model and age."""
+    """Show files on disk, by model and age."""
     with _places(wanted, with_peers=with_peers) as places:
         files = {place.name: place.files for place in places}
     if as_json:
@@ -94,12 +94,10 @@ def show(with_peers: bool, wanted: ClusterOptions, as_json: bool) -> None:
 
 
 @command.command()
-@click.option(
-    "--older-than", metavar="AGE", help="What nobody has used for so long: 12h, 30d or 4w."
-)
-@click.option("--model", metavar="NAME", help="What is of the model with this name.")
+@click.option("--older-than", metavar="AGE", help="Files unused for this time: 12h, 30d or 4w.")
+@click.option("--model", metavar="NAME", help="Files of the model with this name.")
 @click.option("--all", "everything", is_flag=True, help="Everything.")
-@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@click.option("--dry-run", is_flag=True, help="Only show the files.")
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @_of_peers
 @_cluster
@@ -114,12 +112,13 @@ def clean(
     wanted: ClusterOptions,
     as_json: bool,
 ) -> None:
-    """Remove what is old, or of one model, or everything. What is in use stays.
+    """Remove files by age, by model, or all. Files in use stay.
 
-    It shows first what would go, and asks. Of --older-than and --model together, what is both.
+    Shows the files and asks before it removes them. --older-than and --model together: files that
+    match both.
     """
     if older_than is None and model is None and not everything:
-        raise click.UsageError("nothing goes by itself; give --older-than, --model or --all")
+        raise click.UsageError("nothing is chosen; give --older-than, --model or --all")
     least_s = 0.0 if older_than is None else parse_age(older_than)
     with _places(wanted, with_peers=with_peers) as places:
         going = {place.name: chosen(place.files, least_s=least_s, model=model) for place in places}
@@ -138,7 +137,7 @@ def clean(
     total = format_size(sum(each.bytes for files in removed.values() for each in files))
     click.echo(f"{total} would be freed." if dry_run else f"{total} freed.")
     if kept:
-        click.echo(f"{kept} stayed: in use by now, or sent by other devices.")
+        click.echo(f"{kept} stayed: in use, or sent by other devices.")
 
 
 def parse_age(text: str) -> float:
@@ -152,7 +151,7 @@ def parse_age(text: str) -> float:
 def chosen(
     files: Sequence[KeptFiles], *, least_s: float, model: str | None
 ) -> tuple[KeptFiles, ...]:
-    """Those that go: as old, of the model, and not in use."""
+    """The files to remove: old enough, of the model, and not in use."""
     return tuple(
         each
         for each in files
@@ -164,7 +163,7 @@ def chosen(
 
 def _confirm() -> None:
     if not sys.stdin.isatty():
-        raise RequestError("nobody is there to be asked; give --yes, or --dry-run to look only")
+        raise RequestError("there is no terminal to ask on; give --yes, or --dry-run to look only")
     click.confirm("Remove this?", abort=True)
 
 
@@ -177,7 +176,7 @@ def _removed(place: KeptPlace, going: Sequence[KeptFiles]) -> tuple[KeptFiles, .
 
 @contextmanager
 def _places(wanted: ClusterOptions, *, with_peers: bool) -> Iterator[list[KeptPlace]]:
-    """This device, and those of the peers that are asked for."""
+    """This device, and the peers if asked for."""
     here = KeptPlace(name=HERE, files=_here(), remove=_remove_here)
     if not with_peers and not wanted.addresses:
         yield [here]
@@ -187,7 +186,7 @@ def _places(wanted: ClusterOptions, *, with_peers: bool) -> Iterator[list[KeptPl
 
 
 def _of_cluster(cluster: Cluster, here: KeptPlace) -> Iterator[KeptPlace]:
-    """Without what is this device's own, and shown already."""
+    """The peers of the cluster, without this device's own files, which are shown already."""
     shown = {each.name for each in here.files}
     for peer in cluster.peers:
         files = cluster.kept(peer)
@@ -211,7 +210,7 @@ def _told(files: Mapping[str, Sequence[KeptFiles]]) -> list[dict[str, Any]]:
 
 
 def _print(files: Mapping[str, Sequence[KeptFiles]]) -> None:
-    """One row for each device, model and kind; the largest first."""
+    """Print a row for each device, model and kind, the largest first."""
     groups: dict[tuple[str, str | None, str], list[KeptFiles]] = {}
     for device, held in files.items():
         for each in held:
@@ -229,7 +228,7 @@ def _print(files: Mapping[str, Sequence[KeptFiles]]) -> None:
 
 
 _Group = tuple[tuple[str, str | None, str], list[KeptFiles]]
-"""Device, model and kind; and the files."""
+"""A row: device, model and kind; and the files."""
 
 
 def _bytes(group: _Group) -> int:

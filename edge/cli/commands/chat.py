@@ -25,11 +25,11 @@ from edge.planning.load_options import LoadOptions
 
 @click.command(
     "chat",
-    short_help="Talk with a model in turns.",
-    context_settings={"allow_extra_args": True},  # refused below, with what is to be typed
+    short_help="Chat with a model.",
+    context_settings={"allow_extra_args": True},  # refused below, with a remedy
 )
 @model_options()
-@click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
+@click.option("--system", metavar="TEXT", help="The system message.")
 @generation_options
 @adapt_option
 @cluster_options
@@ -43,10 +43,10 @@ def command(
     adapt: bool,
     generation: GenerationOptions,
 ) -> None:
-    """Talk with MODEL, a folder, a GGUF file or org/name, in turns, by its own chat template.
+    """Chat with MODEL, a folder, a GGUF file or org/name, by its own chat template.
 
-    Ctrl-C stops an answer and keeps what was said; twice, or Ctrl-D, leaves. /help shows the
-    commands of a conversation. Where no terminal is, each line of standard input is a turn.
+    Ctrl-C stops an answer and keeps the text so far; twice, or Ctrl-D, leaves. /help shows the
+    commands of a conversation. Without a terminal, each line of standard input is a turn.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`edge cluster`: who is of this device's cluster, and who no longer."""
+"""`edge cluster`: the members of this device's cluster, expulsion, and key rotation."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _announced = click.option(
 )
 
 
-@click.group("cluster", short_help="Show this device's cluster, expel a device.")
+@click.group("cluster", short_help="Show this device's cluster, or expel a device.")
 def command() -> None:
-    """Which devices are of this device's cluster. `edge pair` takes one in.
+    """Manage the members of this device's cluster. `edge pair` adds a device.
 
     \b
     Examples:
-      edge cluster show                    this device, and those that it was paired with
-      edge cluster expel kitchen           for good; it says who was told, and who is away
-      edge cluster rotate                  a new key, when the old one may be in wrong hands
+      edge cluster show                    this device, and its paired devices
+      edge cluster expel kitchen           for good; lists the members that were told
+      edge cluster rotate                  a new key, if the old one may have leaked
       edge cluster token ~/edge-token      for scripts, which cannot type words
     """
 
@@ -56,7 +56,7 @@ def command() -> None:
     help="Write a token, too: see `edge cluster token`.",
 )
 def create(leave: bool, token_file: Path | None) -> None:
-    """Make a new cluster, of this device alone."""
+    """Make a new cluster of this device alone."""
     _check_no_token()
     store = MembershipStore(config_root())
     if store.membership() is None:
@@ -71,7 +71,7 @@ def create(leave: bool, token_file: Path | None) -> None:
 @command.command()
 @json_option
 def show(as_json: bool) -> None:
-    """This device, those that it was paired with, and those that were expelled."""
+    """Show this device, its paired devices, and expelled ones."""
     membership = CurrentMembership(socket.gethostname()).current()
     expelled = membership.expelled.ids
     if as_json:
@@ -104,9 +104,9 @@ def show(as_json: bool) -> None:
 def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
     """Expel a device, by name or the beginning of its id, for good.
 
-    Members that are announced are told at once; the daemon of this device goes on telling those
-    that come later, and so does each of theirs. The device can come back with a new key only:
-    remove its folder of keys, and pair it. The device that made the cluster cannot be expelled.
+    Members that are announced are told at once. Daemons, of this device and of theirs, tell those
+    that come later. The device can return with a new key only: remove its folder of keys, and pair
+    it. The device that made the cluster cannot be expelled.
     """
     own = CurrentMembership(socket.gethostname())
     id = _meant(own.current(), device)
@@ -124,17 +124,16 @@ def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
         click.echo("The daemon of this device tells them as soon as they are there.")
     elif away:
         click.echo(
-            "No daemon of this device runs, which would tell them as soon as they are there: start "
-            "`edge peer`. Until a member has told them, they take it for one."
+            "No daemon runs on this device to tell them when they return: start `edge peer`. Until "
+            "a member has told them, they still accept the expelled device."
         )
 
 
 def _exchanged(
     own: CurrentMembership, cluster: str, interfaces: tuple[str, ...]
 ) -> dict[str | None, str]:
-    """Names, by id, of the other devices that are announced: they know who is expelled as this one
-    does now; and it as they did."""
-    with contextlib.suppress(NetworkError):  # those who are not there hear it from another member
+    """The names, by id, of the announced devices, after expulsions were synchronised with them."""
+    with contextlib.suppress(NetworkError):  # absent members hear it from another one
         finding = find_peers(
             cluster, own.credentials(), timeout_s=_TELL_FOR_S, interfaces=interfaces or None
         )
@@ -151,17 +150,17 @@ def _exchanged(
     "forgiven",
     multiple=True,
     metavar="DEVICE",
-    help="Take this one along though it was expelled: whoever had a token could do that.",
+    help="Take this device along though it was expelled: anybody with a token could expel it.",
 )
 @_interfaces
 @_announced
 def rotate(
     leave: bool, forgiven: tuple[str, ...], interfaces: tuple[str, ...], cluster: str
 ) -> None:
-    """A new key for the cluster, where the old one, or a token, may be in wrong hands.
+    """Rotate the cluster's key, if the old one or a token may have leaked.
 
-    The devices that this one has taken in go along, but for those that were expelled: those that
-    are there are told at once, others by the first member that they meet. Tokens are void.
+    The devices that this one has paired follow, except expelled ones. Present ones are told at
+    once, others by the first member that they meet. Tokens become void.
     """
     _check_no_token()
     own, name = CurrentMembership(socket.gethostname()), socket.gethostname()
@@ -172,7 +171,7 @@ def rotate(
         made = own.change(lambda newest: _renewed(newest, leave=True))
     else:
         ids = {_meant(own.current(), each) for each in forgiven}
-        _exchanged(own, cluster, interfaces)  # who was expelled elsewhere does not go along
+        _exchanged(own, cluster, interfaces)  # devices that were expelled elsewhere do not follow
         before = own.current()
         made = own.change(lambda newest: newest.rotated(name, ids))
     click.echo(f"The cluster is {fingerprint(made.cluster_id)} now.")
@@ -187,15 +186,15 @@ def rotate(
         click.echo(f"Pair these again: {', '.join(left)}.")
     if behind := [name for id, name in before.others.items() if id in expelled]:
         click.echo(
-            f"Expelled, and left behind: {', '.join(behind)}. Whoever had a token may have done "
-            "that, too: pair again whom you have not expelled."
+            f"Expelled, and left behind: {', '.join(behind)}. Anybody with a token may have "
+            "expelled them: pair again those that you did not expel."
         )
 
 
 async def _carried(
     credentials: Credentials, cluster: str, interfaces: tuple[str, ...] | None, most: int
 ) -> int:
-    """Number of announced peers that have followed to the cluster's new key, at most `most`."""
+    """The number of announced peers that have the cluster's new key, at most `most`."""
     told = 0
 
     def count() -> None:
@@ -216,26 +215,27 @@ async def _carried(
 @command.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def token(file: Path) -> None:
-    """Write a file that makes whoever has it a member: for scripts, which cannot type words.
+    """Write a token file for scripts, which cannot type words. Its holder is a member.
 
     Daemons and programs use it with EDGE_CLUSTER_TOKEN_FILE in their environment. It is as secret
-    as the keys themselves, and good until `edge cluster rotate`.
+    as the keys themselves, and valid until `edge cluster rotate`.
     """
     write_token(file, CurrentMembership(socket.gethostname()).current())
-    click.echo(f"Wrote {file}; whoever can read it is of the cluster.")
+    click.echo(f"Wrote {file}; anybody who can read it is a member of the cluster.")
 
 
 def _check_no_token() -> None:
     if path := os.environ.get(TOKEN_VARIABLE):
         raise RequestError(
-            f"{TOKEN_VARIABLE} names {path}, whose cluster would be used all the same",
+            f"{TOKEN_VARIABLE} names {path}, and its cluster would stay in use",
             remedy="unset it, make a new cluster on one device, and write a new token there: "
             "`edge cluster token`",
         )
 
 
 def _renewed(membership: Membership, *, leave: bool) -> Membership:
-    """The device in a new cluster. Raises RequestError where others would be left behind."""
+    """The device's membership of a new cluster. Raises RequestError if others would be left
+    behind."""
     if membership.others and not leave:
         raise RequestError(
             f"this device is in a cluster with {', '.join(membership.others.values())}, which "
@@ -248,7 +248,7 @@ def _renewed(membership: Membership, *, leave: bool) -> Membership:
 def _meant(membership: Membership, device: str) -> str:
     wanted = device.replace(" ", "").lower()
     if len(wanted) == 32 and set(wanted) <= set("0123456789abcdef"):
-        return wanted  # whatever a device calls itself
+        return wanted  # an id outweighs names, which devices choose themselves
     found = {
         id
         for id, name in membership.others.items()

@@ -1,4 +1,4 @@
-"""`edge completion`: what a shell needs to complete commands and options."""
+"""`edge completion`: shell scripts that complete commands and options."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BY_HAND = {
 _WRITER = "edge completion --install"
 _MARK = f"# Written by {_WRITER}, which writes it anew.\n"
 _NEXT = {
-    "bash": "Shells that begin from now on read it, where the package bash-completion is there;\n"
+    "bash": "New shells read it if the package bash-completion is installed;\n"
     "else add to ~/.bashrc: source {place}",
     "zsh": "Add to ~/.zshrc, before compinit, if it is not there: fpath+=({place.parent})",
-    "fish": "Shells that begin from now on read it.",
+    "fish": "New shells read it.",
 }
 
 
@@ -31,15 +31,15 @@ _NEXT = {
 @click.option(
     "--install",
     is_flag=True,
-    help="Write it to where the shell looks for it, and say where that is.",
+    help="Write it to the shell's folder of completions, and print the path.",
 )
 def command(shell: str, install: bool) -> None:
-    """Print what SHELL needs to complete edge's commands and options, or install it.
+    """Print or install SHELL's script that completes edge's commands and options.
 
     \b
     Examples:
-      edge completion bash --install            for you alone; says where it is
-      edge completion zsh                       what it prints begins with how to install it
+      edge completion bash --install            for your user; prints the path
+      edge completion zsh                       its first lines say how to install it
       echo 'eval "$(edge completion bash)"' >> ~/.bashrc
     """
     from edge.cli.main import cli
@@ -59,16 +59,16 @@ def command(shell: str, install: bool) -> None:
     except OSError as error:
         raise RequestError(
             f"cannot write {place}: {error.strerror or error}",
-            remedy="have it printed instead, without --install",
+            remedy="print it, without --install",
         ) from error
     click.echo(f"Wrote {place}" if is_new else f"{place} is as it should be")
     click.echo(_NEXT[shell].format(place=place))
 
 
 def _place_for(shell: str) -> Path:
-    """Where the shell looks for what a user adds."""
+    """The path of a user's completions for a shell."""
     if shell == "bash":
         return platformdirs.user_data_path("bash-completion") / "completions" / "edge"
     if shell == "fish":
         return platformdirs.user_config_path("fish") / "completions" / "edge.fish"
-    return Path.home() / ".zfunc" / "_edge"  # zsh has none; this is what other programs take
+    return Path.home() / ".zfunc" / "_edge"  # zsh has no such folder; other programs use this one

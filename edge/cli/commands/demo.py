@@ -10,11 +10,11 @@ from edge.errors import RequestError
 @click.command("demo", short_help="List the bundled demos, or run one.")
 @click.argument("name", required=False)
 def command(name: str | None) -> None:
-    """Run the demo NAME, or list what there is. Each takes under a minute and checks itself.
+    """Run the demo NAME, or list the demos. Each takes under a minute and checks itself.
 
     \b
     Examples:
-      edge demo                 which there are
+      edge demo                 the list
       edge demo quickstart
     """
     from edge.demos import catalogue

@@ -1,4 +1,4 @@
-"""`edge doctor`: what is wrong here, and what helps."""
+"""`edge doctor`: checks of this device and its peers, with remedies."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asim
 _MOST_CPUINFO_BYTES = 64 << 10
 
 
-@click.command("doctor", short_help="Find what is wrong here, and say what helps.")
+@click.command("doctor", short_help="Check this device and its peers; suggest remedies.")
 @given_options("wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure"))
 @click.option(
     "--listen",
     default="0.0.0.0:0",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where a daemon is to listen here.",
+    help="Check that a daemon can listen here.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON to attach to a report.")
 def command(wanted: ClusterOptions, listen: str, as_json: bool) -> None:
-    """Look at this device and the peers that it finds; say what is wrong, and what helps.
+    """Check this device and the peers that it finds, and suggest remedies.
 
-    It takes some seconds. The exit code is 0 when nothing is wrong, 1 when something is. What it
-    prints as JSON has no keys and no addresses in it.
+    It takes some seconds. The exit code is 0 if nothing is wrong, else 1. The JSON has no keys and
+    no addresses in it.
 
     \b
     Examples:
       edge doctor
       edge doctor --peer 192.168.1.7:5000       a peer that zeroconf does not reach
-      edge doctor --listen 0.0.0.0:5000         may a daemon listen there?
+      edge doctor --listen 0.0.0.0:5000         can a daemon listen there?
       edge doctor --json > report.json          to attach to an issue
     """
     facts = _device_facts(listen)
@@ -76,7 +76,9 @@ def command(wanted: ClusterOptions, listen: str, as_json: bool) -> None:
     links: list[DiagnosedLink] = []
     left_out: tuple[EdgeError, ...] = ()
     failure = None
-    if wanted.insecure or facts.membership_failure is None:  # else there are no keys to ask with
+    if (
+        wanted.insecure or facts.membership_failure is None
+    ):  # else there are no keys for the connection
         try:
             with open_cluster(wanted) as found:
                 peers, left_out = found.peers, found.left_out
@@ -144,7 +146,7 @@ def _device_facts(listen: str) -> DeviceFacts:
 
 
 def _links(peers: Sequence[PeerInfo]) -> list[DiagnosedLink]:
-    """To peers on other machines, measured now."""
+    """The links to peers on other machines, measured now."""
     found = []
     measured = asyncio.run(coordinator_links(peers)) if peers else {}
     for peer in peers:
@@ -156,7 +158,7 @@ def _links(peers: Sequence[PeerInfo]) -> list[DiagnosedLink]:
 
 
 def remembered_links(peers: Sequence[PeerInfo]) -> Iterator[DiagnosedLink]:
-    """Between peers on two machines, as they were measured for a plan since yesterday."""
+    """The links between peers on two machines, as measured for a plan in the last day."""
     known = FactsCache(cache_root() / "measured")
     for one, other in combinations(peers, 2):
         times = known.link(one, other) or known.link(other, one)
@@ -180,7 +182,7 @@ def _multicast() -> dict[str, str | None]:
 
 
 def _cpu_info() -> str:
-    """What Linux says of the processor; elsewhere nothing is known."""
+    """Linux's description of the processor; empty on other systems."""
     try:
         with Path("/proc/cpuinfo").open("rb") as file:
             return file.read(_MOST_CPUINFO_BYTES).decode(errors="replace")

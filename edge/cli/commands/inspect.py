@@ -1,4 +1,4 @@
-"""`edge inspect`: what a checkpoint is, and what it would take."""
+"""`edge inspect`: a checkpoint's description, and the memory that it needs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from edge.cli.inspect_view import show_inspection
 from edge.cli.records import json_option, print_json
 
 
-@click.command("inspect", short_help="Show what a checkpoint is, and what it would take.")
+@click.command("inspect", short_help="Describe a checkpoint and the memory that it needs.")
 @click.argument("model", type=click.Path(path_type=str))
 @click.option("--template", is_flag=True, help="Print the text of its chat template, too.")
 @json_option
 def command(model: str, template: bool, as_json: bool) -> None:
-    """Show what MODEL is, a folder, a GGUF file or org/name: its layers, what its weights are
-    stored in, what Edge would hold them in, the memory that takes, its tokenizer.
+    """Describe MODEL, a folder, a GGUF file or org/name: its layers, the formats of its weights on
+    disk and in memory, the memory that it needs, its tokenizer.
 
-    Only headers are read, so that it takes a moment however large the model is; org/name is fetched
-    first. No peer is needed, and none is asked. Of a checkpoint that Edge does not run, it shows
-    what the header says, and why it does not run.
+    Only headers are read, so it is fast for any size; org/name is downloaded first. No peer is
+    asked. For a checkpoint that Edge does not run, it shows the header and the reason.
 
     \b
     weights   in memory, packed for the kernels of a CPU, with the table of embeddings
-    in all    with keys and values of a usual context, what a step computes with, and a daemon
+    in all    with the KV cache of the default context, the buffers of a step, and a daemon
     fits      whether this machine has that much for a daemon now
 
     \b

@@ -1,4 +1,4 @@
-"""`edge memory`: another budget for a daemon that runs."""
+"""`edge memory`: changes the memory limit of a running daemon."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from edge.host.free_memory import format_size
 from edge.protocol.peer_info import PeerInfo
 
 
-@click.command("memory", short_help="Tell a running peer how much memory it may use.")
+@click.command("memory", short_help="Set the memory limit of a running peer.")
 @click.argument("peer")
 @click.argument("size")
 @given_options("wanted", ClusterOptions, only=("cluster", "interfaces", "insecure"))
 @json_option
 def command(peer: str, size: str, wanted: ClusterOptions, as_json: bool) -> None:
-    """Have PEER, a name or HOST:PORT, stay under SIZE from now on, whatever it is doing.
+    """Set the memory limit of PEER, a name or HOST:PORT, to SIZE, while it runs.
 
-    With less, layers of the models it runs are read from disk for each token: replies under way go
-    on with the same tokens, more slowly. With more, those layers come back into memory. Below the
-    minimum of what is loaded the peer refuses, says the minimum, and keeps what it has.
+    With less, layers of its models are read from disk for each token (weight offload): replies
+    under way continue with the same tokens, more slowly. With more, those layers return to memory.
+    Below the minimum of the loaded models the peer refuses, and its limit does not change.
 
     \b
     Examples:

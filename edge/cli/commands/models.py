@@ -1,4 +1,4 @@
-"""`edge models`: which models are here and on the peers, and how they would run."""
+"""`edge models`: the models on this disk and on peers, and how they would run."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from edge.weights.formats import AUTO
 
 HERE = "this device"
 _LOOK_FOR_S = 2.0
-"""Peers that answer at all have done so by then; who has none is not to wait for the list."""
+"""Seconds to search for peers: enough for those that answer, and short without any."""
 
 
-@click.command("models", short_help="List the models that are here, and how they would run.")
+@click.command("models", short_help="List the models on this disk, and how they would run.")
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--here", is_flag=True, help="Ask no peers: does it fit this device alone?")
 @given_options("wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure"))
 @json_option
 def command(folders: tuple[Path, ...], here: bool, wanted: ClusterOptions, as_json: bool) -> None:
-    """List the models in the Hugging Face cache and in FOLDERS; whether each fits the peers, and
-    how fast it should be. Then what this device and the peers keep of models for the next load.
+    """List the models in the Hugging Face cache and in FOLDERS: whether each fits the peers, and
+    its predicted speed. Then the weights that this device and the peers keep for the next load.
 
-    Nothing is measured: a speed is shown where every device was measured for that model before, and
-    `edge plan MODEL` measures. Only headers are read, and nothing is fetched.
+    Nothing is measured: a speed is shown if every device was measured for that model before (`edge
+    plan MODEL` measures). Only headers are read, and nothing is downloaded.
 
     \b
     Examples:
@@ -114,7 +114,7 @@ def _by_model(files: Sequence[KeptFiles]) -> dict[str | None, int]:
 
 
 def _held(model: KnownModel) -> HeldAs | None:
-    """By default."""
+    """The model as it is held by default."""
     held = () if model.inspection is None else model.inspection.held
     return next((each for each in held if each.dtype == AUTO), None)
 
@@ -182,7 +182,7 @@ def _sentences(
         if each.problem is not None:
             yield f"{printable(each.name)}: {printable(each.problem)}"
     if any(each.fit is not None and each.fit.devices and _speed(each) is None for each in models):
-        yield "Where no speed is shown, not every device was measured: edge plan MODEL does it."
+        yield "No speed is shown if a device was not measured: edge plan MODEL measures it."
     for device, files in kept.items():
         sizes = _by_model(files).items()
         words = [f"{format_size(size)} of {model or 'other models'}" for model, size in sizes]

@@ -31,34 +31,34 @@ from edge.membership.store import MembershipStore, config_root
     "--peer",
     "address",
     metavar="HOST:PORT",
-    help="With a code: where the other device shows it, for networks without zeroconf.",
+    help="With a code: the address that the other device shows, for networks without zeroconf.",
 )
 @click.option(
     "--listen",
     default="0.0.0.0:0",
     show_default=True,
     metavar="HOST:PORT",
-    help="Without a code: where to wait for the other device.",
+    help="Without a code: the address to wait on for the other device.",
 )
 @click.option(
     "--interface",
     "interfaces",
     multiple=True,
     metavar="NAME|IP",
-    help="Look, and be found, only on this network interface; may be repeated.",
+    help="Search, and be found, only on this network interface; may be repeated.",
 )
 @click.option(
     "--role",
     "roles",
     multiple=True,
     type=click.Choice(ROLES),
-    help="Without a code: all that the other device may do; lend: compute for others, use: have "
+    help="Without a code: the rights of the other device. lend: compute for others; use: have "
     "others compute for it.  [default: both]",
 )
 @click.option(
     "--lend",
     is_flag=True,
-    help="Then lend this device, as edge peer does, until Ctrl-C.",
+    help="Then lend this device until Ctrl-C, like edge peer.",
 )
 @click.option("--leave", is_flag=True, help="Leave the cluster that this device is in.")
 @click.option("--json", "as_json", is_flag=True, help="Print lines of JSON.")
@@ -76,21 +76,21 @@ def command(
     """Show a code of six words here; then give them to `edge pair` on the other device.
 
     The other device becomes a member of this one's cluster. Members may compute for each other;
-    nobody else can use them, or read what they say to each other. A code is good for one device,
-    one try and five minutes. No file needs to be copied. Other users of this device can see the
-    words of a command while it runs: `edge pair -` asks for them on standard input instead.
+    nobody else can use them or read their traffic. A code is valid for one device, one try and five
+    minutes. No file needs to be copied. Other users of this device can see the words of a command
+    while it runs: `edge pair -` asks for them on standard input instead.
 
     \b
     Examples:
       edge pair                                       shows six words
       edge pair --role use                            for a phone that computes nothing
-      edge pair --lend                                and then goes on as edge peer
+      edge pair --lend                                and then runs as edge peer
       edge pair otter violin cedar atlas muffin kite  on the other device
       edge pair -                                     the same, and asks for the words
     """
     if code and roles:
         raise RequestError(
-            "the device that shows the code says what this one may do", remedy="give --role there"
+            "the device that shows the code sets the roles of this one", remedy="give --role there"
         )
     if code:
         words = _asked_for() if code == ("-",) else " ".join(code)
@@ -102,7 +102,7 @@ def command(
 
 
 def _asked_for() -> str:
-    """The words that the user types, or a program writes."""
+    """The words from standard input, typed or piped."""
     if sys.stdin.isatty():
         click.echo("The six words: ", nl=False, err=True)
     return sys.stdin.readline()
@@ -152,7 +152,7 @@ def _join(
     if present is not None and present.others and not leave:
         raise RequestError(
             f"this device is in a cluster with {', '.join(present.others.values())}",
-            remedy="add --leave to leave that",
+            remedy="add --leave to leave that cluster",
         )
     membership, other = asyncio.run(
         find_and_join(words, store.identity(), name, address=address, interfaces=interfaces or None)
@@ -162,7 +162,7 @@ def _join(
 
 
 def _go_on_as_peer(name: str, interfaces: tuple[str, ...], *, as_json: bool) -> None:
-    """In the place of this process, so that a daemon's memory holds nothing of pairing."""
+    """Replace this process by a daemon, whose memory then has none of pairing's secrets."""
     options = ["--name", name]
     for interface in interfaces:
         options += ["--interface", interface]

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 _MOST_HANDED_BYTES = 64 << 10
 
 LOOK_EVERY_S = 1.0
-"""Whether this device has been paired with another one meanwhile."""
+"""Seconds between checks for a new membership of this device."""
 
 EXIT_TIMEOUT_S = 5.0
-"""Time for a step or a load that is under way when the daemon is told to end."""
+"""Seconds for a running step or load to finish when the daemon ends."""
 
 
 @click.group(
@@ -60,7 +60,7 @@ EXIT_TIMEOUT_S = 5.0
 @click.option(
     "--print-config",
     is_flag=True,
-    help="Print what holds, as a file for --config, and where each value comes from; start "
+    help="Print the effective options as a file for --config, with the origin of each; start "
     "nothing.",
 )
 @field_options(PeerSettings)
@@ -69,7 +69,7 @@ EXIT_TIMEOUT_S = 5.0
     "--gpu",
     type=click.IntRange(0, 1023),
     metavar="N",
-    help="Which GPU, as nvidia-smi counts them: a daemon uses one.  [default: the first]",
+    help="The GPU of this daemon, by nvidia-smi's number.  [default: the first]",
 )
 @click.option(
     "--no-announce", is_flag=True, help="Do not announce by zeroconf; others need the address."
@@ -77,8 +77,8 @@ EXIT_TIMEOUT_S = 5.0
 @click.option(
     "--insecure",
     is_flag=True,
-    help="No keys and no encryption: anybody who reaches the port may use this device and read "
-    "along. For benches.",
+    help="No keys and no encryption: anybody who reaches the port can use this device and read "
+    "along. For benchmarks.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
 @click.option("--handed-keys", is_flag=True, hidden=True, help="Read them from standard input.")
@@ -102,15 +102,15 @@ def command(
     """Lend this device to a cluster until Ctrl-C.
 
     The daemon listens, announces itself by zeroconf and waits for a coordinator (`edge run`, or a
-    Python program) to place a part of a model here. Weights it is sent stay in a cache on disk.
+    Python program) to place a part of a model here. Received weights stay in a cache on disk.
 
-    --memory is a promise of the whole process: Python and ONNX Runtime themselves take about
-    125 MiB of it, stated at the start, and what a step computes with is counted as well.
+    --memory limits the whole process. Python and ONNX Runtime take about 125 MiB of it, as the
+    start says, and the buffers of a step are counted, too.
 
-    On a GPU, --memory is a promise of the GPU's memory. Layers that have no room there are copied
-    into it for each token: from --host-memory, as far as that goes, the rest from disk. What that
-    leaves is for keys and values, before they go to --kv-disk. The process itself takes some GiB of
-    the host's memory for CUDA as well.
+    On a GPU, --memory limits the GPU's memory. Layers that do not fit there are copied into it for
+    each token (weight offload): from --host-memory as far as it goes, the rest from disk. Free
+    --host-memory holds KV caches before they go to --kv-disk. CUDA takes some more GiB of the
+    host's memory.
 
     \b
     Examples:
@@ -120,11 +120,11 @@ def command(
       edge peer --backend ort                       the CPU, also where there is a GPU
       edge peer --gpu 1                             the second GPU; --gpu 0 in a daemon of its own
       edge peer --config edge.toml --log-file /var/log/edge/peer.log --log-level info
-      edge peer install                             from now on at each start, by systemd
+      edge peer install                             at each start of the machine, by systemd
 
-    Several GPUs of a host are one daemon each. Where these share layers, they sum with NCCL.
+    Each GPU of a host needs its own daemon. Daemons that share layers use NCCL for sums.
 
-    Only devices of this one's cluster can use it, and what they say is encrypted: see `edge pair`.
+    Only members of this device's cluster can use it, with encryption: see `edge pair`.
     """
     if context.invoked_subcommand is not None:
         if _has_given(context):
@@ -146,11 +146,11 @@ def command(
     backend = usual_backend() if settings.backend == "auto" else settings.backend
     if settings.host_memory_bytes and backend != "triton":
         raise RequestError(
-            f"back end {backend} computes in the host's memory, which is --memory",
+            f"back end {backend} uses the host's memory, which --memory limits",
             remedy="leave out --host-memory",
         )
     settings = replace(settings, backend=backend)
-    if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
+    if backend != "ort":  # an absent GPU is told now; ONNX Runtime can wait for the first model
         opened = open_backend(backend, threads=settings.threads)
         settings = replace(settings, processor=opened.device_name)
     allow_descriptors()
@@ -164,8 +164,8 @@ def command(
         logging.getLogger("edge.peer.audit").setLevel(logging.INFO)
     if insecure:
         click.echo(
-            "edge: --insecure: anybody who reaches this port may use this device, and whoever is "
-            "on the network reads along",
+            "edge: --insecure: anybody who reaches this port can use this device, and anyone on "
+            "the network can read along",
             err=True,
         )
         asyncio.run(_until_ended(lambda ending: serve(settings, None, None, ending)))
@@ -174,7 +174,7 @@ def command(
         shown = handed.credentials_of_a_run()
         asyncio.run(_until_ended(lambda ending: serve(settings, shown, handed.id, ending)))
     else:
-        # A daemon that was handed its keys needs none of what makes and keeps them.
+        # A daemon with handed keys does not need the modules that make and store them.
         from edge.membership.current import CurrentMembership
         from edge.membership.store import MembershipStore, config_root
 
@@ -197,18 +197,18 @@ def command(
 @click.option(
     "--system",
     is_flag=True,
-    help="For the whole system, from its start on; root writes the unit, the daemon runs as you.",
+    help="For the whole system, at boot; root writes the unit, the daemon runs as your user.",
 )
 @click.option("--print", "print_only", is_flag=True, help="Print the unit and write nothing.")
 @click.pass_context
 def install(context: click.Context, /, config: Path | None, system: bool, print_only: bool) -> None:
-    """Write a systemd unit that runs the daemon, and say what to type next.
+    """Write a systemd unit that runs the daemon, and print the next commands.
 
     \b
     Examples:
       edge peer install                             while you are logged in, or linger
       edge peer install --config ~/edge.toml
-      sudo edge peer install --system               from the start of the machine, as you
+      sudo edge peer install --system               at boot, as your user
       edge peer install --print
     """
     if config is not None:
@@ -223,14 +223,14 @@ def install(context: click.Context, /, config: Path | None, system: bool, print_
 
 
 def _has_given(context: click.Context) -> bool:
-    """Whether there is anything on the command line."""
+    """Whether the command line has options."""
     return any(
         context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in context.params
     )
 
 
 def _only(gpu: int, backend: str) -> str:
-    """See no other GPU from now on; the back end then. Raises RequestError."""
+    """Hide all other GPUs from this process. Returns the back end. Raises RequestError."""
     if backend not in ("auto", "triton"):
         raise RequestError(
             f"--gpu names a GPU, and back end {backend} uses none",
@@ -240,13 +240,13 @@ def _only(gpu: int, backend: str) -> str:
     if not num_cuda_devices():
         raise RequestError(
             f"CUDA finds no GPU {gpu} here",
-            remedy="nvidia-smi lists those that there are, counted from 0",
+            remedy="nvidia-smi lists the GPUs, from 0",
         )
     return "triton"
 
 
 class _Ending:
-    """The wish of whoever runs the daemon that it ends; told twice, that it does so at once."""
+    """The signals to end the daemon; a second one ends it at once."""
 
     def __init__(self) -> None:
         self.wished = asyncio.Event()
@@ -257,7 +257,7 @@ class _Ending:
 
 
 async def _until_ended(serve: Callable[[_Ending], Awaitable[object]]) -> None:
-    """`serve`, which signals end."""
+    """Run `serve` until signals end it."""
     loop = asyncio.get_running_loop()
     ending = _Ending()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -272,13 +272,13 @@ async def _serve_clusters(
     number: int,
     ending: _Ending,
 ) -> None:
-    """Serve the cluster of this device; when it is paired with another one, that one's; and when
-    the cluster gets a new key, under that."""
+    """Serve this device's cluster; start anew when the device joins another cluster, or when the
+    cluster's key is rotated."""
     while not ending.wished.is_set():
         membership = own.current()
         if LEND not in membership.roles:
             raise RequestError(
-                "this device may use others of its cluster, not compute for others; pair it again, "
+                "this device has only the role use, and cannot compute for others; pair it again, "
                 "with --role lend on the device that shows the code"
             )
         id = peer_id(membership.identity.id, number)
@@ -304,9 +304,9 @@ async def _serve(
     supervised: bool = False,
     as_json: bool,
 ) -> PeerSettings:
-    """Run one daemon until told to end, until the supervisor is gone or until `moved` returns.
+    """Run one daemon until a signal, the end of its supervisor, or the return of `moved`.
 
-    The settings that let another one listen where this one has.
+    Returns settings with which the next daemon listens on the same port.
     """
     loop = asyncio.get_running_loop()
     limit_blas_threads(settings.threads)
@@ -337,17 +337,17 @@ async def _serve(
         closing = asyncio.create_task(daemon.aclose())
         await asyncio.wait([closing], timeout=EXIT_TIMEOUT_S)
         if not closing.done():
-            # A compute kernel cannot be interrupted, and whoever ended us wants the device back.
-            # What is on disk is safe at any moment; the system frees the rest.
+            # A compute kernel cannot be interrupted, and the user wants the device back. Files are
+            # safe at any moment; the system frees the rest.
             sys.stdout.flush()
             os._exit(0)
 
 
 async def _leave(daemon: PeerDaemon, ending: _Ending, *, as_json: bool) -> None:
-    """Until nobody's model is here, or who stops the daemon does not want to wait for that."""
+    """Wait until no model is loaded here, or until a second signal."""
     if daemon.resources.sessions and not as_json:
         click.echo(
-            f"peer {daemon.resources.settings.name} leaves: it tells those whose models are here. "
+            f"peer {daemon.resources.settings.name} leaves: it tells the users of its models. "
             "Ctrl-C again ends it at once."
         )
     waits = [
@@ -361,7 +361,7 @@ async def _leave(daemon: PeerDaemon, ending: _Ending, *, as_json: bool) -> None:
 
 
 def _on_input(ending: _Ending) -> None:
-    """Whoever supervises is gone, and its models with it: nobody is there to be told."""
+    """End at once: the supervisor and its models have gone."""
     if not os.read(sys.stdin.fileno(), 4096):
         ending.at_once.set()
         ending.wished.set()

@@ -1,4 +1,4 @@
-"""`edge peers`: who is there."""
+"""`edge peers`: the peers of a cluster."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ LEAST_WANTED_LAST = (
     *("free memory", "loaded", "health", "device", "weights", "KV in memory", "KV on disk"),
     "in host memory",
 )
-"""Columns that may be left out; a peer without its name and address could not be spoken of."""
+"""Columns that may be left out: all but name and address."""
 
 
 @click.command("peers", short_help="Show the peers of a cluster.")
@@ -89,25 +89,24 @@ LEAST_WANTED_LAST = (
 )
 @json_option
 def command(wanted: ClusterOptions, wide: bool, watch: bool, every_s: float, as_json: bool) -> None:
-    """Name, address, device, free memory and loaded models of every peer that answers.
+    """Show name, address, device, free memory and loaded models of every peer that answers.
 
-    A peer is alive, busy (it computes, loads or is measured at this moment), slow by 2.1 (what it
-    computes for a token takes 2.1 times as long as predicted) or leaving (its user has stopped it).
-    One that does not answer is not listed. With --watch, one that did before is silent, and lost
-    after 20 s of silence.
+    A peer is alive, busy (it computes, loads or is measured at this moment), slow by 2.1 (its
+    compute for a token takes 2.1 times as long as predicted) or leaving (its user has stopped it).
+    A peer that does not answer is not listed. With --watch, a peer that answered before is silent,
+    and lost after 20 s of silence.
 
-    The last columns say what of its memory is kept for weights and for keys and values (KV), what a
-    GPU's host holds of either that the GPU has no room for, and what of keys and values is on disk
-    now (see `edge peer --kv-disk`): of requests under way, and of earlier prompts' beginnings.
-    Those are in memory, too, as long as nothing else needs it; what they take counts as free. A
-    narrow terminal shows fewer columns.
+    The last columns are the memory for weights and for KV caches, the part of both that a GPU
+    offloads to host memory, and the KV caches on disk (see `edge peer --kv-disk`), of requests
+    under way and of prefix caches. Prefix caches in memory are evicted when it is needed, and count
+    as free. A narrow terminal shows fewer columns.
 
     \b
     Examples:
       edge peers                              all that zeroconf finds within seconds
       edge peers --cluster attic --json       for scripts
       edge peers --peer 192.168.1.7:5000      one that zeroconf does not reach
-      edge peers --watch                      who comes, goes and loads what, until Ctrl-C
+      edge peers --watch                      joins, losses and loads, until Ctrl-C
       edge peers --watch --json               a line of JSON for each change, for scripts
     """
     if watch:
@@ -118,7 +117,7 @@ def command(wanted: ClusterOptions, wide: bool, watch: bool, every_s: float, as_
             insecure=wanted.insecure,
             every_s=every_s,
         )
-        with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the usual end
             asyncio.run(_watch(looks, wide=wide, as_json=as_json))
         return
     with open_cluster(wanted) as found:
@@ -131,7 +130,7 @@ def command(wanted: ClusterOptions, wide: bool, watch: bool, every_s: float, as_
 
 
 def show_peers(console: Console, peers: Sequence[PeerInfo], *, width: int | None) -> None:
-    """As many columns as fit into `width`, or all; then what each peer runs, in words."""
+    """Print the columns that fit into `width` (None: all), then each peer's models in words."""
     table, lines = _table_and_lines(peers, width)
     if width is None:
         unlimited = console.options.update(width=_UNLIMITED)
@@ -168,7 +167,7 @@ def _json_line(change: PeerChange) -> str:
 
 
 def change_in_words(change: PeerChange) -> str:
-    """One line, with what is new."""
+    """A change of a peer in one line."""
     peer, before = change.peer, change.before
     if change.event == "gone":
         return f"{peer.name} is gone"

@@ -1,4 +1,4 @@
-"""`edge plan`: what would run where, and how fast it should be."""
+"""`edge plan`: the plan for a model, and its predicted speed."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from edge.studies.observe import MOST_COUNTED_TOKENS
 from edge.studies.text_windows import read_text
 
 
-@click.command("plan", short_help="Show what would run where and how fast, without running it.")
+@click.command("plan", short_help="Show the plan for a model and its predicted speed.")
 @model_options(concurrency=True)
 @click.option(
     "--prompt-tokens",
     type=click.IntRange(1),
-    help="Length of the prompts to be fast at.  [default: 512]",
+    help="Prompt length to optimise for.  [default: 512]",
 )
 @click.option(
     "--output-tokens",
     type=click.IntRange(0),
-    help="Length of the answers to be fast at.  [default: 128]",
+    help="Answer length to optimise for.  [default: 128]",
 )
 @click.option(
     "--what-if",
@@ -51,14 +51,14 @@ from edge.studies.text_windows import read_text
     help='"+4GiB on NAME", "without NAME" or "link NAME-NAME 1ms 1Gbit"; may be repeated.',
 )
 @click.option("--explain", is_flag=True, help="Show where time goes and the next best plans, too.")
-@click.option("--losses", is_flag=True, help="Say for each device what would be left without it.")
+@click.option("--losses", is_flag=True, help="Show the plan after the loss of each device.")
 @click.option(
     "--calibrate",
     "text_file",
     metavar="TEXT",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Of a model with experts: have it read this UTF-8 file first, and count how often each is "
-    "used. Plans go by that from then on.",
+    help="For a model with experts: read this UTF-8 file first, and count how often each expert is "
+    "used. Later plans use the counts.",
 )
 @click.option("--measure", is_flag=True, help="Measure every device and link again.")
 @cluster_options
@@ -78,16 +78,16 @@ def command(
     measure: bool,
     as_json: bool,
 ) -> None:
-    """Show which peer would run which part of MODEL, the memory it takes, and how fast it will be.
+    """Show which peer would run which part of MODEL, its memory, and the predicted speed.
 
-    Peers are measured the first time; that takes some seconds, and is kept.
+    Peers are measured the first time, which takes some seconds; the result is kept.
 
     \b
     Examples:
       edge plan path/to/checkpoint                      on the peers that zeroconf finds
       edge plan path/to/checkpoint --local 3 --parallel tensor --explain
       edge plan path/to/checkpoint --what-if "+4GiB on laptop" --what-if "without phone"
-      edge plan path/to/experts --calibrate letters.txt which device has which experts
+      edge plan path/to/experts --calibrate letters.txt place experts by their use
       edge plan path/to/checkpoint --json > plan.json   to edit, then: edge run ... --plan plan.json
     """
     if prompt_tokens is not None or output_tokens is not None:

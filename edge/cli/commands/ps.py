@@ -1,4 +1,4 @@
-"""`edge ps`: which models are loaded, for whom, and on whom."""
+"""`edge ps`: the loaded models, their users and their devices."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edge.host.free_memory import format_size
 from edge.protocol.peer_info import PeerInfo
 
 
-@click.command("ps", short_help="Show which models are loaded, and for whom.")
+@click.command("ps", short_help="Show the loaded models and their users.")
 @given_options("wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure"))
 @json_option
 def command(wanted: ClusterOptions, as_json: bool) -> None:
-    """Each model that peers have loaded: its format, for which device, where, and its memory.
+    """Show each model that peers have loaded: its format, its user, its devices and its memory.
 
-    A model that one device has loaded twice is shown once, with all of its shards.
+    A model that one user has loaded twice is shown once, with all of its shards.
 
     \b
     Examples:
@@ -40,8 +40,8 @@ def command(wanted: ClusterOptions, as_json: bool) -> None:
 
 
 def loaded_models(peers: Sequence[PeerInfo]) -> list[dict[str, Any]]:
-    """By name, format and user, the shards in the order of the plan. Peers know of no session but
-    their own, so shards of one model that a device has loaded twice cannot be told apart."""
+    """The models by name, format and user, with shards in plan order. A peer knows only its own
+    sessions, so two loads of one model by one user cannot be told apart."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for peer in peers:
         for shard in peer.models:
@@ -69,7 +69,7 @@ def loaded_models(peers: Sequence[PeerInfo]) -> list[dict[str, Any]]:
 
 
 def _where(model: Mapping[str, Any]) -> str:
-    """Stages from the first to the last; devices that share one are named together."""
+    """The devices by stage, in order; those of one stage are grouped."""
     stages: dict[int, list[str]] = {}
     for shard in model["shards"]:
         streamed = shard["streamed_bytes"]

@@ -1,4 +1,4 @@
-"""`edge quality`: what a weight format costs in quality."""
+"""`edge quality`: the quality loss of a weight format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge.studies.quality import FormatQuality, Quality, QualityOptions
 from edge.studies.text_windows import read_text
 
 
-@click.command("quality", short_help="Measure what a weight format costs in quality.")
+@click.command("quality", short_help="Measure the quality loss of a weight format.")
 @model_options()
 @click.option(
     "--against",
@@ -43,19 +43,19 @@ def command(
     wanted: QualityOptions,
     as_json: bool,
 ) -> None:
-    """Have the cluster read a text with MODEL as given and with a reference, and compare the two.
+    """Compare MODEL in its format with a reference; both read the same text.
 
     \b
-    perplexity    how surprised the model is: among how many tokens it seems to choose; less is
-                  better, and texts differ, so compare it on one text only
-    mean KL       how far its expectations are from the reference's, in nats; 0 is no difference
-    99 % KL       99 of 100 positions are no further off than this
-    same top      how often its likeliest next token is the reference's
+    perplexity    e to the mean negative logprob of the text's tokens; less is better; compare it
+                  on one text only
+    mean KL       mean KL divergence from the reference's logits, in nats; 0 is no difference
+    99 % KL       the 99th percentile of the KL divergence over positions
+    same top      how often the most likely next token is the reference's
     bytes/weight  of the matrices that every token is multiplied with, scales included
     tok/s         of one short reply: a hint; edge bench measures speed
 
-    The reference's expectations wait on disk, in the folder of caches: 4 bytes for each token of
-    the vocabulary at each position (1.4 GB for a vocabulary of 150,000 and the default windows).
+    The reference's logits are kept on disk meanwhile, in the cache folder: 4 bytes for each token
+    of the vocabulary at each position (1.4 GB for a vocabulary of 150,000 and the default windows).
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`edge quantize`: round a model by what its weights are multiplied with."""
+"""`edge quantize`: GPTQ quantization with calibration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge.studies.quantize import QuantizeOptions
 from edge.studies.text_windows import read_text
 
 
-@click.command("quantize", short_help="Round a model by what its weights are multiplied with.")
+@click.command("quantize", short_help="Quantize a model with calibration (GPTQ).")
 @model_options(only=("lora", "stream", "wire"))
 @click.option(
     "--out",
@@ -30,7 +30,8 @@ from edge.studies.text_windows import read_text
     "text_file",
     metavar="TEXT",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A UTF-8 file like what the model will read.  [default: what it writes by itself]",
+    help="A UTF-8 file of calibration text like the model's later input.  "
+    "[default: text that it writes itself]",
 )
 @given_options("wanted", QuantizeOptions)
 @cluster_options
@@ -44,20 +45,19 @@ def command(
     wanted: QuantizeOptions,
     as_json: bool,
 ) -> None:
-    """Round MODEL to fewer bits, with less loss than --dtype int4 has: by what its weights are
-    multiplied with while it reads or writes a text.
+    """Quantize MODEL with GPTQ, calibrated on a text, with less loss than --dtype int4.
 
-    The cluster runs the model and sums up the inputs of every matrix, so it may be larger than any
-    one device. Then this device rounds one matrix after the other: the error of each column is made
-    up for by those that follow (GPTQ), and inputs that are large count for more. After an
-    interruption the same command goes on: with the sums, once they are whole, and layer by layer.
-    With --threads, this device rounds with as many as --local peers have together.
+    The cluster runs the model and sums up the inputs of every matrix, so the model may be larger
+    than one device. Then this device rounds one matrix after the other: later columns compensate
+    the error of earlier ones, and large inputs have more weight. After an interruption the same
+    command resumes: with the complete sums, and layer by layer. With --threads, this device uses as
+    many threads as all --local peers together.
 
-    Without a text the model writes its own, at random but always the same: that is closer to what
-    it knows than any text that could ship with Edge.
+    Without a text the model writes its own, at random with a fixed seed, which is closer to its
+    training than any text that Edge could bring.
 
-    The folder is one that every plan loads, in the layout of compressed-tensors, which other
-    programs read, too. edge quality tells what it has lost.
+    Every plan loads the new folder. It has the layout of compressed-tensors, which other programs
+    read, too. edge quality measures the loss.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`edge replies`: the answers that are not finished, and removing them."""
+"""`edge replies`: shows and removes unfinished answers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from edge.cli.records import Columns, json_option, make_table, print_json, print
 from edge.errors import RequestError, printable
 
 
-@click.group("replies", short_help="Show the answers that are not finished, and remove them.")
+@click.group("replies", short_help="Show or remove unfinished answers.")
 def command() -> None:
-    """The answers of `edge run` that are not finished: interrupted, or ended by an error.
+    """Show or remove unfinished answers of `edge run`: interrupted, or ended by an error.
 
-    Each is a file with its prompt and the tokens so far, which nobody but you can read. A finished
-    answer is not kept. Of more than 64, the oldest go.
+    Each is a file with the prompt and the tokens so far, which only you can read. A finished answer
+    is not kept. Beyond 64, the oldest are removed.
 
     \b
     Examples:
       edge replies show
-      edge run --resume last             go on with the one that was written last
+      edge run --resume last             continue the latest one
       edge run --resume 3f2a9c01
       edge replies clean 3f2a9c01
       edge replies clean --all
@@ -38,7 +38,7 @@ def command() -> None:
 @command.command()
 @json_option
 def show(as_json: bool) -> None:
-    """Show them, the one that was written last first."""
+    """Show unfinished answers, the latest first."""
     found = [_told(*each) for each in kept_replies().read()]
     if as_json:
         print_json(found)
@@ -52,15 +52,15 @@ def show(as_json: bool) -> None:
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--all", "everything", is_flag=True, help="All that are not under way.")
 def clean(ids: tuple[str, ...], everything: bool) -> None:
-    """Remove those with these IDs. What is under way stays."""
+    """Remove the answers with these IDS. Those under way stay."""
     if not ids and not everything:
-        raise click.UsageError("nothing goes by itself; give ids, or --all")
+        raise click.UsageError("nothing is chosen; give ids, or --all")
     replies = kept_replies()
     there = {each.id for each in replies.entries()}
     if unknown := sorted(set(ids) - there):
         raise RequestError(
             f"no reply {printable(unknown[0], 80)!r} is kept here",
-            remedy="`edge replies show` lists those that are",
+            remedy="`edge replies show` lists the kept ones",
         )
     removed = replies.remove(there if everything else set(ids))
     click.echo(f"{removed} removed.")

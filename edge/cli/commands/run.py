@@ -42,13 +42,13 @@ from edge.runs.model import Recovery
 _CHANGEABLE = {
     "share_prefixes", "prefixes_of", "stream", "standby", "wait_for_peers_s", "replan",
 }  # fmt: skip
-"""What no token depends on."""
+"""Options that no token depends on."""
 
 
 @click.command(
     "run",
     short_help="Answer one prompt.",
-    context_settings={"allow_extra_args": True},  # refused below, with what is to be typed
+    context_settings={"allow_extra_args": True},  # refused below, with a remedy
 )
 @model_options(needs_model=False)
 @click.option("-p", "--prompt", help="What to answer; - reads standard input.")
@@ -58,13 +58,13 @@ _CHANGEABLE = {
 @click.option(
     "--raw",
     is_flag=True,
-    help="Go on from the prompt itself; else a model with a chat template is asked it.",
+    help="Continue the prompt itself, without the chat template.",
 )
 @click.option(
     "--logprobs",
     type=click.IntRange(0, MOST_LOGPROBS),
     metavar="N",
-    help="With --json, how likely each token was, and the N likeliest in its place.",
+    help="With --json, the logprob of each token and of the N likeliest at its position.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the whole reply as JSON instead of streaming."
@@ -72,8 +72,7 @@ _CHANGEABLE = {
 @click.option(
     "--resume",
     metavar="ID",
-    help="Go on with an answer that was not finished, instead of MODEL and a prompt: last, or its "
-    "id.",
+    help="Continue an unfinished answer, instead of MODEL and a prompt: last, or its id.",
 )
 @click.option(  # a field of GenerationOptions
     "--journal/--no-journal",
@@ -81,9 +80,7 @@ _CHANGEABLE = {
     help="Keep prompt and answer on this device until the answer is finished, for --resume.  "
     "[default: journal]",
 )
-@click.option(
-    "--explain", is_flag=True, help="Show where the time went, and what was predicted of it."
-)
+@click.option("--explain", is_flag=True, help="Show where the time went, beside the prediction.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -101,18 +98,18 @@ def command(
     """Run MODEL and stream its answer.
 
     MODEL is the folder of a Hugging Face checkpoint, a GGUF file, or org/name on Hugging Face, with
-    org/name:Q4_K_M for one of several GGUF files. What is not in the Hugging Face cache yet is
-    fetched into it.
+    org/name:Q4_K_M for one of several GGUF files. A model that is not in the Hugging Face cache is
+    downloaded into it.
 
-    The prompt is put through the model's chat template, if it has one, and the answer is as long as
-    the model makes it. Without a template, or with --raw, the model goes on from the prompt, for
-    128 tokens unless told otherwise.
+    The prompt is put through the model's chat template, if it has one, and the model ends the
+    answer. Without a template, or with --raw, the model continues the prompt, by default for 128
+    tokens.
 
-    Peers that stay (`edge peer`) keep what they have read of the prompt in memory that is free: the
-    next prompt that begins alike is read from there on. --explain says how much was kept.
+    Daemons (`edge peer`) keep a prefix cache in free memory: a later prompt with the same beginning
+    is computed from its first difference on. --explain says how many tokens were cached.
 
-    An answer that is interrupted, or whose devices are lost, goes on with --resume, with the same
-    tokens. The model is loaded as it was; --peer or --local say again which peers are used.
+    --resume continues an answer that was interrupted, or whose devices were lost, with the same
+    tokens. The model is loaded as before; give --peer or --local again.
 
     \b
     Examples:
@@ -123,7 +120,7 @@ def command(
       edge run --resume last
     """
     if generation.logprobs is not None and not as_json:
-        raise click.UsageError("--logprobs is told in the reply's JSON; add --json")
+        raise click.UsageError("--logprobs needs the reply's JSON; add --json")
     with contextlib.ExitStack() as stack:
         kept = None
         if resume is not None:
@@ -131,7 +128,7 @@ def command(
             kept = stack.enter_context(KeptReply.open(resume))
             model, options = str(kept.model), _as_it_was(kept, options, context)
         elif context.args:
-            what = "put it in quotes, whole" if prompt else "give what is to be answered with -p"
+            what = "put the whole prompt in quotes" if prompt else "give the prompt with -p"
             raise click.UsageError(
                 f"Got unexpected extra argument {shown(context.args[0])}; {what}", context
             )
@@ -139,7 +136,7 @@ def command(
             missing, remedy = "argument 'MODEL'", "write edge run MODEL -p TEXT"
             if model is not None:
                 missing = "option '-p' / '--prompt'"
-                remedy = "give one, or talk in turns: edge chat MODEL"
+                remedy = "give one, or chat: edge chat MODEL"
             raise click.UsageError(f"Missing {missing}; {remedy}", context)
         if prompt == "-":
             prompt = sys.stdin.read()
@@ -158,7 +155,7 @@ def command(
             elif generation.thinking is not None:
                 why = "--raw uses none" if raw else f"{loaded.name} has none"
                 raise RequestError(
-                    f"--thinking is told to a chat template, and {why}",
+                    f"--thinking is a setting of the chat template, and {why}",
                     remedy=f"leave out {'one of the two' if raw else 'it'}",
                 )
             elif generation.max_new_tokens is None:
@@ -178,19 +175,19 @@ def command(
 
 
 def _check_resumed(context: click.Context) -> None:
-    """What was asked, and what tokens depend on, is as it was."""
+    """Raises UsageError for options that would change a resumed answer."""
     fixed = {each.name for each in fields(GenerationOptions)} | {"model", "prompt", "raw"}
     fixed |= {each.name for each in fields(LoadOptions)} - _CHANGEABLE
     for parameter in context.command.params:
         if parameter.name in fixed and _is_given(context, parameter.name):
             name = parameter.opts[-1] if isinstance(parameter, click.Option) else "MODEL"
             raise click.UsageError(
-                f"--resume goes on with what was asked, with the model as it was; leave out {name}"
+                f"--resume continues with the same prompt and options; leave out {name}"
             )
 
 
 def _as_it_was(kept: KeptReply, given: LoadOptions, context: click.Context) -> LoadOptions:
-    """How its model was loaded, but for what is given now."""
+    """The options of its model's load, with those that are given now."""
     changed = {name: getattr(given, name) for name in _CHANGEABLE if _is_given(context, name)}
     if _is_given(context, "plan_file") or _is_given(context, "parallel"):
         changed["plan"] = given.plan
@@ -202,7 +199,7 @@ def _is_given(context: click.Context, name: str) -> bool:
 
 
 def _asked_tokens(kept: KeptReply, loaded: Model) -> int | None:
-    """How long the answer was asked for to be; None: as long as the context has room."""
+    """The answer's limit of tokens; None: the room in the context."""
     is_all = kept.prompt_tokens + kept.max_new_tokens == loaded.context_tokens
     return None if is_all else kept.max_new_tokens
 

@@ -43,11 +43,11 @@ from edge.weights.pooling import Pooling
 _log = logging.getLogger(__name__)
 
 _DRAIN_S = 30.0
-"""For answers under way when the server is told to end."""
+"""Seconds for answers under way when the server ends."""
 
 
 class _Remembers(click.Command):
-    """What was typed, for the unit that types it again."""
+    """A command that remembers its arguments, for the systemd unit."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         context.meta[__name__] = tuple(args)
@@ -81,7 +81,7 @@ class _Remembers(click.Command):
     "origins",
     metavar="ORIGIN",
     multiple=True,
-    help="Let pages of this origin, as https://chat.example, use the server from a browser; may "
+    help="Let pages of this origin, such as https://chat.example, use the server; may "
     "be repeated.  [default: none]",
 )
 @click.option(
@@ -89,19 +89,19 @@ class _Remembers(click.Command):
     "plans",
     metavar="NAME=FILE",
     multiple=True,
-    help="A plan by hand for the model of that name, as --plan is of one model; may be repeated.",
+    help="A plan by hand for the model of that name, like --plan for one model; may be repeated.",
 )
 @click.option(
     "--keep-alive",
     "keep_alive_s",
     metavar="SECONDS",
     type=click.FloatRange(0, 1e9),
-    help="How long a model that nobody uses stays loaded.  [default: until another needs its room]",
+    help="Time for which an idle model stays loaded.  [default: until another needs its room]",
 )
 @click.option(
     "--api-key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Keys that clients show, one a line, with their limits. Read again at SIGHUP. Needed to "
+    help="The clients' keys, one a line, with their limits. Read again at SIGHUP. Needed to "
     "listen on other addresses than this machine's own.",
 )
 @click.option(
@@ -115,7 +115,7 @@ class _Remembers(click.Command):
     type=click.IntRange(1),
     default=MOST_ANSWERS,
     show_default=True,
-    help="Answers under way or waiting; further requests are told to come again.",
+    help="Most answers under way or waiting; further requests are told to retry later.",
 )
 @cluster_options
 @given_options("logs", LogOptions)
@@ -123,8 +123,8 @@ class _Remembers(click.Command):
     "--install",
     "place",
     type=click.Choice(["user", "system", "print"]),
-    help="Serve nothing now: write a systemd unit with all these options, which serves while you "
-    "are logged in or from the start of the machine; or print it.",
+    help="Write a systemd unit with all these options instead of serving: user serves while you "
+    "are logged in, system from boot on; or print it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
 @click.pass_context
@@ -149,14 +149,14 @@ def command(
     place: str | None,
     as_json: bool,
 ) -> None:
-    """Serve MODEL to what speaks OpenAI's, Anthropic's or Ollama's interface.
+    """Serve MODEL over HTTP to clients of the OpenAI, Anthropic or Ollama API.
 
     Of several models, each a MODEL or NAME=MODEL, the first is loaded at once and the others when a
-    request names them. Where one does not fit beside the others, those that nobody uses go first.
+    request names them. A model that does not fit beside the others replaces idle ones.
 
-    Requests at once share each step of the peers; --concurrency says for how many memory is kept.
-    What was said before in a conversation is not computed again. In a browser, the server's address
-    is a page with a chat and what runs where.
+    Concurrent requests are batched; --concurrency sets the number that memory is kept for. Earlier
+    turns of a conversation are found in the prefix cache. In a browser, the server's address is a
+    page with a chat and a view of the cluster.
 
     \b
     Examples:
@@ -177,7 +177,7 @@ def command(
     is_own = is_loopback(host)
     if not is_own and not keys:
         raise RequestError(
-            f"on {host} whoever reaches this machine could use the model",
+            f"on {host} anybody who reaches this machine could use the model",
             remedy="give --api-key-file, or listen on 127.0.0.1",
         )
     if place is not None:
@@ -208,7 +208,7 @@ def command(
 
 
 def _installed(typed: Sequence[str], place: str) -> list[str]:
-    """Lines about the unit, or the unit itself. Raises RequestError where it cannot be written."""
+    """Lines about the unit, or the unit itself. Raises RequestError if it cannot be written."""
     option = "--install"
     kept = [
         each
@@ -225,22 +225,21 @@ class Offered:
 
     place: str
     name: str | None = None
-    """What clients call it; None: its own name."""
+    """Its name for clients; None: the model's own."""
     plan: Parallel | Plan = "auto"
 
 
 def offered(models: Sequence[str], first: str | None) -> list[Offered]:
-    """Read models that are each given as MODEL or NAME=MODEL. first: the name of the first one, if
-    it is given apart.
+    """Parse models given as MODEL or NAME=MODEL. first: the name of the first one by --name.
 
-    Raises RequestError where two would have one name.
+    Raises RequestError for two models of one name.
     """
     found: list[Offered] = []
     for index, each in enumerate(models):
         name, equals, place = each.partition("=")
         if not equals or not name or "/" in name or Path(each).exists():
             is_here = Path(each).exists()
-            # The first is loaded at once, and says itself what it is called.
+            # The first model is loaded at once, and has its own name then.
             name, place = ("" if not index else Path(each).name if is_here else each), each
         if first is not None and not index:
             name = first
@@ -253,9 +252,9 @@ def offered(models: Sequence[str], first: str | None) -> list[Offered]:
 def with_plans(
     models: Sequence[Offered], plans: Sequence[str], usual: Parallel | Plan
 ) -> list[Offered]:
-    """The models, with plans by hand of NAME=FILE each, and else the usual one.
+    """The models with their manual plans, of NAME=FILE each; others get `usual`.
 
-    Raises RequestError for the name of none of them, and what `read_plan` raises.
+    Raises RequestError for an unknown name, and the errors of `read_plan`.
     """
     files: dict[str, Path] = {}
     for each in plans:
@@ -275,19 +274,19 @@ def with_plans(
 
 
 def check_aliases(aliases: Sequence[str], names: Sequence[str]) -> None:
-    """Raises RequestError for one that means something else already. names: of models."""
+    """Raises RequestError for an alias that is taken. names: of the models."""
     taken = {*names, "default", ""}
     for each in aliases:
         if each in taken:
             raise RequestError(
-                f"--alias {each!r:.200} means a model already",
-                remedy="give a name that none here has, once",
+                f"--alias {each!r:.200} is the name of a model already",
+                remedy="give each alias once, with a name that no model has",
             )
         taken.add(each)
 
 
 def checked_origins(origins: Sequence[str]) -> tuple[str, ...]:
-    """As browsers write them. Raises RequestError for what is none."""
+    """Origins as browsers write them. Raises RequestError for an invalid one."""
     for each in origins:
         if re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/\s*]+", each) is None:
             raise RequestError(
@@ -305,7 +304,7 @@ def _cannot_be_called(model: str, name: str) -> str:
 
 
 def check_for_several(options: LoadOptions) -> None:
-    """Raises RequestError for options that are of one model."""
+    """Raises RequestError for options that fit a single model only."""
     of_one = {
         "--plan": (isinstance(options.plan, Plan), "give --plan-of NAME=FILE"),
         "--lora": (bool(options.lora), "serve that model alone"),
@@ -313,7 +312,7 @@ def check_for_several(options: LoadOptions) -> None:
     for option, (is_given, instead) in of_one.items():
         if is_given:
             raise RequestError(
-                f"{option} is of one model, and all models of a server have the same options",
+                f"{option} is for one model, and all models of a server have the same options",
                 remedy=f"leave it out, or {instead}",
             )
 
@@ -326,7 +325,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Raises RequestError where that is not possible."""
+    """A listening socket. Raises RequestError if the address cannot be used."""
     try:
         (family, *_, address), *_others = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -353,9 +352,9 @@ async def serve(
     pooling: Pooling | None,
     as_json: bool,
 ) -> None:
-    """Until SIGTERM or Ctrl-C: then what is under way is finished, and nobody else let in.
+    """Serve until SIGTERM or Ctrl-C; then finish answers under way and refuse new ones.
 
-    key_file: where the rules have their keys from; None: there are none.
+    key_file: the source of the rules' keys; None: there are none.
     """
     for each in models:
         await run_blocking(partial(check_model, each.place))
@@ -385,7 +384,7 @@ async def serve(
             places, load, keep_alive_s=keep_alive_s, loaded={first: loaded}, aliases=aliases
         )
         async with pool.using(first):
-            pass  # from now on it may be one that nobody uses
+            pass  # it counts as idle from now on
         server = Server(
             pool,
             rules=rules,
@@ -419,7 +418,7 @@ def _described(model: AsyncModel) -> str:
 
 
 class _Drained(uvicorn.Server):
-    """Lets nobody in from the first signal on, and ends at once at the second."""
+    """A server that drains after the first signal, and ends at once at the second."""
 
     def __init__(self, config: uvicorn.Config, server: Server, key_file: Path | None) -> None:
         super().__init__(config)
@@ -428,7 +427,7 @@ class _Drained(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own raises them again at the end, before the peers have been told."""
+        """Handle signals here: uvicorn would raise them again before the peers have been told."""
         loop = asyncio.get_running_loop()
         signals = (signal.SIGINT, signal.SIGTERM)
         for each in signals:
@@ -442,12 +441,12 @@ class _Drained(uvicorn.Server):
                 loop.remove_signal_handler(each)
 
     def _reload(self, key_file: Path) -> None:
-        """Keys that are gone let nobody in any more; what they have under way is finished."""
+        """Read the keys again. Removed keys are refused; their requests under way are finished."""
         guard = self._server.guard
         try:
             guard.rules = replace(guard.rules, keys=read_keys(key_file))
         except RequestError as error:
-            _log.warning("the keys stay as they were: %s", error)
+            _log.warning("the keys are not changed: %s", error)
         else:
             _log.info("%d keys were read from %s", len(guard.rules.keys), key_file)
 
@@ -457,7 +456,7 @@ class _Drained(uvicorn.Server):
 
 
 def _largest(models: Sequence[Offered], options: LoadOptions) -> LoadOptions:
-    """With the plan by hand that has most devices, if there is one: they are waited for."""
+    """The options with the manual plan of most devices, if any: the search waits for as many."""
     plans = [model.plan for model in models if isinstance(model.plan, Plan)]
     if not plans:
         return options

@@ -1,4 +1,4 @@
-"""`edge top`: how the model of a server is doing, until Ctrl-C."""
+"""`edge top`: the live state of a server's model, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MOST_KEY_FILE_BYTES = 1 << 20
 _TIMEOUT_S = 10.0
 
 
-@click.command("top", short_help="Show how the model of a server is doing.")
+@click.command("top", short_help="Show the live state of a server's model.")
 @click.argument("url", default=_USUAL_URL)
 @click.option(
     "--api-key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The server's keys, or one of them.",
 )
-@click.option("--model", help="Of several that it serves, this one; else the one used last.")
+@click.option("--model", help="One of several models that it serves; else the one used last.")
 @click.option(
     "--every",
     "every_s",
@@ -42,7 +42,7 @@ _TIMEOUT_S = 10.0
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Between two looks.",
+    help="The time between two looks.",
 )
 @click.option("--once", is_flag=True, help="Look once.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each look.")
@@ -54,11 +54,11 @@ def command(
     once: bool,
     as_json: bool,
 ) -> None:
-    """Show what runs where behind URL, an `edge serve`, and where the time of each token goes.
+    """Show the plan behind URL, an `edge serve`, and where the time of each token goes.
 
-    It is the page of the server for terminals: tokens per second now, measured and predicted;
-    memory and health of each device; answers under way; losses and returns. Elsewhere than on a
-    terminal it prints a line for each look. Only while somebody looks are the peers asked.
+    It is the server's page for terminals: tokens per second now, measured and predicted; memory and
+    health of each device; answers under way; losses and returns. Outside of a terminal it prints a
+    line for each state. Peers are asked only while it runs.
 
     \b
     Examples:
@@ -67,13 +67,15 @@ def command(
       edge top --once --json        for scripts
     """
     if urlsplit(url).scheme not in {"http", "https"}:
-        raise RequestError(f"{url!r:.200} is no address of a server", remedy=f"one is {_USUAL_URL}")
+        raise RequestError(
+            f"{url!r:.200} is not the address of a server", remedy=f"one is {_USUAL_URL}"
+        )
     asked = "" if model is None else f"?{urlencode({'model': model})}"
     looks = _looks(f"{url.rstrip('/')}/api/cluster{asked}", _key(api_key_file), every_s, once=once)
     console = Console()
     if not console.is_terminal:
-        console.width = max(console.width, 200)  # a file, or another program, gets everything
-    with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
+        console.width = max(console.width, 200)  # a file or another program gets all columns
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the usual end
         if console.is_terminal and not console.is_dumb_terminal and not as_json and not once:
             with Live(console=console, screen=True, auto_refresh=False) as live:
                 for before, now in looks:
@@ -91,7 +93,7 @@ def command(
 def _looks(
     address: str, key: str | None, every_s: float, *, once: bool
 ) -> Iterator[tuple[dict[str, Any] | None, dict[str, Any]]]:
-    """Each with the one before."""
+    """The server's states, each with the previous one."""
     before = None
     while True:
         now = _look(address, key)
@@ -99,7 +101,7 @@ def _looks(
             line(before, now), screen(before, now)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise NetworkError(
-                f"{address} does not answer as edge serve of this version does",
+                f"{address} does not answer like edge serve of this version",
                 remedy="install the same version on both sides",
             ) from error
         yield before, now
@@ -126,19 +128,19 @@ def _look(address: str, key: str | None) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise NetworkError(
-            f"no server of edge at {address} ({reason})",
+            f"no edge serve at {address} ({reason})",
             remedy="start one with edge serve, or name its address",
         ) from error
     if not isinstance(told, dict):
         raise NetworkError(
-            f"{address} does not answer as edge serve does",
-            remedy="name the address of one that does",
+            f"{address} does not answer like edge serve",
+            remedy="name the address of an edge serve",
         )
     return told
 
 
 def _sentence(refusal: urllib.error.HTTPError) -> str:
-    """As Edge's servers say it, or in HTTP's words."""
+    """The server's error sentence, or HTTP's reason."""
     try:
         told = json.loads(refusal.read(_MOST_BYTES))
         return printable(told["error"], limit=500)

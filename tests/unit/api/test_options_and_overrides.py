@@ -119,8 +119,11 @@ def test_options_of_another_kind_are_told_which(call: Callable[[], Any], kind: s
         (lambda: ANY.GenerationOptions(thinking=1), "thinking must be True or False, or None"),
         (lambda: ANY.GenerationOptions(top_k=10**5000), "below 2147483648, not an enormous number"),
         (lambda: ANY.GenerationOptions(max_new_tokens=-(10**5000)), "not an enormous number"),
-        (lambda: ANY.Cluster.connect(5), "5 names no peers; give addresses, as texts host:port"),
-        (lambda: ANY.Cluster.connect([None]), "[None] names no peers"),
+        (
+            lambda: ANY.Cluster.connect(5),
+            "5 is not a list of peers; give addresses, as texts host:port",
+        ),
+        (lambda: ANY.Cluster.connect([None]), "[None] is not a list of peers"),
         (lambda: ANY.Cluster.connect("a:1", insecure=1), "insecure must be True or False, not 1"),
         (lambda: ANY.Cluster.local(10**5000), "from 1 to 64, not an enormous number"),
         (lambda: ANY.Cluster.discover(timeout_s=float("nan")), "timeout_s must be 0 to 604800"),

@@ -86,7 +86,7 @@ def test_local_peers_take_back_ends_that_exist(backend: Any, sentence: str) -> N
 
 def test_a_host_s_memory_is_for_devices_that_have_another() -> None:
     refused = edge_command("peer", "--backend", "ort", "--host-memory", "1GiB", "--no-announce")
-    assert "computes in the host's memory, which is --memory; leave out" in refused.sentence()
+    assert "uses the host's memory, which --memory limits; leave out" in refused.sentence()
 
 
 @pytest.mark.skipif(cuda_driver.num_cuda_devices() > 0, reason="there is a GPU here")

@@ -266,7 +266,7 @@ def test_files_that_hold_no_conversation(tmp_path: Path, value: object, message:
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"\xff{")
     for path in (tmp_path, tmp_path / "missing", tmp_path / "file"):
-        with pytest.raises(RequestError, match=f"{path.name} .*; name a file that /save has"):
+        with pytest.raises(RequestError, match=f"{path.name} .*; name a file that /save wrote"):
             Conversation.load(path)
     with pytest.raises(RequestError, match=r"cannot be used.*; name another file"):
         Conversation().save(tmp_path / "missing" / "file", model="m")

@@ -169,7 +169,7 @@ def test_a_link_as_fast_as_its_class_is_well() -> None:
     [
         (link(WIRED, 94), "category 5e"),
         (link(WIRED, 300), "Run edge doctor there"),
-        (link(WIRED, 900, latency_s=0.01), "holds messages up"),
+        (link(WIRED, 900, latency_s=0.01), "delays packets"),
         (link(WIRED, 900, is_unsteady=True), "another cable"),
         (link(replace(WIRED, bits_per_s=10**8), 94), "does 100 Mbit/s only"),
         (link(replace(WIRED, is_half_duplex=True), 500), "half duplex"),

@@ -116,7 +116,7 @@ def test_where_layers_come_from_is_said(
     assert where in shown
     held = format_size(made.rows[0].memory.weight_bytes)
     assert f"weights {held} ({more} for each token)" in shown
-    assert f"What takes most of a token's time: {what}: " in shown
+    assert f"Most of a token's time: {what}: " in shown
     (row,) = plan_as_json(made, explain=False)["devices"]
     assert row["streamed_layers"] - row["host_layers"] == int("disk" in where) * (
         9 if host_layers is None else 6
@@ -213,7 +213,7 @@ def test_what_would_be_left_without_each_device(capsys: pytest.CaptureFixture[st
     assert first == f"Without a: it does not fit; missing: {format_size(missing)} on b."
     assert second.startswith("Without b: a: layers 0-21; ")
     assert " from disk" in _said(planned(0.9, 0.5), replace(options, stream="auto"), capsys)
-    assert _said(planned(2), options, capsys) == "Without a: no device is left.\n"
+    assert _said(planned(2), options, capsys) == "Without a: no device remains.\n"
 
 
 def test_what_copies_of_keys_and_values_take(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ def test_words_that_systemd_would_read_otherwise_are_quoted() -> None:
     assert 'ExecStart="/opt/a \\"b\\"/python" -P' in text
     assert '"/data/100%%/$$HOME/c d.toml"' in text
     assert 'Environment="EDGE_CACHE=/x y/50%%$"' in text
-    with pytest.raises(RequestError, match="cannot stand in a unit"):
+    with pytest.raises(RequestError, match="cannot be part of a unit"):
         service_unit(replace(SERVICE, task=peer_task(Path("/a\nExecStart=b"))))
 
 
@@ -133,7 +133,7 @@ def test_the_unit_of_somebody_else_stays(settings: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError, match="have it printed instead"):
+    with pytest.raises(RequestError, match="print it instead"):
         write_unit(tmp_path / "file" / "edge-peer.service", SERVICE)
 
 

@@ -123,7 +123,7 @@ def test_a_predicted_rate_is_shown_with_its_spread(more: dict[str, Any], said: s
 
 @pytest.mark.parametrize(
     ("state", "words"),
-    [("is_over", "has ended"), ("is_recovering", "going on without a lost device")],
+    [("is_over", "has ended"), ("is_recovering", "failing over after the loss of a device")],
 )
 def test_the_end_and_a_loss_are_told(state: str, words: str) -> None:
     view = later()

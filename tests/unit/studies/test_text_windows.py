@@ -32,7 +32,7 @@ def test_every_window_begins_as_a_prompt_does(before: Sequence[int], after: Sequ
 
 def test_a_text_that_is_just_long_enough() -> None:
     assert len(windows_of(encoder(after=(END,)), "x" * 30, windows=3, window_tokens=10)) == 3
-    with pytest.raises(RequestError, match="29 tokens, and 3 windows of 10 take 30; give a longer"):
+    with pytest.raises(RequestError, match="29 tokens, and 3 windows of 10 need 30; give a longer"):
         windows_of(encoder(after=(END,)), "x" * 29, windows=3, window_tokens=10)
 
 

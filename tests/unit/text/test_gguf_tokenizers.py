@@ -264,7 +264,7 @@ def test_files_without_a_tokenizer() -> None:
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"pre": None}, r"tokenizer\.ggml\.pre is missing, and text that is cut wrongly"),
+        ({"pre": None}, r"tokenizer\.ggml\.pre is missing, and a wrong pre-tokenizer makes"),
         ({"pre": "falcon"}, r"tokenizer\.ggml\.pre 'falcon' is not known here"),
         ({"pre": 7}, "is not known here"),
         ({"pre": np.zeros(2)}, "is not known here"),

@@ -295,7 +295,7 @@ def test_bytes_of_tokens_are_the_text_that_they_add(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAR)
 def test_where_a_text_depends_on_several_tokens_there_is_no_grammar(name: str) -> None:
-    with pytest.raises(RequestError, match="cannot be kept to a grammar"):
+    with pytest.raises(RequestError, match="answers cannot follow a grammar"):
         Vocabulary(KINDS[name]()).bytes_of(9)
 
 
@@ -409,5 +409,5 @@ def test_a_model_that_knows_no_end_keeps_to_no_grammar() -> None:
 def test_what_no_token_can_write_is_said(small: Grammars) -> None:
     matcher = small.begin(Grammar('start: "a" "ü"'))
     matcher.take(PIECES.index("a"))
-    with pytest.raises(RequestError, match=r"in no token of the model: ask for other"):
+    with pytest.raises(RequestError, match=r"no token of the model has .*: ask for other"):
         matcher.allowed()

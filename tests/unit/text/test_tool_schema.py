@@ -126,9 +126,9 @@ def strange(x: Clock) -> None:
     ("tool", "message"),
     [
         (no_docstring, "tool no_docstring has no docstring"),
-        (no_type, "tool no_type says no type of x; annotate it"),
-        (not_described, "does not say what x is; add it under Args:"),
-        (strange, "x of tool strange is of a type that JSON has not"),
+        (no_type, "tool no_type has no type for x; annotate it"),
+        (not_described, "does not describe x; add it under Args:"),
+        (strange, "x of tool strange has a type that JSON does not have"),
         (5, "a tool must be a function or its JSON schema, not 5"),
     ],
 )

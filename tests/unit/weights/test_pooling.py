@@ -68,7 +68,7 @@ def test_what_is_not_computed_is_named_unless_another_is_asked_for(
     found = read_pooling(folder(tmp_path, *modes, modules=modules))
     with pytest.raises(RequestError, match=said) as told:
         rows_for(None, found, name="gte")
-    assert str(told.value).startswith("gte has embeddings made otherwise")
+    assert str(told.value).startswith("Edge cannot pool the embeddings of gte as")
     assert rows_for("last", found, name="gte") == "last state"
 
 
