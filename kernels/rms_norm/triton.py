@@ -11,7 +11,6 @@ from torch import Tensor
 
 from edge.kernels.triton_launch import (
     FLOATS,
-    Launch,
     added_outputs,
     check,
     check_rows,
@@ -46,12 +45,11 @@ def rms_norm(
     *,
     epsilon: float,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """x [..., n], weight [n] → [..., n] of x's type. `out` may be x. Raises ValueError."""
     _check_rows(x, weight)
     out = output("out", out, shape=x.shape, like=x)
-    _run(x, x, weight, out, out, epsilon=epsilon, adds=False, launch=launch)
+    _run(x, x, weight, out, out, epsilon=epsilon, adds=False)
     return out
 
 
@@ -63,7 +61,6 @@ def add_rms_norm(
     epsilon: float,
     out: Tensor | None = None,
     total: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """s = x + addend, rounded to x's type; returns (rms_norm(s), s).
 
@@ -72,7 +69,7 @@ def add_rms_norm(
     """
     _check_rows(x, weight)
     out, total = added_outputs(x, addend, out, total)
-    _run(x, addend, weight, out, total, epsilon=epsilon, adds=True, launch=launch)
+    _run(x, addend, weight, out, total, epsilon=epsilon, adds=True)
     return out, total
 
 
@@ -90,14 +87,13 @@ def _run(
     *,
     epsilon: float,
     adds: bool,
-    launch: Launch | None,
 ) -> None:
     columns = x.shape[-1]
     rows = x.numel() // columns
     if not rows:
         return
     block = padded(columns)
-    options = (launch or row_launch(block)).options()
+    options = row_launch(block).options()
     _rms_norm_kernel[(rows,)](
         x, addend, weight, out, total, columns, epsilon, adds=adds, block=block, **options
     )
