@@ -14,7 +14,7 @@ from itertools import count
 from typing import Protocol
 
 from edge.offload.errors import StoreError
-from edge.offload.streaming.checked_extents import Memory
+from edge.offload.streaming.checked_extents import Memory, closed_error
 from edge.offload.streaming.weight_streamer import WeightStreamer
 
 Mark = object
@@ -119,7 +119,7 @@ class DeviceWindow:
                 lambda: number in self._copied or self._failure or self._is_closed
             )
             if number not in self._copied:
-                raise self._failure or _closed()
+                raise self._failure or closed_error()
             mark = self._copied.pop(number)
         self._copier.wait(mark)
         self.wait_s += time.perf_counter() - start_s
@@ -162,7 +162,7 @@ class DeviceWindow:
             with self._changed:
                 self._changed.wait_for(lambda: self._ended > before or self._is_closed)
                 if self._is_closed:
-                    raise _closed()
+                    raise closed_error()
                 after = self._used.pop(place, None)
             mark = self._copier.copy(self._memories[index], place, self._sizes[index], after=after)
             with self._changed:
@@ -182,7 +182,3 @@ def previous_use(number: int, *, extents: int, places: int) -> int:
         return number - places
     last = index + (extents - 1 - index) // places * places
     return number - index - extents + last
-
-
-def _closed() -> StoreError:
-    return StoreError("the weights are no longer read; the model was closed")

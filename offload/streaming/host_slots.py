@@ -32,6 +32,11 @@ class HostSlots:
         self._pin = pin
         self._slots: list[tuple[memoryview, Unpin]] = []
 
+    @property
+    def num_slots(self) -> int:
+        """Places there are now."""
+        return len(self._slots)
+
     def memory(self) -> SlotMemory:
         """One extent's, of one part; it has a place once it was supplied with one."""
         return SlotMemory()

@@ -79,12 +79,13 @@ class UnitCache(Generic[P]):
         for group, kind in zip(groups, kinds, strict=True):
             self._first.append(len(self._kinds))
             self._kinds += [kind] * len(group)
-        self._checked = CheckedExtents([unit for group in groups for unit in group], reader)
+        self._mutex = threading.Lock()
+        units = [unit for group in groups for unit in group]
+        self._checked = CheckedExtents(units, reader, self._mutex)
         self._open_place = open_place
         self._place_bytes = place_bytes
         self._pages = pages
         self._capacity_bytes = capacity_bytes
-        self._mutex = threading.Lock()
         self._idle = {kind: [open_place(kind)] for kind in sorted({*self._kinds})}
         """Places of each kind without a unit."""
         self._sizes = {kind: sum(map(len, place.memory)) for kind, (place,) in self._idle.items()}
@@ -98,8 +99,6 @@ class UnitCache(Generic[P]):
         self._shares = np.zeros(len(self._kinds), np.float64)
         """Share of tokens that used each unit."""
         self._pinned: set[int] = set()
-        self._failure: StoreError | None = None
-        self._is_closed = False
         self.uses = 0
         """Units that steps used."""
         self.reads = 0
@@ -139,7 +138,7 @@ class UnitCache(Generic[P]):
                 with self._mutex:
                     run, begun = self._bring(wanted)
                 for unit in run:
-                    self._wait(unit, begun[unit])
+                    self._checked.wait(unit, begun[unit], self._places[unit].memory)
                 del wanted[: len(run)]
                 if is_most and not wanted:
                     with self._mutex:
@@ -150,7 +149,7 @@ class UnitCache(Generic[P]):
         finally:
             with self._mutex:
                 self._pinned.clear()
-                if not self._is_closed:
+                if not self._checked.is_closed:
                     self._make_room(for_good=False)
 
     def keep(self, capacity_bytes: int, *, for_good: bool = True) -> None:
@@ -161,14 +160,12 @@ class UnitCache(Generic[P]):
         """
         with self._mutex:
             self._capacity_bytes = capacity_bytes
-            if not self._is_closed:
+            if not self._checked.is_closed:
                 self._make_room(for_good=for_good)
 
     def close(self) -> None:
-        """Read no more; whoever wants a unit gets a StoreError. The reader is not closed."""
-        with self._mutex:
-            self._is_closed = True
-        self._failure = None  # its traceback would keep whoever waited, and the weights, alive
+        """Read no more: a wait for a unit is a StoreError. The reader is not closed."""
+        self._checked.close()
 
     def _count(self, group: int, rows: Sequence[int], tokens: int) -> None:
         first = self._first[group]
@@ -182,7 +179,7 @@ class UnitCache(Generic[P]):
 
         As many as there is room for are begun, to be there for the next run.
         """
-        self._check()
+        self._checked.check()
         run: list[int] = []
         begun: dict[int, BegunReads] = {}
         room, missing = self._capacity_bytes, 0
@@ -207,7 +204,7 @@ class UnitCache(Generic[P]):
         kept = {unit for unit in own if self._is_held[unit]}
         for unit in own:
             room -= self._whole(unit)
-            if room < 0 or self._is_closed or self._failure is not None:
+            if room < 0 or self._checked.is_over:
                 return
             if unit not in self._begun and not self._begin_ahead(unit, kept):
                 return
@@ -314,26 +311,3 @@ class UnitCache(Generic[P]):
                 unit = first + place
                 if place < count and self._lacks(unit) <= 0:
                     self._begin(unit)
-
-    def _wait(self, unit: int, begun: BegunReads) -> None:
-        try:
-            self._checked.wait(begun)
-            with self._mutex:
-                self._check()
-                again = self._checked.again(unit, self._places[unit].memory)
-            if again is not None:
-                self._checked.wait(again)
-        except StoreError as error:
-            self._failure = error
-            raise
-        if self._is_closed:
-            raise StoreError(_CLOSED)
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._is_closed:
-            raise StoreError(_CLOSED)
-
-
-_CLOSED = "the weights are no longer read; the model was closed"

@@ -56,18 +56,16 @@ class WeightStreamer:
             raise ValueError(f"{len(extents)} extents cannot go through a window of {window}")
         self._memories = memories
         self._reader = reader
-        self._checked = CheckedExtents(extents, reader)
+        self._mutex = threading.Lock()
+        self._checked = CheckedExtents(extents, reader, self._mutex)
         self._window = window
         self._pages = pages
-        self._mutex = threading.Lock()
         self._streamed = self._not_kept(resident)
         self._begun: dict[int, BegunReads] = {}
         """Extents that are in memory or on their way there."""
         self._in_use: int | None = None
         self._used = 0
         """Uses, counted from the start."""
-        self._failure: StoreError | None = None
-        self._is_closed = False
         self._begin_ahead()
 
     @property
@@ -90,18 +88,10 @@ class WeightStreamer:
         with self._mutex:
             if index != self._used % len(self._memories):
                 raise ValueError(f"extent {index} is used out of turn")
-            if self._failure is not None:
-                raise self._failure
-            begun = None if self._is_closed else self._begun[index]
+            self._checked.check()
+            begun = self._begun[index]
             self._in_use = index
-        if begun is not None:
-            self._wait(begun)
-        with self._mutex:
-            again = None if self._is_closed else self._checked.again(index, self._memories[index])
-        if again is not None:
-            self._wait(again)
-        if begun is None or self._is_closed:
-            raise StoreError("the weights are no longer read; the model was closed")
+        self._checked.wait(index, begun, self._memories[index])
         try:
             yield
         finally:
@@ -128,18 +118,9 @@ class WeightStreamer:
             self._begin_ahead()
 
     def close(self) -> None:
-        """End the reading; whoever waits for an extent gets a StoreError."""
-        with self._mutex:
-            self._is_closed = True
+        """End the reading: a wait for an extent is a StoreError."""
+        self._checked.close()
         self._reader.close()
-        self._failure = None  # its traceback would keep whoever waited, and the weights, alive
-
-    def _wait(self, begun: BegunReads) -> None:
-        try:
-            self._checked.wait(begun)
-        except StoreError as error:
-            self._failure = error
-            raise
 
     def _not_kept(self, resident: int) -> int:
         count = len(self._memories)
@@ -166,7 +147,7 @@ class WeightStreamer:
         return None if index is None else self._memories[index]
 
     def _begin_ahead(self) -> None:
-        if self._is_closed:
+        if self._checked.is_closed:
             return
         for index in list(self._coming()):
             self._pages.supply(self._memories[index])
