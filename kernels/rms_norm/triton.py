@@ -9,15 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edge.kernels.triton_launch import (
-    FLOATS,
-    added_outputs,
-    check,
-    check_rows,
-    output,
-    padded,
-    row_launch,
-)
+from edge.kernels.triton_launch import norm_rows, norm_sums
 
 
 @triton.jit
@@ -47,10 +39,7 @@ def rms_norm(
     out: Tensor | None = None,
 ) -> Tensor:
     """x [..., n], weight [n] → [..., n] of x's type. `out` may be x. Raises ValueError."""
-    _check_rows(x, weight)
-    out = output("out", out, shape=x.shape, like=x)
-    _run(x, x, weight, out, out, epsilon=epsilon, adds=False)
-    return out
+    return norm_rows(_rms_norm_kernel, x, epsilon=epsilon, out=out, weight=weight)
 
 
 def add_rms_norm(
@@ -67,33 +56,6 @@ def add_rms_norm(
     x, addend [..., n]; weight [n]. `total` may be x or addend: the residual stream stays in place.
     Raises ValueError.
     """
-    _check_rows(x, weight)
-    out, total = added_outputs(x, addend, out, total)
-    _run(x, addend, weight, out, total, epsilon=epsilon, adds=True)
-    return out, total
-
-
-def _check_rows(x: Tensor, weight: Tensor) -> None:
-    check_rows(x)
-    check("weight", weight, dtypes=FLOATS, shape=x.shape[-1:], like=x)
-
-
-def _run(
-    x: Tensor,
-    addend: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    total: Tensor,
-    *,
-    epsilon: float,
-    adds: bool,
-) -> None:
-    columns = x.shape[-1]
-    rows = x.numel() // columns
-    if not rows:
-        return
-    block = padded(columns)
-    options = row_launch(block).options()
-    _rms_norm_kernel[(rows,)](
-        x, addend, weight, out, total, columns, epsilon, adds=adds, block=block, **options
+    return norm_sums(
+        _rms_norm_kernel, x, addend, epsilon=epsilon, out=out, total=total, weight=weight
     )
