@@ -29,7 +29,7 @@ class ExtentReader(Protocol):
 
     @property
     def version(self) -> object:
-        """Another one after each write to what is read; never None."""
+        """Changes with each write to the file; never None."""
 
     def begin(self, reads: Sequence[Read]) -> BegunReads: ...
 

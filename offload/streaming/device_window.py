@@ -1,8 +1,8 @@
-"""Layers through a window of a device's memory: copied there ahead of their use, out of the host's.
+"""Layers copied from host memory to a window of device memory, ahead of their use.
 
-One thread takes extents from a WeightStreamer, in the order of use, and has each copied into its
-place as soon as what computes is done with what was there. The place of an extent is always the
-same, because what was recorded to compute with it knows its address.
+One thread takes extents from a WeightStreamer, in the order of use. It copies each into its place
+once the computation is done with the extent before. The place of an extent never changes, because
+recorded launches know its address.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge.offload.streaming.checked_extents import Memory, closed_error
 from edge.offload.streaming.weight_streamer import WeightStreamer
 
 Mark = object
-"""A point in the order of what a device was told; None: it is behind us."""
+"""A point in the device's stream of work; None: already passed."""
 
 
 class Copier(Protocol):
@@ -87,7 +87,7 @@ class DeviceWindow:
         self._stays = stays
         self._changed = threading.Condition()
         self._copied: dict[int, Mark] = {}
-        """When what was copied and not used yet is there, by the number of its use."""
+        """Marks of copies that are not used yet, by the number of their use."""
         self._used: dict[int, Mark] = {}
         """When the last use of each place is over."""
         self._begun = 0
@@ -134,7 +134,7 @@ class DeviceWindow:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nothing is read or copied any more when this returns; who waits gets a StoreError."""
+        """Stop reading and copying before this returns; waits end with a StoreError."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

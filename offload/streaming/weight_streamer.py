@@ -1,11 +1,9 @@
-"""Weights that do not fit, brought in from disk just before they are used, over and over.
+"""Weight offload: layers that do not fit into memory are read from disk just before their use.
 
-A decoder uses its layers in the same order for every token. For such a cycle the best that any
-replacement can do is to keep a fixed set and stream the rest through a small window: what was used
-last is needed last, so least-recently-used would miss every time (Belady, 1966). Which are fixed
-does not matter to what is read; it does to when: spread among the others, they give the disk the
-time that it needs (`resident_layers.py`). How many are fixed is decided elsewhere, and may change
-at any time.
+A decoder uses its layers in the same order for every token. For such a cycle the best policy keeps
+a fixed set and streams the rest through a small window; least-recently-used would miss every time
+(Belady, 1966). The fixed layers are spread among the others, so that the disk has time to read
+(`resident_layers.py`). How many are fixed is decided elsewhere, and may change at any time.
 """
 
 from __future__ import annotations
@@ -27,13 +25,12 @@ from edge.offload.streaming.resident_layers import is_streamed
 
 
 class WeightStreamer:
-    """Extents in a cycle, each with memory of its own, read as soon as there is room for them.
+    """Extents in a cycle, each with memory of its own, read as soon as there is room.
 
-    As many as are `resident` stay once they are read, spread over the cycle. The others are let go
-    as soon as they were used, and no more than `window` of them are held or on their way at once.
-    What comes next is asked for while what came before is still being read: so the disk never
-    waits, but for a window that is full of what is still to come. Where so few are not resident
-    that the window holds them, they stay, too.
+    The `resident` extents stay once they are read, spread over the cycle. The others are released
+    after each use, and at most `window` of them are held or being read at once. The next reads
+    start while earlier ones run, so the disk waits only for a full window. If the window holds all
+    extents that are not resident, they stay, too.
     """
 
     def __init__(
@@ -104,9 +101,9 @@ class WeightStreamer:
                 self._begin_ahead()
 
     def keep(self, resident: int) -> None:
-        """From now on `resident` extents stay; any more are let go before this returns.
+        """Keep `resident` extents from now on; others are released before this returns.
 
-        But for the extent in use, which is let go after its use. From any thread.
+        The extent in use is released after its use. From any thread.
         """
         with self._mutex:
             self._streamed = self._not_kept(resident)
