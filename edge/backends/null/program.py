@@ -29,7 +29,7 @@ _ID_BYTES = 4
 
 @dataclass(slots=True)
 class Counts:
-    """What a program was asked for since it was made."""
+    """Counts of a program's calls."""
 
     steps: int = 0
     tokens: int = 0

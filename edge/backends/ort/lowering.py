@@ -58,17 +58,15 @@ def lower(
     cuts_experts: bool = False,
     observes: bool = False,
 ) -> tuple[GraphSegment, ...]:
-    """Graphs of the shard in execution order; `tensor` tells where a named tensor lies, or is it.
+    """Graphs of the shard in execution order; `tensor` gives a named tensor or its place.
 
-    `kv_bits`: of a code in the KV cache; None for float32. `stacks`: where the weights of experts
-    are, of layers where one node computes all of them; none where layers are loose. `cut_layers`:
-    no graph has more than one layer, so that the KV cache of a layer is needed only while its graph
-    runs. `is_loose`: every layer in graphs of its own without weights, so that those may be brought
-    in from disk. `cuts_experts`: of such a layer experts are a graph of their own, so that those
-    which have rows may be brought in alone.
-    `observes`: sums of what the products are given are inputs and outputs, too (`gram_names`).
-
-    The first stage takes the tokens' rows of the embedding as `hidden`.
+    `kv_bits`: of a code in the KV cache; None for float32. `stacks`: weights of experts of layers
+    where one node computes all of them; none where layers are loose. `cut_layers`: at most one
+    layer for each graph, so that its KV cache is needed only while that graph runs. `is_loose`:
+    graphs have no weights, so that layers may be streamed. `cuts_experts`: each expert of such a
+    layer is a graph of its own, so that only chosen experts are read. `observes`: sums over inputs
+    of products are inputs and outputs, too (`gram_names`). The first stage takes the tokens' rows
+    of the embedding as `hidden`.
     """
     build = SegmentBuilder(
         spec,

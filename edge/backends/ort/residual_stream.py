@@ -1,4 +1,4 @@
-"""The residual stream: the hidden state, what is to be added to it, and how both cross a cut."""
+"""The residual stream: the hidden state, its addend, and how both cross a cut."""
 
 from __future__ import annotations
 

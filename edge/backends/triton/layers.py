@@ -76,7 +76,7 @@ class Head:
 
 
 class ShardOperators:
-    """The shard's weights on the device, and what is computed with them."""
+    """The shard's weights on the device, and its launches."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Queries of a layer, with keys and values that are made of what an earlier layer was given."""
+"""Queries of a layer, with keys and values made from the input of an earlier layer."""
 
 from __future__ import annotations
 

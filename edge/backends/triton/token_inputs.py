@@ -1,4 +1,4 @@
-"""What is behind a feed-forward block on a GPU where layers have inputs of each token."""
+"""The step after a feed-forward block on a GPU, in layers with inputs of each token."""
 
 from __future__ import annotations
 
