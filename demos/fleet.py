@@ -22,14 +22,12 @@ class Fleet:
         names: Sequence[str],
         folder: Path,
         *,
-        threads: int = 1,
         options: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Each keeps its weights in a folder of its name in `folder`; options: of `edge peer`, by
         name."""
         self._names = tuple(names)
         self.folder = folder
-        self._threads = threads
         self._options = options or {}
         self._open: dict[str, contextlib.ExitStack] = {}
         self.processes: dict[str, Popen[str]] = {}
@@ -40,7 +38,7 @@ class Fleet:
         stack = contextlib.ExitStack()
         listen = self.addresses.get(name, "127.0.0.1:0")
         command = [sys.executable, "-m", "edge", "peer", "--json", "--supervised", "--no-announce"]
-        command += ["--listen", listen, "--threads", str(self._threads), "--name", name]
+        command += ["--listen", listen, "--threads", "1", "--name", name]
         command += self._options.get(name, ())
         self.processes[name] = stack.enter_context(child(command, cache=self.folder / name))
         self._open[name] = stack

@@ -38,12 +38,8 @@ class LimitedPeer:
 
     @property
     def peak_bytes(self) -> int:
-        """The most it ever was, or since `reset_peak`; 0 once it has ended."""
+        """The most it ever was; 0 once it has ended."""
         return peak_bytes(self.process.pid)
-
-    def reset_peak(self) -> None:
-        """From now on `peak_bytes` is the most since now. Linux only."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5", encoding="utf-8")
 
     @property
     def bytes_read(self) -> int:

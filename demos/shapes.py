@@ -107,20 +107,19 @@ def described(name: str) -> str:
     return f"{name} ({SHAPES[name].num_parameters / 1e9:.2g} B, random)"
 
 
-def checkpoint(name: str, folder: Path, *, context_tokens: int = CONTEXT_TOKENS) -> Path:
+def checkpoint(name: str, folder: Path) -> Path:
     """The folder of the named shape's checkpoint below `folder`, written if it is not there."""
-    context_tokens = max(CONTEXT_TOKENS, context_tokens)
-    target = folder / (name if context_tokens == CONTEXT_TOKENS else f"{name}-{context_tokens}")
+    target = folder / name
     if not target.is_dir():
-        partial = folder / f"{target.name}.partial"
+        partial = folder / f"{name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        _write(SHAPES[name], partial, context_tokens)
+        _write(SHAPES[name], partial)
         partial.rename(target)
     return target
 
 
-def _write(shape: Shape, folder: Path, context_tokens: int) -> None:
+def _write(shape: Shape, folder: Path) -> None:
     """bfloat16 weights, a file for each layer: no more than one layer is in memory at once."""
     files: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, size in [*shape.matrices(), *((n, (shape.hidden_size,)) for n in shape.norms())]:
@@ -131,7 +130,7 @@ def _write(shape: Shape, folder: Path, context_tokens: int) -> None:
         save_file({name: _values(generator, size) for name, size in sizes.items()}, folder / file)
     index = {name: file for file, sizes in files.items() for name in sizes}
     _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
-    _write_json(folder / "config.json", _config(shape, context_tokens))
+    _write_json(folder / "config.json", _config(shape))
     _write_tokenizer(folder)
 
 
@@ -143,7 +142,7 @@ def _values(generator: np.random.Generator, size: tuple[int, ...]) -> NDArray[ml
     return normal.astype(ml_dtypes.bfloat16)
 
 
-def _config(shape: Shape, context_tokens: int) -> dict[str, object]:
+def _config(shape: Shape) -> dict[str, object]:
     """No end token: a random model would stop anywhere, and figures need every token."""
     kind = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     if shape.num_experts:
@@ -160,7 +159,7 @@ def _config(shape: Shape, context_tokens: int) -> dict[str, object]:
         "head_dim": shape.head_size,
         "vocab_size": shape.vocab_size,
         "tie_word_embeddings": shape.tied_embeddings,
-        "max_position_embeddings": context_tokens,
+        "max_position_embeddings": CONTEXT_TOKENS,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
         "hidden_act": "silu",

@@ -209,16 +209,16 @@ def answer(model: LlamaForCausalLM, tokenizer: Tokenizer, prompts: list[str]) ->
 
 
 def share_right(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, asked: list[tuple[str, str]], *, shown: int = 0
+    model: LlamaForCausalLM, tokenizer: Tokenizer, asked: list[tuple[str, str]]
 ) -> float:
-    """The share of (prompt, expected start) pairs answered right; prints ``shown`` wrong ones."""
+    """The share of (prompt, expected start) pairs answered right; prints a few wrong ones."""
     answers = answer(model, tokenizer, [prompt for prompt, _ in asked])
     wrong = [
         (prompt, expected, got)
         for (prompt, expected), got in zip(asked, answers, strict=True)
         if not is_right(got, expected)
     ]
-    for prompt, expected, got in wrong[:shown]:
+    for prompt, expected, got in wrong[:5]:
         print(f"  wrong: {prompt!r} -> {got.splitlines()[:1]}, expected {expected!r}")
     return 1 - len(wrong) / len(asked)
 
@@ -235,7 +235,7 @@ def report(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
     for name, rounding in (("bfloat16", lambda weight: weight), ("int4", round_to_int4)):
         with rounded_weights(model, rounding):
             for label, asked in sets.items():
-                share = share_right(model, tokenizer, asked, shown=5)
+                share = share_right(model, tokenizer, asked)
                 print(f"{name}: {share:.1%} of {len(asked)} {label} right", flush=True)
 
 

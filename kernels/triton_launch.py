@@ -7,8 +7,9 @@ that a table of measured ones can take the place of the defaults.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import triton
@@ -119,23 +120,57 @@ LARGEST_ROW = 65_536
 """Elements of a row that one program holds in its registers."""
 
 
-def check_rows(x: Tensor) -> None:
-    """x [..., n], of which a program holds a row. Raises ValueError."""
-    check("x", x, dtypes=FLOATS)
-    if not x.ndim or not 0 < x.shape[-1] <= LARGEST_ROW:
-        raise ValueError(f"x needs rows of 1 to {LARGEST_ROW} elements, not {list(x.shape)}")
+def norm_rows(
+    kernel: Any, x: Tensor, *, epsilon: float, out: Tensor | None, **vectors: Tensor
+) -> Tensor:
+    """Each row of x [..., n] normed with vectors [n], in x's type. Raises ValueError."""
+    _check_norm(x, vectors)
+    out = output("out", out, shape=x.shape, like=x)
+    _launch_norm(kernel, x, x, vectors, out, out, epsilon=epsilon, adds=False)
+    return out
 
 
-def added_outputs(
-    x: Tensor, addend: Tensor, out: Tensor | None, total: Tensor | None
+def norm_sums(
+    kernel: Any,
+    x: Tensor,
+    addend: Tensor,
+    *,
+    epsilon: float,
+    out: Tensor | None,
+    total: Tensor | None,
+    **vectors: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs of a norm behind x + addend: of the norm, and of the sum, in x's type. ValueError."""
+    """The norm of x + addend, and the sum, both in x's type. Raises ValueError."""
+    _check_norm(x, vectors)
     check("addend", addend, dtypes=FLOATS, shape=x.shape, like=x)
     out = output("out", out, shape=x.shape, like=x)
     total = output("total", total, shape=x.shape, like=x, dtypes=(x.dtype,))
     if out.data_ptr() == total.data_ptr() and out.numel():
         raise ValueError("out and total are the same tensor; pass two")
+    _launch_norm(kernel, x, addend, vectors, out, total, epsilon=epsilon, adds=True)
     return out, total
+
+
+def _check_norm(x: Tensor, vectors: Mapping[str, Tensor]) -> None:
+    check("x", x, dtypes=FLOATS)
+    if not x.ndim or not 0 < x.shape[-1] <= LARGEST_ROW:
+        raise ValueError(f"x needs rows of 1 to {LARGEST_ROW} elements, not {list(x.shape)}")
+    for name, vector in vectors.items():
+        check(name, vector, dtypes=FLOATS, shape=x.shape[-1:], like=x)
+
+
+def _launch_norm(
+    kernel: Any, x: Tensor, addend: Tensor, vectors: Mapping[str, Tensor], out: Tensor,
+    total: Tensor, *, epsilon: float, adds: bool,
+) -> None:  # fmt: skip
+    columns = x.shape[-1]
+    if not x.numel():
+        return
+    block = padded(columns)
+    kernel[(x.numel() // columns,)](
+        x, addend, *vectors.values(), out, total, columns, epsilon, adds=adds, block=block,
+        **row_launch(block).options(),
+    )  # fmt: skip
 
 
 def padded(size: int, *, at_least: int = 1) -> int:

@@ -1,7 +1,7 @@
 """Sums of a stage's shards: over their links, or from device to device of one host.
 
-Knows ranks and what each offers; a back end's `DeviceSums` knows its devices. All shards of a stage
-ask each other over their links, and go one way or the other together.
+Knows ranks and their offers; a back end's `DeviceSums` knows its devices. All shards of a stage ask
+each other over their links, and choose the same way.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class DeviceSums(Protocol):
         """Another one for every device of the host: no two ranks can share one."""
 
     def open(self, links: Collective, store: Path) -> DeviceCollective:
-        """All ranks together. `store`: a file that they share meanwhile, and nobody else can read.
+        """Called by all ranks. `store`: a file that they share and other users cannot read.
 
-        Raises whatever its libraries raise.
+        Raises errors of its libraries.
         """
 
 
@@ -87,7 +87,7 @@ def may_join(offers: Sequence[bytes]) -> bool:
 
 
 def _record(own: DeviceSums | None) -> Bytes:
-    """What a rank says of itself; nothing but zeros if it does not sum on its device."""
+    """A rank's offer; all zeros if it does not sum on its device."""
     record = bytes(2 * _HASH_BYTES)
     if own is not None:
         alike = hashlib.sha256(f"{host_id()} {own.way} {own.version}".encode())
@@ -120,8 +120,8 @@ def _open(links: Collective, own: DeviceSums) -> DeviceCollective | None:
 def _shared_folder(links: Collective) -> Iterator[Path | None]:
     """A new folder that only this user may enter; None for a rank that cannot.
 
-    Rank 0 makes it, and tells nothing but a random name: where is every rank's own business. Who
-    runs in a container of its own, or as another user, does not find it.
+    Rank 0 makes it and tells only a random name, below a folder that each rank finds itself. A
+    process of another user or container does not find it.
     """
     token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8).copy()
     links.broadcast(token, root=0)

@@ -17,9 +17,9 @@ from edge.weights.layout import token_table
 
 
 class EmbeddingRows:
-    """Rows by `read`, which mapping the file would bring in with all that lies around them.
+    """Rows of the embedding by `read`: a mapped file would bring in their neighbours.
 
-    Pages that the system keeps of what was read are its own, and no part of this process.
+    Pages that the system caches do not count as this process's memory.
     """
 
     def __init__(

@@ -27,25 +27,25 @@ class ShardWeights:
     path: Path
     manifest: Manifest
     packed: DerivedCache | None = None
-    """Where a back end keeps what it makes of them; None: nowhere."""
+    """Cache for packed weights; None: not kept."""
     load_room_bytes: int | None = None
-    """The overhead that loading may take; None: what it wants."""
+    """Most memory overhead of loading; None: no limit."""
     lends_buffers: bool = False
-    """Layers from disk may stay in what a step leaves unused of its buffers, not only in what it
-    leaves of the keys' and values' memory."""
+    """Streamed layers may stay in buffers that a step does not use, besides unused memory for keys
+    and values."""
     host_bytes: int = 0
-    """Bytes of the host's memory, for weights that a device with its own has no room for."""
+    """Bytes of host memory, for weights that do not fit on the device."""
 
 
 class StepLogits(Protocol):
-    """A shard's logits of one step [batch, logit_rows, len(vocab)], where they were computed.
+    """A shard's logits of one step [batch, logit_rows, len(vocab)], on its device.
 
     Valid until the program's next call.
     """
 
     @property
     def can_rank(self) -> bool:
-        """`best` may know more than the host would have to find out for itself."""
+        """`best` may spare the host a search."""
         ...
 
     def array(self) -> NDArray[np.float32]:
@@ -53,13 +53,13 @@ class StepLogits(Protocol):
         ...
 
     def states(self) -> NDArray[np.float32]:
-        """What the head is given [1, logit_rows, hidden] in a step with `states`, on the host; on
-        every shard that has a part of the vocabulary."""
+        """Inputs of the head [1, logit_rows, hidden] in a step with `states`, on the host; on every
+        shard that has a part of the vocabulary."""
         ...
 
     def best(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-        """Each entry's last row: the columns that rank first (`edge.kernels.sampling`), and their
-        logits, [batch, count]; −1 in a row that is not finite. None where it cannot be told."""
+        """The best columns of each entry's last row (`edge.kernels.sampling`) and their logits,
+        [batch, count]; −1 in a row that is not finite. None if the device cannot tell."""
         ...
 
 
@@ -84,11 +84,11 @@ class HostLogits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightReads:
-    """Counts of weights that steps brought in from disk, since loading."""
+    """Weights that steps read from disk, since loading."""
 
     nbytes: int = 0
     experts: int = 0
-    """That tokens went through, where experts are brought in."""
+    """Experts used, if experts are streamed."""
     experts_read: int = 0
     """Those of them that were not in memory."""
 
@@ -101,69 +101,69 @@ class StageCompute(Protocol):
 
     @property
     def rows_agree(self) -> bool:
-        """What it computes of a token is the same, to the last bit, whatever other tokens are in
-        the step, as long as they are an even number together; and so are the keys and values it
-        leaves. Of an odd number above 1 that holds for all but the last, which is the same in any
-        such step."""
+        """Results and keys and values of a token are the same, to the last bit, with any other
+        tokens in the step, if the step has an even number of tokens. With an odd number above 1
+        that holds for all but the last token, which is the same in any such step."""
         ...
 
     @property
     def batches_agree(self) -> bool:
-        """What it computes of a token in a step of one token of each request is the same, to the
-        last bit, whichever other requests are in the step, or none. It may say False where the
-        limits' `batch_invariant` is not set."""
+        """Results of a token in a step of one token for each request are the same, to the last bit,
+        with any other requests or none. May be False unless the limits' `batch_invariant` is
+        set."""
         ...
 
     @property
     def device_sums(self) -> DeviceSums | None:
-        """How its device sums with others of this host; None where it does over links alone."""
+        """Sums with other devices of this host; None: over links alone."""
         ...
 
     @property
     def disk_wait_s(self) -> float:
-        """Seconds that its steps waited for weights, keys and values that come in for each; 0.0
-        where all stay in memory."""
+        """Seconds that steps waited for weights, keys and values from disk; 0.0 if all stay in
+        memory."""
         ...
 
     @property
     def weight_reads(self) -> WeightReads:
-        """What its steps read of its weights."""
+        """Weights read by its steps."""
         ...
 
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
-        """The hidden state float32 [batch, tokens, hidden] of a stage, or in the last stage this
-        shard's logits float32 [batch, logit_rows, len(vocab)]; no row of a step with `states`.
+        """The hidden state float32 [batch, tokens, hidden] of a stage; in the last stage this
+        shard's logits float32 [batch, logit_rows, len(vocab)], or no row of a step with `states`.
 
-        `hidden` [batch, tokens, hidden] comes from the stage before; None in the first stage.
-        A request's KV cache is made at its first step, and brought back if it was swapped out. One
-        that has more tokens than memory is kept for may be computed while it is the only one that
-        is not swapped out, where there is a tier. Raises RequestError for a step that does not
-        fit (context, chunk, slots), and what the collective raises. The collective's memory is
-        the host's, or the device's if `device_sums` made it.
+        `hidden` [batch, tokens, hidden] comes from the stage before; None in the first stage. A
+        request's KV cache is made at its first step, and swapped in if it was swapped out. A
+        request longer than memory is computed while it is the only one in memory, if there is a
+        tier. The collective's memory is the host's, or the device's if `device_sums` made it.
+        Raises RequestError for a step that does not fit (context, chunk, slots), and errors of the
+        collective.
         """
         ...
 
     def logits(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> StepLogits:
-        """`forward` in the last stage, for who may not need all logits on the host, or not them."""
+        """`forward` in the last stage, without copying all logits to the host."""
         ...
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
-        """Where `forward` takes a hidden state [batch, tokens, hidden] without a copy."""
+        """A buffer from which `forward` takes a hidden state [batch, tokens, hidden] without a
+        copy."""
         ...
 
 
 class KvStorage(Protocol):
-    """The keys and values of one shard's requests: in memory, in a tier, or handed in and out.
+    """The keys and values of one shard's requests: in memory, in a tier, or exported as arrays.
 
-    They are kept in the type asked for once `calibrate` was called.
+    They have the type asked for once `calibrate` was called.
     """
 
     def calibrate(self, request: str) -> None:
-        """Choose how keys and values are rounded, from those of `request`, and release it.
+        """Choose the scales of keys and values by those of `request`, and release it.
 
         Called once, before any other request begins.
         """
@@ -172,15 +172,15 @@ class KvStorage(Protocol):
     def swap_out(self, request: str) -> None:
         """Move the request's KV cache to the tier that `load` was given, until its next step.
 
-        Raises offload's StoreFullError where that has no room, StoreError if the disk fails:
-        nothing has changed then.
+        Raises offload's StoreFullError if the tier is full, StoreError if the disk fails; then
+        nothing has changed.
         """
         ...
 
     def reserve(self, request: str, tokens: int) -> None:
-        """See to it that the tier has room for N of the request's tokens. Raises likewise.
+        """Reserve room in the tier for N of the request's tokens. Raises as `swap_out` does.
 
-        With it, no step of a request that is longer than memory lacks room on disk.
+        Then no step of a request that is longer than memory lacks room on disk.
         """
         ...
 
@@ -188,7 +188,7 @@ class KvStorage(Protocol):
     def cache_digest(self) -> str:
         """A digest of what keys and values depend on except tokens, weights and plan.
 
-        Those of equal digests may be exchanged. Empty: none are handed out.
+        Shards with equal digests may exchange them. Empty: they are not exported.
         """
         ...
 
@@ -201,34 +201,32 @@ class KvStorage(Protocol):
         ...
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        """Set what the request has from token `first` on, as `rows` gave it or to `new_rows`."""
+        """Set keys and values from token `first` on: arrays of `rows` or `new_rows`."""
         ...
 
     def keep(self, request: str, tokens: int) -> None:
-        """The request is over, and the first N tokens of its KV cache stay until `release`.
+        """End the request; the first N tokens of its KV cache stay until `release`.
 
-        Those of a request that is not in memory are freed, and where layers have states those of
-        one whose state of N tokens is not saved.
+        They are freed if the request is not in memory, or has states and none of N tokens is saved.
         """
         ...
 
     def save_state(self, request: str, tokens: int, place: int) -> None:
-        """Where layers have states: copy that of the request, which has N tokens now, to one of the
-        limits' `saved_states` places, until the request is released. What was there is gone, also
-        where it has another number of them."""
+        """Copy the states of the request, if it has N tokens now, to one of the limits'
+        `saved_states` places, until its release. The place's former contents are lost in any
+        case."""
         ...
 
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
-        """Let `request`, of which nothing was computed, begin with the first N tokens of `source`.
+        """Let a new `request` begin with the first N tokens of `source`.
 
-        moves: `source` has nothing then. Returns N, or 0 where they are not in memory, their state
-        is not saved, or there is no memory for more. Raises RequestError for more requests than
-        there may be.
+        moves: `source` has nothing afterwards. Returns N, or 0 if they are not in memory, their
+        state is not saved, or memory is short. Raises RequestError for too many requests.
         """
         ...
 
     def release(self, request: str) -> None:
-        """Free the request's KV cache, wherever it is; unknown requests are ignored."""
+        """Free the request's KV cache, in memory and in the tier; unknown requests are ignored."""
         ...
 
 
@@ -238,20 +236,20 @@ class WeightResidency(Protocol):
     weight_bytes: int
 
     def stream(self, layers: int) -> None:
-        """From now on read N layers, the last ones, from disk for each step.
+        """Stream the last N layers from disk for each step, from now on.
 
-        Results stay the same, bit for bit, and KV caches where they are. Raises RequestError where
-        that cannot be done, and StoreError; then nothing has changed.
+        Results stay the same, bit for bit, and KV caches stay. Raises RequestError if that cannot
+        be done, and StoreError; then nothing has changed.
         """
         ...
 
 
 class Observation(Protocol):
-    """What a shard's products were given, where the limits say that it is observed."""
+    """Statistics of the inputs of a shard's products, if the limits ask for them."""
 
     def gram(self, run: int) -> NDArray[np.float32]:
-        """Gram matrix of one of `observed_runs`, x transposed times x, or how many tokens went
-        through each expert; summed over all tokens so far.
+        """Gram matrix of one of `observed_runs`, x transposed times x, or the count of tokens of
+        each expert; summed over all tokens so far.
 
         Valid until the program's next call.
         """
@@ -262,15 +260,14 @@ class StageProgram(StageCompute, KvStorage, WeightResidency, Observation, Protoc
     """One shard, ready to run. Called from one thread at a time."""
 
     def interrupt(self) -> None:
-        """Nobody waits for the step that is computed: it may end at once with an error, as may all
-        that come before `reset`. From any thread."""
+        """Let the step under way end at once, with an error, as may later ones until `reset`. From
+        any thread."""
         ...
 
     def reset(self) -> bool:
-        """Forget every request, for a session like the one that it was loaded for; False where it
-        cannot serve another one.
+        """Forget every request, for a new session of equal limits; False if that cannot be done.
 
-        Raises what a step raises if its weights are no longer what they were.
+        Raises the error of a step if the weights have changed.
         """
         ...
 
@@ -284,17 +281,17 @@ class Backend(Protocol):
 
     @property
     def lacks(self) -> frozenset[str]:
-        """What of `ALL_NEEDS` it has no kernels for."""
+        """The `ALL_NEEDS` that it has no kernels for."""
         ...
 
     @property
     def is_stand_in(self) -> bool:
-        """It computes in place of a device that is not here, so its speed says nothing."""
+        """A stand-in for a device that is not here: its speed says nothing."""
         ...
 
     @property
     def device_name(self) -> str:
-        """What computes, for people."""
+        """Name of the device, for people."""
         ...
 
     @property
@@ -303,11 +300,11 @@ class Backend(Protocol):
         ...
 
     def usable_memory_bytes(self) -> int:
-        """What this device has free for shards now, less a reserve."""
+        """Free memory for shards now, less a reserve."""
         ...
 
     def copy_bytes_per_s(self) -> float | None:
-        """Measured now: from the host's memory into its own; None where these are one."""
+        """Rate of copies from host to device memory, measured now; None if they are the same."""
         ...
 
     def why_not(self) -> str | None:
@@ -325,9 +322,9 @@ class Backend(Protocol):
         kv_dtype: KvDtype = "float32",
         kv_tier: KVTier | None = None,
     ) -> StageProgram:
-        """kv_tier: where keys and values go that are swapped out.
+        """kv_tier: the tier of swapped-out keys and values.
 
-        Raises RequestError for what this back end cannot compute, or not observe.
+        Raises RequestError for models or observations that this back end does not support.
         """
         ...
 

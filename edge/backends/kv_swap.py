@@ -1,12 +1,12 @@
-"""Keys and values that go to disk and come back: of whole requests, and of layers within a step.
+"""Swapping of keys and values between the pool and a tier: whole requests, or layers within a step.
 
-So do states, of whole requests alone. A state is of all tokens so far, so what begins with the
-first tokens of a request goes on from a copy that was made when it had no more: a saved one.
+A swapped-out request leaves its slot and gets one again at its next step. A request longer than
+memory is computed alone, layer by layer: the first layers stay, and each of the others is read
+before its use, while the one before computes. Layers are used in the same order every time, so a
+fixed set that stays is best.
 
-A request that is saved leaves its slot; at its next step it gets one again, and what it had. A
-request that is too long for memory is computed alone, layer by layer: the first layers stay, and of
-the others each comes in before it computes, the next one behind its back, and goes when it is done.
-Layers are used in the same order again and again, so a fixed part that stays is the best choice.
+States are swapped with whole requests only. A state covers all tokens so far, so another request
+with the same beginning starts from a saved copy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Pool(Protocol):
 
     @property
     def can_cut(self) -> bool:
-        """What a request has of its first tokens is what it had when it had no more."""
+        """A request may be cut to its first tokens: it has no states."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class Pool(Protocol):
 
 
 class CacheMoves:
-    """What of a shard's cache is in its pool, and what in the tier. Used by the compute thread."""
+    """Tracks a shard's KV cache in its pool and its tier. Used by the compute thread."""
 
     def __init__(self, pool: Pool, shape: KVShape, tier: KVTier | None, limits: StepLimits) -> None:
         self._pool = pool
@@ -120,7 +120,7 @@ class CacheMoves:
         self._outside: dict[str, set[int]] = {}
         """Layers that are not in memory, of requests that have a slot."""
         self._saved: dict[int, tuple[str, int]] = {}
-        """By place: whose state lies there, and of how many tokens it is."""
+        """Request and number of tokens of the state in each place."""
         self._window: _Window | None = None
         self._reader: ThreadPoolExecutor | None = None
         self.wait_s = 0.0
@@ -145,9 +145,9 @@ class CacheMoves:
         self._place(request).reserve(tokens)
 
     def keep(self, request: str, tokens: int) -> None:
-        """The request is over; its first N tokens stay in memory. One that is not there goes.
+        """End the request; its first N tokens stay in memory, if they are there.
 
-        Of what has a state, N are those of a saved one.
+        If it has states, the state of N tokens must be saved.
         """
         self._drop_from_tier(request)
         is_here = request in self._pool and not self._outside.get(request)
@@ -161,9 +161,9 @@ class CacheMoves:
             self.drop(request)
 
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
-        """Let a new request begin with the first N tokens of another; N, or 0 where it cannot.
+        """Begin a request with the first N tokens of another; returns N, or 0 if that fails.
 
-        moves: the other has nothing then. Raises RequestError where every slot is taken.
+        moves: the other has nothing afterwards. Raises RequestError if every slot is taken.
         """
         has = source in self._pool and self.is_inside(source)
         if not has or request in self._pool or request in self._away:
@@ -193,8 +193,8 @@ class CacheMoves:
         return tokens
 
     def save_state(self, request: str, tokens: int, place: int) -> None:
-        """Copy the state that a request has now, of `tokens` tokens, to a place, for a request that
-        begins with these. What was there is gone, also where the request has another number."""
+        """Save the state of a request, if it has `tokens` now, in a place for requests with the
+        same beginning. The place's former state is lost in any case."""
         self._saved.pop(place, None)
         if request in self._pool and not self._pool.can_cut:
             slot = self._pool.open(request)
@@ -203,7 +203,7 @@ class CacheMoves:
                 self._saved[place] = (request, tokens)
 
     def _has_first(self, request: str, tokens: int) -> bool:
-        """Whether there is what it had when it had `tokens` tokens."""
+        """Whether its first `tokens` can be had, with their state if it has states."""
         has = self._pool.length(self._pool.open(request)) >= tokens
         return has and (self._pool.can_cut or self._place_of(request, tokens) is not None)
 
@@ -225,7 +225,7 @@ class CacheMoves:
         return request not in self._away and not self._outside.get(request)
 
     def drop(self, request: str) -> None:
-        """Forget what the tier has of it, and the states that were saved."""
+        """Drop its keys and values in the tier, and its saved states."""
         for place in self._saved_of(request):
             del self._saved[place]
         self._away.pop(request, None)
@@ -233,7 +233,7 @@ class CacheMoves:
         self._drop_from_tier(request)
 
     def arrive(self, step: Step) -> None:
-        """Give the step's requests slots and bring in what they have on disk.
+        """Give the step's requests slots and swap them in.
 
         Raises RequestError for more tokens than memory is kept for, or more requests than slots.
         """
@@ -419,7 +419,7 @@ class _Window:
 
 
 def _states_of(request: str) -> str:
-    """What a tier knows a request's states by: a place of their own, as they do not grow."""
+    """Key of a request's states in a tier, apart because they do not grow."""
     return f"{request} states"
 
 

@@ -1,7 +1,7 @@
-"""Steps in two halves, so that the sums of one half hide behind the products of the other.
+"""Steps in two halves: the sums of one half overlap the products of the other. Pure.
 
-Pure. All shards of a stage must decide alike, whatever back end they have: their sums would not
-meet otherwise. So it depends on nothing but the step and the stage.
+All shards of a stage must decide alike, on every back end, or their sums would not meet. So the
+decision depends only on the step and the stage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The back ends that there are, and how one is chosen.
+"""The back ends, and the choice of one.
 
-Each is a folder of this package with `backend.py`, imported only when it is asked for; its name
-stands in `edge.protocol.peer_info`, where those who plan find it.
+Each is a folder of this package with `backend.py`, imported only when it is opened. Its name stands
+in `edge.protocol.peer_info`, for planning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edge.protocol.peer_info import BACKENDS
 
 
 def usual_backend() -> str:
-    """What computes where nobody says what: the GPU if it can be used, else the CPU."""
+    """The default back end: the GPU if it can be used, else the CPU."""
     if not num_cuda_devices():
         return "ort"
     backend = _opened("triton", threads=1)

@@ -1,9 +1,9 @@
-"""Before a shard is used: does this device compute what the reference computes?
+"""Self check of a shard at load: does this device compute what the reference computes?
 
-Drivers, compilers, kernels and processors have bugs, and a shard that computes nonsense spoils
-every reply without a word. So the operators of a shard get known input when it is loaded, few rows
-and more, and what they give is compared with the formulas in numpy. What all back ends need of it
-is here. Pure, but for reading the shard's file.
+Drivers, compilers, kernels and processors have bugs, and a wrong shard silently spoils every reply.
+So the shard's operators get known inputs, few rows and more, and their outputs are compared with
+the numpy formulas. This module has the part that all back ends need. It only reads the shard's
+file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """Who computed, and what to do if it is wrong."""
+    """The device that computed, and the remedy if it is wrong."""
 
     backend: str
     device_name: str

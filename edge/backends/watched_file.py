@@ -1,4 +1,4 @@
-"""Notices who writes to a file of weights while a model is computed from it."""
+"""Detects writes to a file of weights while a model is computed from it."""
 
 from __future__ import annotations
 

@@ -102,9 +102,9 @@ def small_floats(spec: ModelSpec) -> tuple[Rule, ...]:
     return tuple(Rule(role, Floats()) for role in roles)
 
 
-def head_kind(spec: ModelSpec, least_block: int = 32) -> Blocks:
+def head_kind(spec: ModelSpec) -> Blocks:
     """8 bits, for the matrix that is largest and most sensitive."""
-    return Blocks(8, widest_block(_WIDEST_BLOCK, spec.hidden_size, least_block))
+    return Blocks(8, widest_block(_WIDEST_BLOCK, spec.hidden_size, 32))
 
 
 def _block_columns(spec: ModelSpec) -> Iterator[int]:

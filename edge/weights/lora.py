@@ -45,8 +45,6 @@ _CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
 """Ways of beginning, by init_lora_weights, after which the model's own weights are others, too."""
 _MOST_ALPHA = 1e6
 
-Array = NDArray[np.float32]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:

@@ -45,7 +45,6 @@ def activated(
     *,
     activation: Activation,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """x [...] → like x. `out` may be x. Raises ValueError."""
     check("x", x, dtypes=FLOATS)
@@ -54,7 +53,7 @@ def activated(
     if not out.numel():
         return out
     block = min(padded(x.numel()), _LARGEST_BLOCK)
-    options = (launch or Launch(num_stages=1)).options()
+    options = Launch(num_stages=1).options()
     grid = (triton.cdiv(x.numel(), block),)
     _activated_kernel[grid](x, out, x.numel(), activation=activation, block=block, **options)
     return out

@@ -28,7 +28,6 @@ def embedding(
     *,
     first_id: int = 0,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """token_ids int [...], table [ids, hidden] for ids first_id … → [..., hidden].
 
@@ -42,7 +41,7 @@ def embedding(
     if not out.numel():
         return out
     block = min(padded(hidden), _LARGEST_BLOCK)
-    options = (launch or Launch(num_stages=1)).options()
+    options = Launch(num_stages=1).options()
     grid = (token_ids.numel(), triton.cdiv(hidden, block))
     _embedding_kernel[grid](
         token_ids, table, out, first_id, num_ids, hidden, block=block, **options

@@ -40,7 +40,6 @@ def gated(
     activation: Activation = "silu",
     clamp: Clamp | None = None,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """gate_up [..., 2n], gate first → [..., n] of the same type. Only silu is clamped.
 
@@ -57,7 +56,7 @@ def gated(
     if not out.numel():
         return out
     block = min(padded(columns), _LARGEST_BLOCK)
-    options = (launch or Launch(num_stages=1)).options()
+    options = Launch(num_stages=1).options()
     grid = (out.numel() // columns, triton.cdiv(columns, block))
     limit, slope = (1.0, 1.0) if clamp is None else (float(clamp.limit), float(clamp.slope))
     _gated_kernel[grid](

@@ -38,7 +38,6 @@ def latent_heads(
     num_heads: int,
     own_size: int,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """product [rows, num_heads · (own_size + value_size)], keys first; shared [rows, n], which may
     be a slice → keys, then values [rows, 2 · num_heads · (n + own_size)], values filled up with
@@ -66,6 +65,6 @@ def latent_heads(
     _heads_kernel[rows, num_heads](
         product, shared, out, shared.stride(0), out.stride(0), num_heads,
         own_size=own_size, shared_size=shared_size, value_size=value_size, block=padded(size),
-        **(launch or Launch(num_warps=1, num_stages=1)).options(),
+        **Launch(num_warps=1, num_stages=1).options(),
     )  # fmt: skip
     return out

@@ -9,16 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edge.kernels.triton_launch import (
-    FLOATS,
-    Launch,
-    added_outputs,
-    check,
-    check_rows,
-    output,
-    padded,
-    row_launch,
-)
+from edge.kernels.triton_launch import norm_rows, norm_sums
 
 
 @triton.jit
@@ -50,13 +41,9 @@ def layer_norm(
     *,
     epsilon: float,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """x [..., n]; weight, bias [n] → [..., n] of x's type. `out` may be x. Raises ValueError."""
-    _check_rows(x, weight, bias)
-    out = output("out", out, shape=x.shape, like=x)
-    _run(x, x, weight, bias, out, out, epsilon=epsilon, adds=False, launch=launch)
-    return out
+    return norm_rows(_layer_norm_kernel, x, epsilon=epsilon, out=out, weight=weight, bias=bias)
 
 
 def add_layer_norm(
@@ -68,43 +55,19 @@ def add_layer_norm(
     epsilon: float,
     out: Tensor | None = None,
     total: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """s = x + addend, rounded to x's type; returns (layer_norm(s), s).
 
     x, addend [..., n]; weight, bias [n]. `total` may be x or addend: the residual stream stays in
     place. Raises ValueError.
     """
-    _check_rows(x, weight, bias)
-    out, total = added_outputs(x, addend, out, total)
-    _run(x, addend, weight, bias, out, total, epsilon=epsilon, adds=True, launch=launch)
-    return out, total
-
-
-def _check_rows(x: Tensor, weight: Tensor, bias: Tensor) -> None:
-    check_rows(x)
-    for name, vector in (("weight", weight), ("bias", bias)):
-        check(name, vector, dtypes=FLOATS, shape=x.shape[-1:], like=x)
-
-
-def _run(
-    x: Tensor,
-    addend: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    out: Tensor,
-    total: Tensor,
-    *,
-    epsilon: float,
-    adds: bool,
-    launch: Launch | None,
-) -> None:
-    columns = x.shape[-1]
-    rows = x.numel() // columns
-    if not rows:
-        return
-    block = padded(columns)
-    options = (launch or row_launch(block)).options()
-    _layer_norm_kernel[(rows,)](
-        x, addend, weight, bias, out, total, columns, epsilon, adds=adds, block=block, **options
+    return norm_sums(
+        _layer_norm_kernel,
+        x,
+        addend,
+        epsilon=epsilon,
+        out=out,
+        total=total,
+        weight=weight,
+        bias=bias,
     )

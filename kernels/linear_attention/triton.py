@@ -107,7 +107,6 @@ def linear_attention(
     starts: Tensor,
     max_tokens: int,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """mixed [rows, c + value_heads · value_size], channels and gate; gates [rows, 2 · value_heads],
     decay and beta → [rows, value_heads · value_size] of mixed's type.
@@ -150,7 +149,7 @@ def linear_attention(
     heads = torch.empty(rows, values, dtype=torch.float32, device=mixed.device)
     keys = padded(key_size)
     block = min(padded(value_size), max(1, _TILE // keys))
-    options = (launch or Launch(num_stages=1)).options()
+    options = Launch(num_stages=1).options()
     _delta_kernel[slots.shape[0], value_heads, triton.cdiv(value_size, block)](
         seen, gates, heads_states, decay_bias, decay_rate, slots, starts, heads, key_heads,
         value_heads, key_size**-0.5, LENGTH_EPSILON,

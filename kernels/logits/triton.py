@@ -25,16 +25,14 @@ def _finish_kernel(x, count, scale, soft_cap, caps: tl.constexpr, block: tl.cons
     tl.store(x + at, y.to(x.dtype.element_ty), mask=inside)
 
 
-def finish_logits(
-    x: Tensor, *, scale: float, soft_cap: float | None, launch: Launch | None = None
-) -> Tensor:
+def finish_logits(x: Tensor, *, scale: float, soft_cap: float | None) -> Tensor:
     """x [..., n], contiguous → x itself, changed. Raises ValueError."""
     check("x", x, dtypes=FLOATS)
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap is {soft_cap}, not above 0")
     count = x.numel()
     if count and (scale != 1.0 or soft_cap is not None):
-        options = (launch or Launch(num_stages=1)).options()
+        options = Launch(num_stages=1).options()
         _finish_kernel[(triton.cdiv(count, _BLOCK),)](
             x, count, scale, soft_cap or 1.0, caps=soft_cap is not None, block=_BLOCK, **options
         )

@@ -9,16 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edge.kernels.triton_launch import (
-    FLOATS,
-    Launch,
-    added_outputs,
-    check,
-    check_rows,
-    output,
-    padded,
-    row_launch,
-)
+from edge.kernels.triton_launch import norm_rows, norm_sums
 
 
 @triton.jit
@@ -46,13 +37,9 @@ def rms_norm(
     *,
     epsilon: float,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """x [..., n], weight [n] → [..., n] of x's type. `out` may be x. Raises ValueError."""
-    _check_rows(x, weight)
-    out = output("out", out, shape=x.shape, like=x)
-    _run(x, x, weight, out, out, epsilon=epsilon, adds=False, launch=launch)
-    return out
+    return norm_rows(_rms_norm_kernel, x, epsilon=epsilon, out=out, weight=weight)
 
 
 def add_rms_norm(
@@ -63,41 +50,12 @@ def add_rms_norm(
     epsilon: float,
     out: Tensor | None = None,
     total: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """s = x + addend, rounded to x's type; returns (rms_norm(s), s).
 
     x, addend [..., n]; weight [n]. `total` may be x or addend: the residual stream stays in place.
     Raises ValueError.
     """
-    _check_rows(x, weight)
-    out, total = added_outputs(x, addend, out, total)
-    _run(x, addend, weight, out, total, epsilon=epsilon, adds=True, launch=launch)
-    return out, total
-
-
-def _check_rows(x: Tensor, weight: Tensor) -> None:
-    check_rows(x)
-    check("weight", weight, dtypes=FLOATS, shape=x.shape[-1:], like=x)
-
-
-def _run(
-    x: Tensor,
-    addend: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    total: Tensor,
-    *,
-    epsilon: float,
-    adds: bool,
-    launch: Launch | None,
-) -> None:
-    columns = x.shape[-1]
-    rows = x.numel() // columns
-    if not rows:
-        return
-    block = padded(columns)
-    options = (launch or row_launch(block)).options()
-    _rms_norm_kernel[(rows,)](
-        x, addend, weight, out, total, columns, epsilon, adds=adds, block=block, **options
+    return norm_sums(
+        _rms_norm_kernel, x, addend, epsilon=epsilon, out=out, total=total, weight=weight
     )

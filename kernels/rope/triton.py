@@ -1,7 +1,6 @@
-"""Rotary position embedding on a GPU, alone or on the way of a packed QKV product to the cache.
+"""Rotary position embedding of a packed QKV product on its way to the KV cache, on a GPU.
 
-Partial embeddings rotate the first elements of a head, as many as the tables have columns twice,
-and leave the others. What the tables hold (plain, llama3, scaled) is not known here.
+Partial embeddings rotate the first elements of a head, two for each column of the tables.
 """
 
 from __future__ import annotations
@@ -51,23 +50,6 @@ def _rotated(
         plain = tl.load(row + at, mask=inside, other=0.0).to(tl.float32)
         result *= 1.0 / tl.sqrt(tl.sum(plain * plain, axis=0) / head_size + epsilon)
     return result
-
-
-@triton.jit
-def _rope_kernel(
-    x, out, cos, sin, positions, token_stride, head_stride, num_heads,
-    head_size: tl.constexpr, half: tl.constexpr, interleaved: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    at = tl.arange(0, block)
-    position = tl.load(positions + token).to(tl.int64)
-    row = x + token * token_stride + head * head_stride
-    result = _rotated(
-        row, row, 0.0, cos, sin, position, at, head_size, half, interleaved, False
-    )  # fmt: skip
-    start = out + (token * num_heads + head) * head_size
-    tl.store(start + at, result.to(out.dtype.element_ty), mask=at < head_size)
 
 
 @triton.jit
@@ -156,38 +138,6 @@ def _rope_store_kernel(
         )  # fmt: skip
 
 
-def rope(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    *,
-    interleaved: bool = False,
-    out: Tensor | None = None,
-    launch: Launch | None = None,
-) -> Tensor:
-    """x [tokens, heads, head_size], which may be a slice of a packed product → like x, contiguous.
-
-    cos, sin [length, r / 2] turn the first r elements of each head by the angle of the token's
-    position, int [tokens], each below `length`. `out` must not be x. Raises ValueError.
-    """
-    check("x", x, dtypes=FLOATS, shape=(None, None, None), contiguous=False)
-    tokens, num_heads, head_size = x.shape
-    half = _check_tables(cos, sin, head_size, x)
-    check("positions", positions, dtypes=INTEGERS, shape=(tokens,), like=x)
-    out = output("out", out, shape=x.shape, like=x)
-    if not out.numel():
-        return out
-    if out.data_ptr() == x.data_ptr():
-        raise ValueError("out is x; rotation reads each element twice, so pass another tensor")
-    _rope_kernel[tokens, num_heads](
-        x, out, cos, sin, positions, x.stride(0), x.stride(1), num_heads,
-        head_size=head_size, half=half, interleaved=interleaved, block=padded(head_size),
-        **(launch or Launch(num_warps=1, num_stages=1)).options(),
-    )  # fmt: skip
-    return out
-
-
 def rope_store(
     qkv: Tensor,
     cache: KvCache,
@@ -202,7 +152,6 @@ def rope_store(
     value_norm: bool = False,
     epsilon: float = 1e-6,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """Norm (if asked to) and rotate queries and keys; write keys and values into the cache.
 
@@ -245,7 +194,7 @@ def rope_store(
         value_norm=value_norm,
         paged=table is not None, bits=cache.bits or 0, group_size=cache.group_size,
         largest=LARGEST_CODE.get(cache.bits or 0, 0), block=padded(head_size, at_least=2),
-        **(launch or Launch(num_warps=1, num_stages=1)).options(),
+        **Launch(num_warps=1, num_stages=1).options(),
     )  # fmt: skip
     return query
 

@@ -73,7 +73,7 @@ def _unpack_kernel(keys, scores, ids, count, keep, block: tl.constexpr):
     tl.store(ids + row * count + at, token, mask=inside)
 
 
-def top_k(logits: Tensor, k: int, *, launch: Launch | None = None) -> tuple[Tensor, Tensor]:
+def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """logits [rows, vocab] → the k best of each row: (scores float32, ids int64), both [rows, k].
 
     Ranked by falling score, equal scores by rising id. A row that holds a NaN or an infinity gives
@@ -89,7 +89,7 @@ def top_k(logits: Tensor, k: int, *, launch: Launch | None = None) -> tuple[Tens
     ids = torch.empty((rows, k), dtype=torch.int64, device=logits.device)
     if not rows:
         return scores, ids
-    options = (launch or Launch(num_warps=8, num_stages=1)).options()
+    options = Launch(num_warps=8, num_stages=1).options()
     keep = padded(k)
     source, stride, count, ranks = logits, logits.stride(0), vocabulary, True
     while ranks or count > keep:

@@ -109,7 +109,6 @@ def short_convolution(
     starts: Tensor,
     max_tokens: int,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """mixed [rows, 3 · channels]: before, after and x → [rows, channels] of its type.
 
@@ -131,7 +130,6 @@ def short_convolution(
         max_tokens,
         out,
         gated=True,
-        launch=launch,
     )
     return out
 
@@ -146,7 +144,6 @@ def causal_convolution(
     starts: Tensor,
     max_tokens: int,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """c · sigmoid(c) of x's convolution c; x [rows, channels or more] → float32 [rows, channels].
 
@@ -172,7 +169,6 @@ def causal_convolution(
         max_tokens,
         out,
         gated=False,
-        launch=launch,
     )
     return out
 
@@ -189,7 +185,6 @@ def _run(
     out: Tensor,
     *,
     gated: bool,
-    launch: Launch | None,
 ) -> None:
     rows = mixed.shape[0]
     check("states", states, dtypes=(torch.float32,), shape=(None, None, None), like=mixed)
@@ -206,7 +201,7 @@ def _run(
     taps = padded(width)
     block = min(padded(channels), max(1, min(_LARGEST_BLOCK, _TILE // taps)))
     blocks = triton.cdiv(channels, block)
-    options = (launch or Launch(num_warps=1, num_stages=1)).options()
+    options = Launch(num_warps=1, num_stages=1).options()
     _convolution_kernel[rows, blocks](
         mixed, states, weights, weights if bias is None else bias, slots, sequences, starts, out,
         mixed.stride(0), channels, width, gated=gated, has_bias=bias is not None,

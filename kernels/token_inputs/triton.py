@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edge.kernels.triton_launch import FLOATS, Launch, check, output, padded, row_launch
+from edge.kernels.triton_launch import FLOATS, check, output, padded, row_launch
 
 
 @triton.jit
@@ -34,7 +34,6 @@ def token_inputs(
     hidden_size: int,
     epsilon: float,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """product [tokens, n]; rows [tokens, n], which may lie apart; norm [n] → like product.
 
@@ -50,6 +49,6 @@ def token_inputs(
     block = padded(size)
     _inputs_kernel[(tokens,)](
         product, rows, norm, out, rows.stride(0), size, hidden_size**-0.5, size**0.5, epsilon,
-        block=block, **(launch or row_launch(block)).options(),
+        block=block, **row_launch(block).options(),
     )  # fmt: skip
     return out

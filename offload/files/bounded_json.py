@@ -1,7 +1,6 @@
-"""Files and JSON that anybody may have written, read within bounds.
+"""Untrusted files and JSON, read within bounds.
 
-What is refused costs no more than looking at it: the size is known before memory is taken, and the
-number of values before any of them is made.
+The size is known before memory is taken, and the number of values before any of them is made.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
-"""Reads pieces of one file into memory that exists already: large, parallel, past the page cache.
+"""Reads into given memory that bypass the page cache: large and parallel.
 
-The page cache would hold everything twice, and under a memory limit it evicts what is needed next.
+The page cache would hold everything twice, and under a memory limit it evicts the pages needed
+next.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""The header of a GGUF file: its metadata and where its tensors lie, read within bounds.
+"""The untrusted header of a GGUF file: its metadata and where its tensors lie.
 
-Anybody may have written it. Every count and length is compared with what is left of the file, and
-with a fixed limit, before memory is taken for what it announces. Layout: "GGUF", version (uint32),
-number of tensors and of metadata entries (uint64), the entries (key, type, value), then for each
-tensor its name, dimensions (the innermost first), type and offset; all little-endian.
+Every count and length is compared with the rest of the file, and with a fixed limit, before memory
+is taken for it.
+
+Layout: "GGUF", version (uint32), number of tensors and of metadata entries (uint64), the entries
+(key, type, value), then for each tensor its name, dimensions (the innermost first), type and
+offset; all little-endian.
 """
 
 import math
@@ -55,7 +57,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
 class HeaderError(Exception):
-    """What is wrong with a header and what to do: the rest of a sentence that names the file."""
+    """The fault of a header and its remedy: the rest of a sentence that names the file."""
 
     def __init__(self, cause: str, remedy: str = "download the file again") -> None:
         super().__init__(f"{cause}; {remedy}")

@@ -1,9 +1,8 @@
-"""How tensors of GGUF files are stored: blocks of codes with scales, and what they stand for.
+"""Types of GGUF tensors: blocks of codes with scales, and their dequantization.
 
-One table, `BLOCK_TYPES`, has the facts of each type. Its formulas are pure: bytes in, codes and
-their scales out.
-The layouts are those of ggml (`block_q4_0` and so on in its ggml-common.h); a "super-block" of 256
-weights has scales of its own for runs of 16 or 32 of them.
+The table `BLOCK_TYPES` has the facts of each type. Its formulas are pure: bytes in, codes and their
+scales out. The layouts are those of ggml (`block_q4_0` and so on in its ggml-common.h); a
+"super-block" of 256 weights has scales of its own for runs of 16 or 32 of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,7 +56,7 @@ class CodeType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockType:
-    """What is known of one type.
+    """One type of tensor.
 
     name: as ggml writes it. block_size: weights of a block. block_bytes: bytes of a block. coded:
     None for plain floats, and for a type that is not read here. dtype: that of plain floats.
@@ -225,7 +224,7 @@ def _q6_k(blocks: Bytes) -> Codes:
 IQ4_VALUES = np.array(
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8
 )
-"""What the codes of IQ4_NL and IQ4_XS stand for, times the scale."""
+"""Weights of the codes of IQ4_NL and IQ4_XS, over the scale."""
 
 
 def _iq4_nl(blocks: Bytes) -> Codes:
@@ -242,7 +241,7 @@ def _iq4_xs(blocks: Bytes) -> Codes:
 
 
 MXFP4_VALUES = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
-"""Twice what the codes of MXFP4 stand for: whole numbers."""
+"""Twice the weights of MXFP4 codes: whole numbers."""
 
 
 _MXFP4_SCALES = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)

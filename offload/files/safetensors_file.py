@@ -1,7 +1,7 @@
 """One safetensors file, read by position.
 
 `pread` rather than `mmap`: a file that is cut short while it is open is an error here, not a
-SIGBUS, and what was read once does not stay counted as this process's memory.
+SIGBUS, and pages that were read do not count as this process's memory.
 """
 
 import hashlib

@@ -15,11 +15,11 @@ from edge.offload.files.safetensors_file import DTYPES
 
 
 class SafetensorsWriter:
-    """A file of tensors whose shapes and types are known beforehand; a context manager.
+    """A file of tensors of known shapes and types; a context manager.
 
-    Leaving the context without an error makes the file durable and gives it its name; with an
-    error, nothing is left. A process that is killed leaves `<name>.partial`, which nobody reads.
-    Raises StoreFullError on entering if the disk has not the room.
+    Leaving the context makes the file durable and gives it its name; after an error nothing is
+    left. A killed process leaves `<name>.partial`, which is never read. Raises StoreFullError on
+    entering if the disk has not the room.
     """
 
     def __init__(

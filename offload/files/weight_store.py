@@ -1,6 +1,6 @@
-"""Tensors by name, read in slices: from safetensors files or from memory.
+"""Tensors by name, read in slices, from safetensors files or from memory.
 
-Knows files and their headers; knows nothing of models, plans or what a tensor means.
+Knows files and their headers; knows nothing of models or plans.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """Keys and values on disk: one file for each request, with a fixed place for every token.
 
-They tell what was asked, so they are encrypted, by AES-256 in counter mode with a key that is made
-for the file and is nowhere but in this process. A byte's place in the file is its counter: so a
-token may be appended, and a whole run be read at once. Each place is written once; where that fails
-and is done again, the same is written, for keys and values follow from the tokens.
+They reveal prompts, so they are encrypted by AES-256 in counter mode, with a key of the file that
+only this process knows. The place of a byte is its counter: tokens may be appended, and a run read
+at once. A place is written once; a repeated write after a failure writes the same bytes, since keys
+and values follow from the tokens.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _CIPHER_BYTES = 16
 
 
 class DiskKVTier:
-    """Files under `folder` that have no name: whatever ends this process, they are gone with it.
+    """Unnamed files under `folder`, which vanish when this process ends.
 
-    Written and read in runs of tokens, one for each layer and head. The limit counts bytes of keys
-    and values; a file system takes a little more.
+    They are written and read in runs of tokens, one for each layer and head. The limit counts bytes
+    of keys and values; a file system takes a little more.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class _DiskPlace:
         self._room.give_back()
 
     def _where_full(self, num_bytes: int, attempt: Callable[[], Result]) -> Result:
-        """Once more for as long as somebody makes room."""
+        """Retry while `on_full` frees room."""
         while True:
             try:
                 return attempt()

@@ -1,8 +1,7 @@
-"""Which of several things goes first: what is worth least, by its cost and by when it was of use.
+"""Eviction order by cost and last use: GreedyDual-Size.
 
-GreedyDual-Size (Cao and Irani, "Cost-aware WWW proxy caching algorithms", 1997). What is used is
-worth its cost for each byte, above what the last one was worth that had to go. So what costs more
-stays longer, and does not stay for ever. Pure.
+Cao and Irani, "Cost-aware WWW proxy caching algorithms", 1997. A used key is worth its cost per
+byte, plus the worth of the last evicted key. So costly keys stay longer, but not for ever. Pure.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ from collections.abc import Iterator
 
 
 class EvictionOrder:
-    """The order in which things go, by their keys. Of those that are worth the same, the least
-    recently used goes first; where costs are all alike, that decides alone."""
+    """Eviction order of keys. Among keys of equal worth the least recently used goes first."""
 
     def __init__(self) -> None:
         self._worths: dict[str, float] = {}
         """The least recently used first."""
         self._gone = 0.0
-        """What the last one was worth that went."""
+        """Worth of the last evicted key."""
 
     def use(self, key: str, cost_per_byte: float = 0.0) -> None:
         """It is there, and of use now. What it is worth already it stays worth."""

@@ -34,11 +34,9 @@ _PIECE_TOKENS = 256
 class KVPool:
     """Keys and values [slots, num_kv_heads, context_tokens, elements] for each layer.
 
-    And states: arrays of one size however many tokens a request has, zeros at first. What they
-    hold is of all its tokens, so where there are some, no request can be cut (`can_cut`). Copies of
-    them lie in places of their own, and a slot may be without its state.
-
-    Not thread-safe: used from the compute thread.
+    States are arrays of a fixed size for each request, zeros at first. A state covers all tokens of
+    its request, so a request with states cannot be cut (`can_cut`). Saved copies lie in places of
+    their own, and a slot may be without its state. Not thread-safe: used from the compute thread.
     """
 
     def __init__(
@@ -203,7 +201,7 @@ class KVPool:
         return first
 
     def _drop_spare(self) -> None:
-        """Nobody needs what the spare slot was written."""
+        """The spare slot's contents may be lost."""
         if self._spare is not None and self._spare >= len(self._requests):
             for number in range(len(self._arrays)):
                 self.drop_layer(number, self._spare)

@@ -1,10 +1,8 @@
-"""Blocks of keys and values in memory that nothing else needs, found by what they were made from.
+"""Prefix cache in memory: blocks of keys and values, found by the tokens that they follow from.
 
-The twin of `prefix_store.py` for who has no disk for them, or does not want to wait for one. What
-is too much for the room of the moment goes at once, and its memory with it: each block has pages of
-its own. Which one that is, what it would cost to compute again decides (`eviction_order.py`). A
-block is found by its key alone, which nobody can make who has not its owner's secret; so nothing is
-sealed in the memory of the process that has it.
+The twin of `prefix_store.py` without a disk. Blocks beyond the room are evicted at once, by their
+cost to compute again (`eviction_order.py`), and each has pages of its own, so its memory is freed.
+Only the owner's secret makes a block's key, so blocks are not sealed in this process.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class PrefixMemory:
         """By key."""
         self._order = EvictionOrder()
         self._taken: Counter[str] = Counter()
-        """Bytes, by whose they are."""
+        """Bytes by owner."""
 
     @property
     def used_bytes(self) -> int:
@@ -60,19 +58,19 @@ class PrefixMemory:
             return self._taken.total()
 
     def limit(self, num_bytes: int) -> None:
-        """There is room for `num_bytes` from now on. What is too much is gone when this returns."""
+        """Set the room; blocks beyond it are evicted before this returns."""
         with self._mutex:
             self._limit_bytes = num_bytes
             self._shrink(num_bytes)
 
     def limit_owner(self, owner: str, num_bytes: int) -> None:
-        """Likewise for what is of one owner, within the room of all."""
+        """Set the room of one owner, within the room of all."""
         with self._mutex:
             self._owner_limits[owner] = num_bytes
             self._shrink(num_bytes, owner)
 
     def most_blocks(self, arrays: Arrays, owner: str = "") -> int:
-        """How many blocks like this one there is room for, if all others go."""
+        """How many blocks like this one fit if all others are evicted."""
         with self._mutex:
             return min(self._most_blocks, self._room_bytes(owner) // _mapped_bytes(arrays))
 
@@ -81,9 +79,9 @@ class PrefixMemory:
             return key in self._blocks
 
     def use(self, keys: Collection[str], cost: float = 0.0) -> None:
-        """These were of use now, the first of them most: what follows it is worth nothing without
-        it. Those that are not there are ignored. cost: of computing the last one again; those
-        before it are worth no less."""
+        """Mark blocks as used now, the first one most: the later ones are worth nothing without it.
+        Unknown keys are ignored. cost: of computing the last block again; earlier ones are worth no
+        less."""
         with self._mutex:
             for key in reversed(tuple(keys)):
                 if (block := self._blocks.get(key)) is not None:
@@ -100,9 +98,9 @@ class PrefixMemory:
             return True
 
     def put(self, key: str, arrays: Arrays, owner: str = "", cost: float = 0.0) -> bool:
-        """Keep a copy, as one that is of use now; False if there is no room for it.
+        """Keep a copy, used now; False if there is no room.
 
-        owner: the id of a device, whose own blocks go where it has too many. cost: see `use`.
+        owner: the id of a device; its own blocks are evicted if it has too many. cost: see `use`.
         """
         size = _mapped_bytes(arrays)
         with self._mutex:
@@ -140,8 +138,7 @@ class PrefixMemory:
         return min(self._limit_bytes, self._owner_limits.get(owner, sys.maxsize))
 
     def _shrink(self, num_bytes: int, owner: str | None = None) -> None:
-        """Throw away what is worth least, of one owner or of all, until they take no more than
-        that."""
+        """Evict the least worth, of one owner or of all, down to that many bytes."""
         left_bytes = (self._taken.total() if owner is None else self._taken[owner]) - num_bytes
         if left_bytes <= 0:
             return

@@ -1,12 +1,12 @@
-"""Blocks of keys and values on disk, found again by what they were computed from.
+"""Prefix cache on disk: blocks of keys and values, found by the tokens that they follow from.
 
-One file for a block, named by its key; it gets its name when it is whole. It is sealed with a
-secret that its owner alone has: records of AES-256-GCM under a key for this file. What is damaged,
-cut or of somebody else counts as not there. Requests that need the disk now come first: blocks go
-when they need the room. Which ones, what they would cost to compute again decides
-(`eviction_order.py`); of what an earlier process has kept, the oldest go first, and before what was
-used since. Whose a block is stands in its file's name, behind the key: each owner may have a part
-of the room only.
+Each block is a file, named by its key and its owner once it is whole. It is sealed with the owner's
+secret: records of AES-256-GCM under a key for this file. Damaged, cut or foreign blocks count as
+missing.
+
+Requests that are swapped out take room from blocks. Eviction goes by the cost to compute a block
+again (`eviction_order.py`); blocks of an earlier process go first, the oldest before others. Each
+owner may have only a part of the room.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class PrefixStore:
         return sum(self._sizes.values())
 
     def make_room(self, num_bytes: int) -> None:
-        """Somebody else takes `num_bytes` of the limit, or with a minus gives them back."""
+        """Take `num_bytes` of the limit for other files; a negative number gives them back."""
         with self._mutex:
             self._guests_bytes += num_bytes
             self._shrink()
@@ -109,9 +109,7 @@ class PrefixStore:
             return key in self._sizes
 
     def use(self, keys: Collection[str], cost: float = 0.0) -> None:
-        """These were of use now, the first of them most: what follows it is worth nothing without
-        it. Those that are not there are ignored. cost: of computing the last one again; those
-        before it are worth no less."""
+        """Mark blocks as used now, as `PrefixMemory.use`."""
         with self._mutex:
             for key in reversed(tuple(keys)):
                 if key in self._sizes:
@@ -225,7 +223,7 @@ class PrefixStore:
             self._owners[key] = owner
 
     def _shrink_owner(self, owner: str) -> None:
-        """Throw away what is worth least of an owner until its limit is kept."""
+        """Evict an owner's least worth blocks until its limit is kept."""
         if self._owner_limit_bytes is None or not owner:
             return
         mine = [key for key in self._order if self._owners.get(key) == owner]
@@ -237,12 +235,12 @@ class PrefixStore:
             self._evict(key)
 
     def _shrink(self) -> None:
-        """Throw away what is worth least until the limit is kept, or nothing is left."""
+        """Evict the least worth until the limit is kept, or nothing is left."""
         room_bytes = self._limit_bytes - self._guests_bytes - self._drafts_bytes
         self._throw_away(self.used_bytes - room_bytes)
 
     def _throw_away(self, num_bytes: int) -> bool:
-        """Remove what is worth least, `num_bytes` or all there is; whether there was any."""
+        """Evict `num_bytes` of the least worth, or all there is; whether there was any."""
         left_bytes = num_bytes
         if left_bytes <= 0:
             return False

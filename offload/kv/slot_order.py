@@ -1,7 +1,7 @@
-"""Which request's cache lies where in a pool, and who changes places. Pure.
+"""The slots of requests in a KV pool, and which of them move. Pure.
 
-A pool uses it for what it does, and who composes batches for what pools are going to do: a batch in
-the order of its slots needs nobody to move.
+Pools use it to move caches. Scheduling uses it to compose batches in the order of slots, which
+moves no cache.
 """
 
 from __future__ import annotations

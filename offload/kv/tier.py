@@ -95,7 +95,7 @@ class KVTier(Protocol):
 
 
 class Allowance:
-    """Bytes that may be in use, and are. `on_change` is told what is taken, or given back (< 0)."""
+    """A limit of bytes and their use. `on_change` is told bytes taken, or given back (< 0)."""
 
     def __init__(
         self, limit_bytes: int, on_change: Callable[[int], None] = lambda _num_bytes: None
@@ -160,7 +160,7 @@ class Room:
 
 
 class MemoryKVTier:
-    """The same in memory, for devices whose own is smaller than their host's."""
+    """A tier in host memory, for devices with less memory than their host."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._allowance = Allowance(limit_bytes)

@@ -1,7 +1,7 @@
-"""Two tiers as one: keys and values stay in the first while it has room, the others in the second.
+"""Two tiers as one: requests stay in the first while it has room, the others in the second.
 
-Requests take turns in a cycle, so the best that can be done is that the same ones stay (as with
-weights, see `weight_streamer.py`): nobody is moved on to make room for who comes later.
+Requests take turns in a cycle, so a fixed set in the first tier is best, as with weights
+(`weight_streamer.py`): no request is moved to make room for a later one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Reads of extents into their memory, compared with what was written where that may have changed.
+"""Reads of extents into memory, checked against their digests.
 
-Knows what is read and when its bytes were last compared; which extents are in memory, and when they
-come, is decided by who uses it.
+Which extents are in memory, and when they are read, is decided by `weight_streamer.py` for layers
+and by `unit_cache.py` for experts.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class ExtentReader(Protocol):
 
     @property
     def version(self) -> object:
-        """Another one after each write to what is read; never None."""
+        """Changes with each write to the file; never None."""
 
     def begin(self, reads: Sequence[Read]) -> BegunReads: ...
 
@@ -76,14 +77,17 @@ Extent = Sequence[ExtentSpan]
 
 
 class CheckedExtents:
-    """Extents by number. Whoever has one read says into which memory.
+    """Extents by number, read into memory that the caller gives.
 
     An extent's bytes are compared with their digests the first time, and whenever the file was
-    written to since. Its callers see to it that one thread at a time calls it.
+    written to since. Callers hold `lock` for `begin` and `check`, and not for `wait`.
     """
 
-    def __init__(self, extents: Sequence[Extent], reader: ExtentReader) -> None:
+    def __init__(
+        self, extents: Sequence[Extent], reader: ExtentReader, lock: threading.Lock
+    ) -> None:
         self._extents = extents
+        self._lock = lock
         self._reader = reader
         self._verified: list[object] = [None] * len(extents)
         """The version of the file in which the bytes were what their digests say; or None."""
@@ -91,16 +95,49 @@ class CheckedExtents:
         """Extents that were not used since: in which version, and whether they are compared."""
         self.wait_s = 0.0
         """Seconds that users waited for the disk."""
+        self._failure: StoreError | None = None
+        self.is_closed = False
+
+    @property
+    def is_over(self) -> bool:
+        """A read failed, or it was closed."""
+        return self.is_closed or self._failure is not None
+
+    def check(self) -> None:
+        """Raises StoreError if a read failed, or after `close`."""
+        if self._failure is not None:
+            raise self._failure
+        if self.is_closed:
+            raise closed_error()
 
     def begin(self, index: int, memory: Memory) -> BegunReads:
-        """Have the extent read; does not wait."""
+        """Start to read the extent."""
         version = self._reader.version
         is_compared = self._verified[index] != version
         self._asked[index] = version, is_compared
         return self._read(index, memory, verify=is_compared)
 
-    def again(self, index: int, memory: Memory) -> BegunReads | None:
-        """It was read there. Once more, and compared, if the file was written to meanwhile."""
+    def wait(self, index: int, begun: BegunReads, memory: Memory) -> None:
+        """The extent is in `memory` when this returns; read again if the file was written to.
+
+        Raises StoreError when the disk fails or the file is not what was written, or after `close`.
+        """
+        self._wait(begun)
+        with self._lock:
+            self.check()
+            again = self._again(index, memory)
+        if again is not None:
+            self._wait(again)
+        if self.is_closed:
+            raise closed_error()
+
+    def close(self) -> None:
+        """Make every wait, now and later, a StoreError. The reader is not closed."""
+        with self._lock:
+            self.is_closed = True
+        self._failure = None  # its traceback would keep the waiting frames and weights alive
+
+    def _again(self, index: int, memory: Memory) -> BegunReads | None:
         version, is_compared = self._asked.pop(index, (None, True))
         if version is None:
             return None  # it is in memory since another use
@@ -111,15 +148,16 @@ class CheckedExtents:
         self._verified[index] = version
         return again
 
-    def wait(self, begun: BegunReads) -> None:
-        """Raises StoreError when the disk fails or the file is not what was written."""
+    def _wait(self, begun: BegunReads) -> None:
         start_s = time.perf_counter()
         try:
             begun.wait()
-        except StoreError:
+        except StoreError as error:
+            self._failure = error
             raise
         except Exception as error:
-            raise StoreError(f"the weights cannot be read: {error}") from error
+            self._failure = StoreError(f"the weights cannot be read: {error}")
+            raise self._failure from error
         finally:
             self.wait_s += time.perf_counter() - start_s
 
@@ -127,6 +165,10 @@ class CheckedExtents:
         return self._reader.begin(
             [span.read_into(memory, verify=verify) for span in self._extents[index]]
         )
+
+
+def closed_error() -> StoreError:
+    return StoreError("the weights are no longer read; the model was closed")
 
 
 def padded(nbytes: int) -> int:

@@ -1,8 +1,8 @@
-"""Layers through a window of a device's memory: copied there ahead of their use, out of the host's.
+"""Layers copied from host memory to a window of device memory, ahead of their use.
 
-One thread takes extents from a WeightStreamer, in the order of use, and has each copied into its
-place as soon as what computes is done with what was there. The place of an extent is always the
-same, because what was recorded to compute with it knows its address.
+One thread takes extents from a WeightStreamer, in the order of use. It copies each into its place
+once the computation is done with the extent before. The place of an extent never changes, because
+recorded launches know its address.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import count
 from typing import Protocol
 
 from edge.offload.errors import StoreError
-from edge.offload.streaming.checked_extents import Memory
+from edge.offload.streaming.checked_extents import Memory, closed_error
 from edge.offload.streaming.weight_streamer import WeightStreamer
 
 Mark = object
-"""A point in the order of what a device was told; None: it is behind us."""
+"""A point in the device's stream of work; None: already passed."""
 
 
 class Copier(Protocol):
@@ -87,7 +87,7 @@ class DeviceWindow:
         self._stays = stays
         self._changed = threading.Condition()
         self._copied: dict[int, Mark] = {}
-        """When what was copied and not used yet is there, by the number of its use."""
+        """Marks of copies that are not used yet, by the number of their use."""
         self._used: dict[int, Mark] = {}
         """When the last use of each place is over."""
         self._begun = 0
@@ -119,7 +119,7 @@ class DeviceWindow:
                 lambda: number in self._copied or self._failure or self._is_closed
             )
             if number not in self._copied:
-                raise self._failure or _closed()
+                raise self._failure or closed_error()
             mark = self._copied.pop(number)
         self._copier.wait(mark)
         self.wait_s += time.perf_counter() - start_s
@@ -134,7 +134,7 @@ class DeviceWindow:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nothing is read or copied any more when this returns; who waits gets a StoreError."""
+        """Stop reading and copying before this returns; waits end with a StoreError."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -162,7 +162,7 @@ class DeviceWindow:
             with self._changed:
                 self._changed.wait_for(lambda: self._ended > before or self._is_closed)
                 if self._is_closed:
-                    raise _closed()
+                    raise closed_error()
                 after = self._used.pop(place, None)
             mark = self._copier.copy(self._memories[index], place, self._sizes[index], after=after)
             with self._changed:
@@ -182,7 +182,3 @@ def previous_use(number: int, *, extents: int, places: int) -> int:
         return number - places
     last = index + (extents - 1 - index) // places * places
     return number - index - extents + last
-
-
-def _closed() -> StoreError:
-    return StoreError("the weights are no longer read; the model was closed")

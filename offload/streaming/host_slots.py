@@ -1,7 +1,7 @@
-"""Places in a host's memory that extents share: each gets one when it is filled, and hands it on.
+"""Slots of host memory that extents share; an extent has one while it is filled.
 
-An extent that waits on disk needs none. A place costs something to make, for a device copies only
-out of memory that was pinned for it, so what one extent leaves the next one takes.
+A slot is expensive to make, because a device copies only from pinned memory. So a released slot is
+handed to the next extent.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HostSlots:
         self._slots.pop(index)[1]()
 
     def close(self) -> None:
-        """Give all back; nobody reads or copies any more."""
+        """Free all slots; no read or copy may be under way."""
         while self._slots:
             self._slots.pop()[1]()
 

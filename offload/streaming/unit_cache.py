@@ -1,10 +1,9 @@
-"""Weights of which each step uses some, and which ones is known only just before: experts.
+"""Expert cache: weights of which each step uses some, known only just before their use.
 
-They are in groups, one for each layer. Those that are in memory stay until others need their room;
-then the one goes that tokens use most seldom, by what they used so far. Groups take turns in a
-cycle, so by recency all would go before they are used again (see `weight_streamer.py`), and how
-often a unit is used is what stays alike from token to token (Eliseev, Mazur, Fast Inference of
-Mixture-of-Experts Language Models with Offloading, 2023).
+Units are in groups, one for each layer. If there is no room, the unit with the fewest uses per
+token is evicted. Groups take turns in a cycle, so eviction by recency would miss every time (see
+`weight_streamer.py`); how often a unit is used stays alike from token to token (Eliseev, Mazur,
+Fast Inference of Mixture-of-Experts Language Models with Offloading, 2023).
 """
 
 from __future__ import annotations
@@ -27,18 +26,17 @@ from edge.offload.streaming.checked_extents import (
 )
 
 _FORGETTING = 1 / 64
-"""What one token's use counts in how often a unit is used. What was before counts that much
-less."""
+"""Weight of one token in the moving average of a unit's uses."""
 
 _RUN_READS = 8
-"""Units that one run waits for at most: the next ones are read while it computes."""
+"""Most units that one run waits for; the next ones are read while it computes."""
 
 _MOST = 0.75
-"""Who uses this part of a group's units will use as many of the next one's."""
+"""A step that uses this share of a group will use as much of the next one."""
 
 
 class UnitPlace(Protocol):
-    """Memory that any unit of a kind may be read into, and whatever uses the unit that is there."""
+    """Memory for any unit of a kind, and the graph that uses the unit that is there."""
 
     @property
     def memory(self) -> Memory: ...
@@ -65,11 +63,10 @@ class UnitCache(Generic[P]):
         place_bytes: int,
         pages: Pages,
     ) -> None:
-        """Begins to read as many as there is room for, as many of each group.
+        """Begins to read as many units of each group as there is room for.
 
         kinds: of each group's units, which are alike in size. `open_place`: one of a kind.
-        `place_bytes`: overhead of a place over its memory, which takes nothing while no unit is in
-        it.
+        `place_bytes`: overhead of a place over its memory; an empty place takes nothing else.
         """
         self._first: list[int] = []
         """Number of each group's first unit."""
@@ -79,12 +76,13 @@ class UnitCache(Generic[P]):
         for group, kind in zip(groups, kinds, strict=True):
             self._first.append(len(self._kinds))
             self._kinds += [kind] * len(group)
-        self._checked = CheckedExtents([unit for group in groups for unit in group], reader)
+        self._mutex = threading.Lock()
+        units = [unit for group in groups for unit in group]
+        self._checked = CheckedExtents(units, reader, self._mutex)
         self._open_place = open_place
         self._place_bytes = place_bytes
         self._pages = pages
         self._capacity_bytes = capacity_bytes
-        self._mutex = threading.Lock()
         self._idle = {kind: [open_place(kind)] for kind in sorted({*self._kinds})}
         """Places of each kind without a unit."""
         self._sizes = {kind: sum(map(len, place.memory)) for kind, (place,) in self._idle.items()}
@@ -98,8 +96,6 @@ class UnitCache(Generic[P]):
         self._shares = np.zeros(len(self._kinds), np.float64)
         """Share of tokens that used each unit."""
         self._pinned: set[int] = set()
-        self._failure: StoreError | None = None
-        self._is_closed = False
         self.uses = 0
         """Units that steps used."""
         self.reads = 0
@@ -120,12 +116,11 @@ class UnitCache(Generic[P]):
     def runs(
         self, group: int, rows: Sequence[int], *, tokens: int
     ) -> Generator[Sequence[tuple[int, P]], None, None]:
-        """Those of a group's units that have rows, ascending, in runs of one or more, each with
-        its place.
+        """The units of a group that have rows, ascending, in runs, each with its place.
 
-        A run's units are in memory until the next one is asked for, or the iterator is closed.
-        `rows`: of each unit, how many of the `tokens` use it. Raises StoreError when the disk fails
-        or the file is not what was written.
+        A run's units stay until the next run is asked for or the iterator is closed. `rows`: of
+        each unit, how many of the `tokens` use it. Raises StoreError when the disk fails or the
+        file has changed.
         """
         first = self._first[group]
         wanted = [first + place for place, count in enumerate(rows) if count]
@@ -139,7 +134,7 @@ class UnitCache(Generic[P]):
                 with self._mutex:
                     run, begun = self._bring(wanted)
                 for unit in run:
-                    self._wait(unit, begun[unit])
+                    self._checked.wait(unit, begun[unit], self._places[unit].memory)
                 del wanted[: len(run)]
                 if is_most and not wanted:
                     with self._mutex:
@@ -150,25 +145,23 @@ class UnitCache(Generic[P]):
         finally:
             with self._mutex:
                 self._pinned.clear()
-                if not self._is_closed:
+                if not self._checked.is_closed:
                     self._make_room(for_good=False)
 
     def keep(self, capacity_bytes: int, *, for_good: bool = True) -> None:
-        """From now on `capacity_bytes` may be in memory; any more are let go before this returns.
+        """Set the capacity; units beyond it are evicted before this returns.
 
-        But for units in use, which are let go after their use. From any thread. Not `for_good`: the
-        places of those that are let go stay open, as far as there is room for them.
+        Units in use are evicted after their use. From any thread. Unless `for_good`, places of
+        evicted units stay open as far as there is room.
         """
         with self._mutex:
             self._capacity_bytes = capacity_bytes
-            if not self._is_closed:
+            if not self._checked.is_closed:
                 self._make_room(for_good=for_good)
 
     def close(self) -> None:
-        """Read no more; whoever wants a unit gets a StoreError. The reader is not closed."""
-        with self._mutex:
-            self._is_closed = True
-        self._failure = None  # its traceback would keep whoever waited, and the weights, alive
+        """Read no more: a wait for a unit is a StoreError. The reader is not closed."""
+        self._checked.close()
 
     def _count(self, group: int, rows: Sequence[int], tokens: int) -> None:
         first = self._first[group]
@@ -178,11 +171,11 @@ class UnitCache(Generic[P]):
         own += (1 - kept) / tokens * np.asarray(rows)
 
     def _bring(self, wanted: Sequence[int]) -> tuple[list[int], dict[int, BegunReads]]:
-        """The first of the wanted ones that find room together, and few that are not there yet.
+        """The first wanted units that fit together, few of them not read yet.
 
-        As many as there is room for are begun, to be there for the next run.
+        Reads of further units that fit are begun for the next run.
         """
-        self._check()
+        self._checked.check()
         run: list[int] = []
         begun: dict[int, BegunReads] = {}
         room, missing = self._capacity_bytes, 0
@@ -200,21 +193,21 @@ class UnitCache(Generic[P]):
         return run, begun
 
     def _bring_ahead(self, group: int) -> None:
-        """The next units while these are used, as far as they take half of the room at most."""
+        """Begin to read the next group, in at most half of the room."""
         first = self._first[group]
         room = self._capacity_bytes // 2
         own = range(first, first + self._counts[group])
         kept = {unit for unit in own if self._is_held[unit]}
         for unit in own:
             room -= self._whole(unit)
-            if room < 0 or self._is_closed or self._failure is not None:
+            if room < 0 or self._checked.is_over:
                 return
             if unit not in self._begun and not self._begin_ahead(unit, kept):
                 return
             kept.add(unit)
 
     def _begin_ahead(self, unit: int, kept: set[int]) -> bool:
-        """False where that would take the room of what is used before, or of those `kept`."""
+        """False if that would evict units used before it, or those `kept`."""
         others = self._pinned
         self._pinned = others | kept
         try:
@@ -239,14 +232,14 @@ class UnitCache(Generic[P]):
         return self._sizes[self._kinds[unit]] + self._place_bytes
 
     def _lacks(self, unit: int) -> int:
-        """Bytes by which a unit more would be too much; what is negative is free."""
+        """Bytes that one more unit is over the capacity; negative is free room."""
         kind = self._kinds[unit]
         nbytes = self._sizes[kind] + (0 if self._idle[kind] else self._place_bytes)
         return self._held_bytes + nbytes - self._capacity_bytes
 
     def _place_for(self, unit: int) -> P:
-        """An empty one. What is used most seldom goes for it, of the same kind if there is some:
-        then its place and its pages are there."""
+        """An empty place. The least used unit is evicted for it, one of the same kind if there is
+        any: its place and pages are reused."""
         kind = self._kinds[unit]
         while self._lacks(unit) > 0:
             victims = self._victims()
@@ -265,7 +258,7 @@ class UnitCache(Generic[P]):
         return place
 
     def _make_room(self, *, for_good: bool) -> None:
-        """Let go of what is used most seldom, until the others are no more than may be."""
+        """Evict the least used units until the rest fits."""
         while self._held_bytes > self._capacity_bytes:
             if for_good and self._close_idle():
                 continue
@@ -283,7 +276,7 @@ class UnitCache(Generic[P]):
         return min(units, key=lambda each: float(self._shares[each]))
 
     def _let_go(self, unit: int) -> P:
-        """Its place, which has its pages still."""
+        """Evict the unit; its place still has its pages."""
         with contextlib.suppress(StoreError):  # told when it is read again
             self._begun.pop(unit).wait()
         self._is_held[unit] = False
@@ -314,26 +307,3 @@ class UnitCache(Generic[P]):
                 unit = first + place
                 if place < count and self._lacks(unit) <= 0:
                     self._begin(unit)
-
-    def _wait(self, unit: int, begun: BegunReads) -> None:
-        try:
-            self._checked.wait(begun)
-            with self._mutex:
-                self._check()
-                again = self._checked.again(unit, self._places[unit].memory)
-            if again is not None:
-                self._checked.wait(again)
-        except StoreError as error:
-            self._failure = error
-            raise
-        if self._is_closed:
-            raise StoreError(_CLOSED)
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._is_closed:
-            raise StoreError(_CLOSED)
-
-
-_CLOSED = "the weights are no longer read; the model was closed"

@@ -1,11 +1,9 @@
-"""Weights that do not fit, brought in from disk just before they are used, over and over.
+"""Weight offload: layers that do not fit into memory are read from disk just before their use.
 
-A decoder uses its layers in the same order for every token. For such a cycle the best that any
-replacement can do is to keep a fixed set and stream the rest through a small window: what was used
-last is needed last, so least-recently-used would miss every time (Belady, 1966). Which are fixed
-does not matter to what is read; it does to when: spread among the others, they give the disk the
-time that it needs (`resident_layers.py`). How many are fixed is decided elsewhere, and may change
-at any time.
+A decoder uses its layers in the same order for every token. For such a cycle the best policy keeps
+a fixed set and streams the rest through a small window; least-recently-used would miss every time
+(Belady, 1966). The fixed layers are spread among the others, so that the disk has time to read
+(`resident_layers.py`). How many are fixed is decided elsewhere, and may change at any time.
 """
 
 from __future__ import annotations
@@ -27,13 +25,12 @@ from edge.offload.streaming.resident_layers import is_streamed
 
 
 class WeightStreamer:
-    """Extents in a cycle, each with memory of its own, read as soon as there is room for them.
+    """Extents in a cycle, each with memory of its own, read as soon as there is room.
 
-    As many as are `resident` stay once they are read, spread over the cycle. The others are let go
-    as soon as they were used, and no more than `window` of them are held or on their way at once.
-    What comes next is asked for while what came before is still being read: so the disk never
-    waits, but for a window that is full of what is still to come. Where so few are not resident
-    that the window holds them, they stay, too.
+    The `resident` extents stay once they are read, spread over the cycle. The others are released
+    after each use, and at most `window` of them are held or being read at once. The next reads
+    start while earlier ones run, so the disk waits only for a full window. If the window holds all
+    extents that are not resident, they stay, too.
     """
 
     def __init__(
@@ -56,18 +53,16 @@ class WeightStreamer:
             raise ValueError(f"{len(extents)} extents cannot go through a window of {window}")
         self._memories = memories
         self._reader = reader
-        self._checked = CheckedExtents(extents, reader)
+        self._mutex = threading.Lock()
+        self._checked = CheckedExtents(extents, reader, self._mutex)
         self._window = window
         self._pages = pages
-        self._mutex = threading.Lock()
         self._streamed = self._not_kept(resident)
         self._begun: dict[int, BegunReads] = {}
         """Extents that are in memory or on their way there."""
         self._in_use: int | None = None
         self._used = 0
         """Uses, counted from the start."""
-        self._failure: StoreError | None = None
-        self._is_closed = False
         self._begin_ahead()
 
     @property
@@ -90,18 +85,10 @@ class WeightStreamer:
         with self._mutex:
             if index != self._used % len(self._memories):
                 raise ValueError(f"extent {index} is used out of turn")
-            if self._failure is not None:
-                raise self._failure
-            begun = None if self._is_closed else self._begun[index]
+            self._checked.check()
+            begun = self._begun[index]
             self._in_use = index
-        if begun is not None:
-            self._wait(begun)
-        with self._mutex:
-            again = None if self._is_closed else self._checked.again(index, self._memories[index])
-        if again is not None:
-            self._wait(again)
-        if begun is None or self._is_closed:
-            raise StoreError("the weights are no longer read; the model was closed")
+        self._checked.wait(index, begun, self._memories[index])
         try:
             yield
         finally:
@@ -114,9 +101,9 @@ class WeightStreamer:
                 self._begin_ahead()
 
     def keep(self, resident: int) -> None:
-        """From now on `resident` extents stay; any more are let go before this returns.
+        """Keep `resident` extents from now on; others are released before this returns.
 
-        But for the extent in use, which is let go after its use. From any thread.
+        The extent in use is released after its use. From any thread.
         """
         with self._mutex:
             self._streamed = self._not_kept(resident)
@@ -128,18 +115,9 @@ class WeightStreamer:
             self._begin_ahead()
 
     def close(self) -> None:
-        """End the reading; whoever waits for an extent gets a StoreError."""
-        with self._mutex:
-            self._is_closed = True
+        """End the reading: a wait for an extent is a StoreError."""
+        self._checked.close()
         self._reader.close()
-        self._failure = None  # its traceback would keep whoever waited, and the weights, alive
-
-    def _wait(self, begun: BegunReads) -> None:
-        try:
-            self._checked.wait(begun)
-        except StoreError as error:
-            self._failure = error
-            raise
 
     def _not_kept(self, resident: int) -> int:
         count = len(self._memories)
@@ -166,7 +144,7 @@ class WeightStreamer:
         return None if index is None else self._memories[index]
 
     def _begin_ahead(self) -> None:
-        if self._is_closed:
+        if self._checked.is_closed:
             return
         for index in list(self._coming()):
             self._pages.supply(self._memories[index])

@@ -37,7 +37,7 @@ from edge.kernels.linear_attention.triton import linear_attention
 from edge.kernels.matmul.triton import matmul
 from edge.kernels.matmul_nbits.triton import PackedWeight, Weight, matmul_nbits
 from edge.kernels.rms_norm.triton import add_rms_norm
-from edge.kernels.rope.triton import rope, rope_store
+from edge.kernels.rope.triton import rope_store
 from edge.kernels.sampling.triton import top_k
 from edge.kernels.short_convolution.triton import short_convolution
 from edge.kernels.token_inputs.triton import token_inputs
@@ -122,7 +122,6 @@ def launch_rows() -> None:
     token_inputs(x, x.float(), torch.ones(HIDDEN), hidden_size=HIDDEN, epsilon=1e-5)
     latent_heads(x, x[:, :64], num_heads=HEADS, own_size=HEAD_SIZE // 2)
     angles = torch.zeros(4, HEAD_SIZE // 2)
-    rope(x.view(1, -1, HEAD_SIZE), angles, angles, _INDICES)
     qkv = torch.zeros(1, (HEADS + 2 * KV_HEADS) * HEAD_SIZE, dtype=torch.bfloat16)
     norm = torch.ones(HEAD_SIZE)
     for bits in (None, 8, 4):

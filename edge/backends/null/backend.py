@@ -1,6 +1,6 @@
-"""No device at all: steps are followed, counted and answered with made-up numbers.
+"""A stand-in for a device: steps are followed, counted and answered with made-up numbers.
 
-For tests of whatever uses a back end, and for plans of devices that are not here. Keys and values
+For tests of code that uses a back end, and for plans of devices that are not here. Keys and values
 are really kept, swapped and matched; weights are not read.
 """
 

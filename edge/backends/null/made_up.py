@@ -24,7 +24,7 @@ Words = NDArray[np.uint64]
 
 
 def logits_after(spec: ModelSpec, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """What a whole model gives after these tokens: [vocab_size]."""
+    """Logits of a whole model after these tokens: [vocab_size]."""
     ids = np.asarray(tokens, np.uint64)
     bits = np.arange(spec.hidden_size)
     state = token_bits(ids[-1:], bits)
@@ -48,7 +48,7 @@ def token_bits(ids: Words, bits: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def attention_words(keys: Words, values: Words, layer: int) -> Words:
-    """What each token makes of all up to itself; of ids [..., tokens], in place 0 and after."""
+    """The mix of each token and all before it; of ids [..., tokens], in place 0 and after."""
     places = np.arange(keys.shape[-1], dtype=np.uint64) + np.uint64((layer + 1) << 40)
     each = _mixed(_mixed(keys | values << np.uint64(32)) + _mixed(places))
     return np.add.accumulate(each, axis=-1)

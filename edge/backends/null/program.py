@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.host_cache import HostCache
-from edge.backends.host_kv_storage import HostKvStorage
 from edge.backends.interface import HostLogits, StepLogits, WeightReads, check_step
+from edge.backends.kv_storage import HostKvStorage
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.null.made_up import attention_words, logits, token_bits, word_bits
 from edge.backends.overlap import parts_of
@@ -29,7 +29,7 @@ _ID_BYTES = 4
 
 @dataclass(slots=True)
 class Counts:
-    """What a program was asked for since it was made."""
+    """Counts of a program's calls."""
 
     steps: int = 0
     tokens: int = 0

@@ -1,7 +1,7 @@
-"""ONNX Runtime's arena, from which every graph of this process takes what it computes with.
+"""ONNX Runtime's memory arena, shared by every graph of this process.
 
-It grows by what is asked for and keeps it. A block that is a little too small is of no use to the
-next step, so steps that become longer one by one would take the sum of all their sizes.
+It grows on demand and keeps its blocks. A block that is a little too small is of no use, so steps
+that become longer one by one would take the sum of all their sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def make_arena() -> None:
 
 
 class Arena:
-    """What one program does about it; the arena itself is the process's."""
+    """One program's use of the arena, which is the process's."""
 
     def __init__(self, options: ort.SessionOptions) -> None:
         """`options` are those of every session: they name the arena."""
@@ -42,10 +42,8 @@ class Arena:
         self._rows = 0
 
     def before_step(self, rows: int) -> None:
-        """Give back what a step of another size left, so that this one does not come on top.
-
-        Steps that repeat each other, as those of decoding do, find their blocks again.
-        """
+        """Free blocks of a step of another size before this one. Steps of equal size, as in
+        decoding, find their blocks again."""
         if rows != self._rows and max(rows, self._rows) >= _FEW_ROWS:
             self.give_back()
         self._rows = rows

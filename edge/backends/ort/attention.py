@@ -30,7 +30,7 @@ from edge.models.latent import Latent
 def lower_attention(
     build: SegmentBuilder, stream: ResidualStream, layer: int, part: Attention
 ) -> str:
-    """What is to be added to the hidden state."""
+    """The addend of the hidden state."""
     p = f"layers.{layer}."
     normed = stream.norm(f"{p}attention_norm")
     if layer in build.spec.lenders:

@@ -16,8 +16,7 @@ _MAX_BINDINGS = 16
 
 
 class Bindings:
-    """Those of a program, by the shape of steps. Graphs, caches and buffers that are made anew make
-    them void."""
+    """A program's bindings by the shape of steps. New graphs, caches or buffers make them void."""
 
     def __init__(self, buffers: StepBuffers, side_inputs: SideInputs) -> None:
         self._buffers = buffers

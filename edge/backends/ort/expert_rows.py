@@ -1,4 +1,4 @@
-"""The values that go between the graphs of a layer whose experts are brought in."""
+"""Values that pass between the graphs of a layer with streamed experts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from edge.models.experts import Experts
 
 
 class ExpertRows:
-    """Buffers that all layers use in turn, for steps of up to `most` rows in up to two halves.
-
-    What a large step took is given back before a smaller one.
-    """
+    """Buffers that all layers share, for steps of up to `most` rows in up to two halves. Those of a
+    large step are freed before a smaller one."""
 
     def __init__(self, parts: Iterable[Experts], *, most: int, hidden_size: int) -> None:
         found = tuple(parts)

@@ -1,4 +1,4 @@
-"""Experts that are brought in, computed behind the graph that says which rows go through them."""
+"""Streamed experts, computed after the graph that chooses them for each row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge.weights.layout import ShardLayout
 
 
 class ExpertRuns:
-    """Those of a shard whose layers may be on disk."""
+    """Expert runs of a shard whose layers may be on disk."""
 
     def __init__(
         self,

@@ -29,8 +29,8 @@ _PARTS = ("gate_up", "down")
 
 
 def lower_experts(build: SegmentBuilder, stream: ResidualStream, layer: int, part: Experts) -> str:
-    """What is to be added to the hidden state; where they are apart, what the shared one gives and
-    what the others give side by side."""
+    """The addend of the hidden state; if apart, outputs of the shared expert and of the others side
+    by side."""
     prefix = f"layers.{layer}."
 
     def expert(branch: OnnxGraph, number: int, x: str) -> str:
@@ -133,11 +133,11 @@ def _cut_at_experts(
     routed: Routed,
     gate: str,
 ) -> tuple[str, str, str, Routed]:
-    """Who has rows is known now, and their weights are brought in: the graph ends here, and the
-    next one begins behind the experts. That has what the experts were given, what the shared one is
-    given, which may be the same, the results, and what of the routing they are added up by.
+    """End the graph here, where the chosen experts are known and read; the next graph begins after
+    them.
 
-    gate: what a shared expert is weighted by; "" where there is no such thing.
+    It has the experts' inputs, the shared expert's input, which may be the same, the results, and
+    the routing weights. gate: weight of a shared expert; "" without one.
     """
     count, size = len(part.held), build.spec.hidden_size
     shapes: dict[str, tuple[type[np.generic], list[int | str]]] = {
@@ -188,7 +188,7 @@ def _streamed_experts(build: SegmentBuilder, layer: int, part: Experts) -> Strea
 def _expert(
     build: SegmentBuilder, part: Experts, own: str, x: str, biases: Mapping[str, str]
 ) -> str:
-    """What one expert gives. own: what names of its matrices begin with; biases: by matrix."""
+    """Output of one expert. own: prefix of its matrices' names; biases: by matrix."""
 
     def product(x: str, name: str) -> str:
         result = build.linear_unobserved(x, f"{own}{name}")

@@ -14,7 +14,7 @@ from edge.models.linear_attention import LinearAttention
 def lower_linear_attention(
     build: SegmentBuilder, stream: ResidualStream, layer: int, part: LinearAttention
 ) -> str:
-    """What is to be added to the hidden state."""
+    """The addend of the hidden state."""
     p = f"layers.{layer}."
     normed = stream.norm(f"{p}attention_norm")
     shapes: list[list[int | str]] = [["batch", *shape] for shape in part.state_shapes]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.backends.ort.after_product import AfterProduct, after_part
 from edge.backends.ort.attention import lower_attention
-from edge.backends.ort.behind import Behind, behind_part
 from edge.backends.ort.expert_stacks import StoredStack
 from edge.backends.ort.experts import lower_experts
 from edge.backends.ort.gated_mlp import lower_gated_mlp
@@ -58,17 +58,15 @@ def lower(
     cuts_experts: bool = False,
     observes: bool = False,
 ) -> tuple[GraphSegment, ...]:
-    """Graphs of the shard in execution order; `tensor` tells where a named tensor lies, or is it.
+    """Graphs of the shard in execution order; `tensor` gives a named tensor or its place.
 
-    `kv_bits`: of a code in the KV cache; None for float32. `stacks`: where the weights of experts
-    are, of layers where one node computes all of them; none where layers are loose. `cut_layers`:
-    no graph has more than one layer, so that the KV cache of a layer is needed only while its graph
-    runs. `is_loose`: every layer in graphs of its own without weights, so that those may be brought
-    in from disk. `cuts_experts`: of such a layer experts are a graph of their own, so that those
-    which have rows may be brought in alone.
-    `observes`: sums of what the products are given are inputs and outputs, too (`gram_names`).
-
-    The first stage takes the tokens' rows of the embedding as `hidden`.
+    `kv_bits`: of a code in the KV cache; None for float32. `stacks`: weights of experts of layers
+    where one node computes all of them; none where layers are loose. `cut_layers`: at most one
+    layer for each graph, so that its KV cache is needed only while that graph runs. `is_loose`:
+    graphs have no weights, so that layers may be streamed. `cuts_experts`: each expert of such a
+    layer is a graph of its own, so that only chosen experts are read. `observes`: sums over inputs
+    of products are inputs and outputs, too (`gram_names`). The first stage takes the tokens' rows
+    of the embedding as `hidden`.
     """
     build = SegmentBuilder(
         spec,
@@ -112,35 +110,39 @@ def _mixer(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
     if part is None and layer in build.spec.lenders:
         stream.keep(layer)
     norm = f"layers.{layer}.attention_post_norm"
-    _part(build, stream, layer, part, behind_part(build, norm))
+    _part(build, stream, layer, part, after_part(build, norm))
 
 
 def _feed_forward(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
     prefix = f"layers.{layer}."
-    behind = behind_part(
+    after = after_part(
         build,
         f"{prefix}mlp_post_norm",
         scale="" if build.spec.token_inputs else f"{prefix}layer_scale",
         apart=[f"{prefix}{name}" for name in NORMS_BEHIND],
     )
-    _part(build, stream, layer, build.layout.layer(layer).feed_forward, behind)
+    _part(build, stream, layer, build.layout.layer(layer).feed_forward, after)
 
 
 def _token_inputs(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
-    """What is added behind the feed-forward block, whoever has a part of that."""
+    """The token inputs that are added after the feed-forward block, on every shard."""
     if build.spec.token_inputs:
         prefix = f"layers.{layer}."
-        behind = behind_part(build, f"{prefix}token_post_norm", scale=f"{prefix}layer_scale")
-        stream.contribute_whole(lower_token_inputs(build, stream, layer), behind)
+        after = after_part(build, f"{prefix}token_post_norm", scale=f"{prefix}layer_scale")
+        stream.contribute_whole(lower_token_inputs(build, stream, layer), after)
 
 
 def _part(
-    build: SegmentBuilder, stream: ResidualStream, layer: int, part: Part | None, behind: Behind
+    build: SegmentBuilder,
+    stream: ResidualStream,
+    layer: int,
+    part: Part | None,
+    after: AfterProduct,
 ) -> None:
     if part is None:
-        stream.contribute_nothing(behind)
+        stream.contribute_nothing(after)
     else:
-        stream.contribute(_PARTS[part.kind](build, stream, layer, part), behind)
+        stream.contribute(_PARTS[part.kind](build, stream, layer, part), after)
 
 
 def _streamed(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:

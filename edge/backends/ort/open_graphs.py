@@ -1,4 +1,4 @@
-"""A shard's graphs, ready to run, and what they read from disk."""
+"""A shard's graphs, ready to run, and the files that they read."""
 
 from __future__ import annotations
 

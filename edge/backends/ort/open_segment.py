@@ -1,4 +1,4 @@
-"""A graph that nodes may be added to, and what it calls things of a layer."""
+"""A graph under construction, and its names for the parts of a layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """What a graph calls things of a layer: by its number, but for the layer that is streamed."""
+    """Names of a layer's tensors in a graph: with its number, unless the layer is streamed."""
 
     streamed: int | None = None
     prefix: str = ""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.host_kv_storage import HostKvStorage
 from edge.backends.interface import HostLogits, WeightReads, check_step
+from edge.backends.kv_storage import HostKvStorage
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.ort.arena import Arena
 from edge.backends.ort.bindings import Bindings

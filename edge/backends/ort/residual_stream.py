@@ -1,10 +1,10 @@
-"""The residual stream: the hidden state, what is to be added to it, and how both cross a cut."""
+"""The residual stream: the hidden state, its addend, and how both cross a cut."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge.backends.ort.behind import NOTHING_BEHIND, Behind, normed_product
+from edge.backends.ort.after_product import NOTHING_AFTER, AfterProduct, normed_product
 from edge.backends.ort.segment_builder import SegmentBuilder
 from edge.backends.ort.segments import Reduced, StreamedExperts
 from edge.kernels.layer_norm.onnx import add_layer_norm, layer_norm
@@ -22,7 +22,7 @@ class ResidualStream:
         self._hidden = ""
         self._addend: str | None = None
         """A product not yet added to the hidden state."""
-        self._behind = NOTHING_BEHIND
+        self._after = NOTHING_AFTER
         """What it goes through first, where it was summed over shards only just now."""
         self._scale: str | None = None
         """What the sum of both is multiplied by, once both are there."""
@@ -49,8 +49,8 @@ class ResidualStream:
             return "nothing"
         if self.adds_zeros:
             return "zeros"
-        added = (self._behind.norm or "plainly").rsplit(".", 1)[-1]
-        added += ", apart" * bool(self._behind.apart)
+        added = (self._after.norm or "plainly").rsplit(".", 1)[-1]
+        added += ", apart" * bool(self._after.apart)
         return added if self._scale is None else f"{added}, scaled"
 
     def begin_model(self) -> None:
@@ -67,7 +67,7 @@ class ResidualStream:
     def begin_stage(self) -> None:
         """Take the hidden state of the stage before, with nothing to be added to it still.
 
-        The first norm then is the kernel that adds as well, as it is behind every other layer:
+        The first norm then is the kernel that adds as well, as after every other layer:
         another one would round in another way, and where stages are cut must not matter.
         """
         self._hidden = self._build.hidden_input("hidden")
@@ -126,26 +126,26 @@ class ResidualStream:
         normed, _ = add_rms_norm(build.graph, x, nothing, weight, epsilon=epsilon)
         return normed
 
-    def contribute(self, product: str, behind: Behind) -> None:
+    def contribute(self, product: str, after: AfterProduct) -> None:
         """A part's product is to be added to the hidden state, once it is summed over shards."""
         if not self._build.layout.is_split:
-            self.contribute_whole(product, behind)
+            self.contribute_whole(product, after)
             return
         self._build.hidden_output(self._hidden, "hidden_out")
-        self._build.hidden_output(product, "partial_out", parts=behind.parts)
-        self._cut("partial", behind=behind)
+        self._build.hidden_output(product, "partial_out", parts=after.parts)
+        self._cut("partial", after=after)
 
-    def contribute_whole(self, product: str, behind: Behind) -> None:
+    def contribute_whole(self, product: str, after: AfterProduct) -> None:
         """The same of what every shard computes for itself."""
-        self._addend, self._behind = product, behind
-        self._addend, self._scale = self._take(), behind.scale
+        self._addend, self._after = product, after
+        self._addend, self._scale = self._take(), after.scale
         self._multiply()
 
-    def contribute_nothing(self, behind: Behind) -> None:
+    def contribute_nothing(self, after: AfterProduct) -> None:
         """The same of a part that the shard has no units of."""
         self._add(stays=True)
         self._build.hidden_output(self._hidden, "hidden_out")
-        self._cut("partial", partial_is_zero=True, behind=behind)
+        self._cut("partial", partial_is_zero=True, after=after)
 
     def carry_over(self) -> None:
         """Cut inside a stage that is not split. The next graph adds, as it would have without."""
@@ -185,26 +185,26 @@ class ResidualStream:
         reduce: Reduced | None,
         *,
         partial_is_zero: bool = False,
-        behind: Behind = NOTHING_BEHIND,
+        after: AfterProduct = NOTHING_AFTER,
         experts: StreamedExperts | None = None,
         parts: int = 1,
     ) -> None:
         """Close the graph; the next one starts from what this one put out."""
-        parts = max(parts, behind.parts)
+        parts = max(parts, after.parts)
         self._build.cut(reduce, partial_is_zero=partial_is_zero, experts=experts, parts=parts)
         self._kept = {}
         self._hidden = self._build.hidden_input("hidden")
         self._addend = None
         if reduce == "partial":
             self._addend = self._build.hidden_input("partial", parts=parts)
-        self._behind, self._scale = behind, behind.scale
+        self._after, self._scale = after, after.scale
 
     def _add_nothing(self) -> None:
         """The next norm then is the kernel that adds as well."""
         self._addend = self._nothing = self._build.graph.node("Sub", self._hidden, self._hidden)
 
     def _multiply(self, *, stays: bool = False) -> None:
-        """Make the hidden state what a scaled layer gives, as if a stage began behind it."""
+        """Make the hidden state what a scaled layer gives, as if a stage began after it."""
         if self._scale is None:
             return
         scale = self._build.own_vector(self._scale, stays=stays)
@@ -221,8 +221,8 @@ class ResidualStream:
 
     def _take(self, *, stays: bool = False) -> str | None:
         """What is to be added to the hidden state, as it is added."""
-        addend, behind = self._addend, self._behind
-        self._addend, self._behind = None, NOTHING_BEHIND
+        addend, after = self._addend, self._after
+        self._addend, self._after = None, NOTHING_AFTER
         if addend is None:
             return None
-        return normed_product(self._build, addend, behind, stays=stays)
+        return normed_product(self._build, addend, after, stays=stays)

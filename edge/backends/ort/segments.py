@@ -1,4 +1,4 @@
-"""What a shard is lowered to: graphs, and what happens between them."""
+"""The graphs of a lowered shard, and the steps between them."""
 
 from __future__ import annotations
 

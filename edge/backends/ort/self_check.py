@@ -73,7 +73,7 @@ _CONTEXT = ROWS[-1] + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfCheck:
-    """What was found: where rows of a step are the same, to the last bit, as in another step."""
+    """The result: where rows of a step are the same, to the last bit, as in another step."""
 
     of_chunks: bool
     """In every step of two tokens of a request, or more: but for the last of an odd number."""

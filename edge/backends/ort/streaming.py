@@ -1,8 +1,8 @@
-"""Layers whose matrices come from disk for each step, in ONNX Runtime.
+"""Weight offload in ONNX Runtime: layers whose matrices are read from disk for each step.
 
 The packed weights of every layer lie in one file, made once from the shard. Each layer has sessions
-of its own over memory that is filled from it: for good, or just before each use. Its experts have
-none: who is brought in is computed in a place that others of its kind had before.
+over memory that is filled from it, for good or just before each use. Experts have no sessions of
+their own: an expert is computed in a place that others of its kind had before.
 """
 
 from __future__ import annotations

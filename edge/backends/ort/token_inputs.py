@@ -1,4 +1,4 @@
-"""The nodes behind a feed-forward block of a layer that has inputs of each token."""
+"""Nodes after a feed-forward block, in layers with inputs of each token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.models.gated_mlp import GatedMlp
 
 
 def lower_token_inputs(build: SegmentBuilder, stream: ResidualStream, layer: int) -> str:
-    """What is to be added to the hidden state: what it is now, gated by the inputs."""
+    """The addend of the hidden state: its present value, gated by the inputs."""
     p, graph, spec = f"layers.{layer}.", build.graph, build.spec
     part = spec.layer(layer).feed_forward
     assert isinstance(part, GatedMlp)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edge.backends.triton.blocks import Cast, Norm, Shop
+from edge.backends.triton.blocks import Cast, LayerBuilder, Norm
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.latent_product import LatentProduct
 from edge.backends.triton.paged_kv_cache import BlockCache
@@ -37,30 +37,30 @@ class AttentionBlock:
     tuning: Tuning
 
     @classmethod
-    def of(cls, shop: Shop, layer: int, part: Attention) -> AttentionBlock:
+    def of(cls, build: LayerBuilder, layer: int, part: Attention) -> AttentionBlock:
         p = f"layers.{layer}."
         norms = None
         if part.query_key_norm or part.joint_norm:
-            norms = shop.vector(f"{p}query_norm"), shop.vector(f"{p}key_norm")
+            norms = build.vector(f"{p}query_norm"), build.vector(f"{p}key_norm")
         qkv: Product | LatentProduct | SharedKeysProduct
         if part.keys_of is not None:
-            qkv = SharedKeysProduct.of(shop, layer, part.keys_of)
+            qkv = SharedKeysProduct.of(build, layer, part.keys_of)
         elif part.latent is not None:
-            qkv = LatentProduct.of(shop, layer, part, part.latent)
+            qkv = LatentProduct.of(build, layer, part, part.latent)
         else:
-            qkv = shop.product(f"{p}qkv")
+            qkv = build.product(f"{p}qkv")
         return cls(
             layer=layer,
             part=part,
-            norm=shop.norm(f"{p}attention_norm"),
+            norm=build.norm(f"{p}attention_norm"),
             qkv=qkv,
-            output=shop.product(f"{p}output"),
+            output=build.product(f"{p}output"),
             norms=norms,
-            tables=shop.tables[part.rotary],
-            sinks=shop.vector(f"{p}sinks") if part.has_sinks else None,
-            cache=shop.cache,
-            epsilon=shop.spec.norm_epsilon,
-            tuning=shop.tuning,
+            tables=build.tables[part.rotary],
+            sinks=build.vector(f"{p}sinks") if part.has_sinks else None,
+            cache=build.cache,
+            epsilon=build.spec.norm_epsilon,
+            tuning=build.tuning,
         )
 
     def launch(self, normed: Tensor, lane: Lane) -> None:

@@ -101,8 +101,8 @@ class Addend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shop:
-    """Where the blocks of a shard get what they are made of."""
+class LayerBuilder:
+    """The weights, tables and settings that the blocks of a shard are made from."""
 
     spec: ModelSpec
     arrays: ShardArrays

@@ -1,7 +1,7 @@
-"""The long-lived memory of a step: what goes into a program's kernels, and what comes out.
+"""Buffers of a step, made once: inputs and outputs of a program's kernels.
 
-Made once, for the largest step: CUDA graphs need the same addresses every time, and copies between
-host and device want pinned memory, which is slow to get.
+They fit the largest step. CUDA graphs need the same addresses every time, and copies between host
+and device want pinned memory, which is slow to get.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class Mirror:
 
 
 class Launches:
-    """Runs pieces of a step; on a GPU those that come again and again as CUDA graphs.
+    """Launches pieces of a step; repeated ones run as CUDA graphs on a GPU.
 
     A decode step is hundreds of short kernels. Launched one by one they cost the CPU more time than
     the GPU takes to compute them; a graph is one launch.

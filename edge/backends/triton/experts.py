@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edge.backends.triton.blocks import Cast, Norm, Shop
+from edge.backends.triton.blocks import Cast, LayerBuilder, Norm
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.expert_products import ExpertProducts
 from edge.backends.triton.weights import Product
@@ -31,26 +31,26 @@ class ExpertsBlock:
     """Gate and up, and down."""
 
     @classmethod
-    def of(cls, shop: Shop, layer: int, part: Experts) -> ExpertsBlock:
+    def of(cls, build: LayerBuilder, layer: int, part: Experts) -> ExpertsBlock:
         p = f"layers.{layer}."
 
         def products(name: str) -> ExpertProducts:
             names = [f"{expert_name(p, number)}{name}" for number in part.held]
             biases = f"{p}experts_{name}_bias"
-            if biases not in shop.arrays:
-                return shop.experts(names, None)
-            return shop.experts(names, shop.vector(biases).view(len(part.held), -1))
+            if biases not in build.arrays:
+                return build.experts(names, None)
+            return build.experts(names, build.vector(biases).view(len(part.held), -1))
 
         shared = None
         if part.shared is not None:
             own = shared_name(p)
-            shared = shop.product(f"{own}gate_up"), shop.product(f"{own}down")
+            shared = build.product(f"{own}gate_up"), build.product(f"{own}down")
         return cls(
             layer=layer,
             part=part,
-            norm=shop.norm(f"{p}mlp_norm"),
-            router=shop.product(f"{p}router"),
-            correction=shop.vector(f"{p}router_correction") if part.has_correction else None,
+            norm=build.norm(f"{p}mlp_norm"),
+            router=build.product(f"{p}router"),
+            correction=build.vector(f"{p}router_correction") if part.has_correction else None,
             gate_up=products("gate_up"),
             down=products("down"),
             shared=shared,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edge.backends.triton.blocks import Cast, Norm, Shop
+from edge.backends.triton.blocks import Cast, LayerBuilder, Norm
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.weights import Product
 from edge.kernels.gated_mlp.triton import gated
@@ -23,13 +23,13 @@ class GatedMlpBlock:
     down: Product
 
     @classmethod
-    def of(cls, shop: Shop, layer: int, part: GatedMlp) -> GatedMlpBlock:
+    def of(cls, build: LayerBuilder, layer: int, part: GatedMlp) -> GatedMlpBlock:
         p = f"layers.{layer}."
         return cls(
             part=part,
-            norm=shop.norm(f"{p}mlp_norm"),
-            gate_up=shop.product(f"{p}gate_up"),
-            down=shop.product(f"{p}down"),
+            norm=build.norm(f"{p}mlp_norm"),
+            gate_up=build.product(f"{p}gate_up"),
+            down=build.product(f"{p}down"),
         )
 
     def launch(self, normed: Tensor, lane: Lane) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edge.backends.triton.blocks import Shop
+from edge.backends.triton.blocks import LayerBuilder
 from edge.backends.triton.weights import Product
 from edge.kernels.latent_heads.triton import latent_heads
 from edge.kernels.rms_norm.triton import rms_norm
@@ -29,17 +29,17 @@ class LatentProduct:
     key_value_norm: Tensor
 
     @classmethod
-    def of(cls, shop: Shop, layer: int, part: Attention, latent: Latent) -> LatentProduct:
+    def of(cls, build: LayerBuilder, layer: int, part: Attention, latent: Latent) -> LatentProduct:
         p = f"layers.{layer}."
         has_own = latent.query_rank is not None
         return cls(
             part=part,
             latent=latent,
-            shared=shop.product(f"{p}latent"),
-            query=shop.product(f"{p}query"),
-            key_value=shop.product(f"{p}key_value"),
-            query_norm=shop.vector(f"{p}query_latent_norm") if has_own else None,
-            key_value_norm=shop.vector(f"{p}kv_latent_norm"),
+            shared=build.product(f"{p}latent"),
+            query=build.product(f"{p}query"),
+            key_value=build.product(f"{p}key_value"),
+            query_norm=build.vector(f"{p}query_latent_norm") if has_own else None,
+            key_value_norm=build.vector(f"{p}kv_latent_norm"),
         )
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.attention import AttentionBlock
-from edge.backends.triton.blocks import Addend, Block, Cast, Norm, Shop
+from edge.backends.triton.blocks import Addend, Block, Cast, LayerBuilder, Norm
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.device import Device
 from edge.backends.triton.expert_products import ExpertProducts
@@ -58,7 +58,7 @@ class LaunchSegment:
     """Nothing to do for a lane that wants no logits."""
 
 
-_BLOCKS: Mapping[str, Callable[[Shop, int, Any], Block]] = {
+_BLOCKS: Mapping[str, Callable[[LayerBuilder, int, Any], Block]] = {
     "attention": AttentionBlock.of,
     "experts": ExpertsBlock.of,
     "gated_mlp": GatedMlpBlock.of,
@@ -76,7 +76,7 @@ class Head:
 
 
 class ShardOperators:
-    """The shard's weights on the device, and what is computed with them."""
+    """The shard's weights on the device, and its launches."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class ShardOperators:
         some of their own."""
         if streamed is None:
             self._place_embedding()
-        shop = Shop(
+        build = LayerBuilder(
             spec=spec,
             arrays=arrays,
             device=device,
@@ -126,31 +126,31 @@ class ShardOperators:
             product=self._layer_product,
             experts=self._layer_experts,
         )
-        self.blocks = {layer: _blocks(shop, layer) for layer in layout.layers}
+        self.blocks = {layer: _blocks(build, layer) for layer in layout.layers}
         """For each layer: its mixer and its feed-forward block; None where the shard has none."""
         scale = "" if spec.token_inputs else "layer_scale"
         self.addends = {
             layer: (
-                shop.addend(f"layers.{layer}.attention_post_norm"),
-                shop.addend(f"layers.{layer}.mlp_post_norm", f"layers.{layer}.{scale}"),
+                build.addend(f"layers.{layer}.attention_post_norm"),
+                build.addend(f"layers.{layer}.mlp_post_norm", f"layers.{layer}.{scale}"),
             )
             for layer in layout.layers
         }
         """What becomes of those blocks' products."""
         self.token_inputs = {
-            layer: TokenInputs.of(shop, layer, spec.layer(layer).feed_forward.activation)
+            layer: TokenInputs.of(build, layer, spec.layer(layer).feed_forward.activation)
             for layer in layout.layers
             if spec.token_inputs
         }
-        """Behind those blocks, whoever has a part of them."""
+        """Added after those blocks, on every shard."""
         self.token_addends = {
-            layer: shop.addend(f"layers.{layer}.token_post_norm", f"layers.{layer}.layer_scale")
+            layer: build.addend(f"layers.{layer}.token_post_norm", f"layers.{layer}.layer_scale")
             for layer in self.token_inputs
         }
         self.head: Head | None = None
         if layout.is_last_stage and layout.vocab:
             self.head = Head(
-                norm=shop.norm("final_norm"), product=self._product("head", self._read)
+                norm=build.norm("final_norm"), product=self._product("head", self._read)
             )
 
     def let_go(self) -> None:
@@ -287,10 +287,10 @@ class ShardOperators:
         return Product(self._arrays, name, weight, self._device, self._tuning)
 
 
-def _blocks(shop: Shop, layer: int) -> tuple[Block | None, Block | None]:
-    local = shop.arrays.layout.layer(layer)
+def _blocks(build: LayerBuilder, layer: int) -> tuple[Block | None, Block | None]:
+    local = build.arrays.layout.layer(layer)
     mixer, feed_forward = (
-        None if part is None else _BLOCKS[part.kind](shop, layer, part)
+        None if part is None else _BLOCKS[part.kind](build, layer, part)
         for part in (local.mixer, local.feed_forward)
     )
     return mixer, feed_forward

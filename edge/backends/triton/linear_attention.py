@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edge.backends.triton.blocks import Cast, Norm, Shop
+from edge.backends.triton.blocks import Cast, LayerBuilder, Norm
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.request_states import RequestStates
 from edge.backends.triton.weights import Product
@@ -33,21 +33,21 @@ class LinearAttentionBlock:
     epsilon: float
 
     @classmethod
-    def of(cls, shop: Shop, layer: int, part: LinearAttention) -> LinearAttentionBlock:
+    def of(cls, build: LayerBuilder, layer: int, part: LinearAttention) -> LinearAttentionBlock:
         p = f"layers.{layer}."
         return cls(
             layer=layer,
             part=part,
-            norm=shop.norm(f"{p}attention_norm"),
-            mixed=shop.product(f"{p}linear"),
-            gates=shop.product(f"{p}linear_gates"),
-            convolution=shop.vector(f"{p}linear_convolution").view(-1, part.convolution),
-            decay_bias=shop.vector(f"{p}linear_decay_bias"),
-            decay_rate=shop.vector(f"{p}linear_decay_rate"),
-            scale=shop.vector(f"{p}linear_scale"),
-            output=shop.product(f"{p}linear_output"),
-            states=shop.cache.states_of_layers,
-            epsilon=shop.spec.norm_epsilon,
+            norm=build.norm(f"{p}attention_norm"),
+            mixed=build.product(f"{p}linear"),
+            gates=build.product(f"{p}linear_gates"),
+            convolution=build.vector(f"{p}linear_convolution").view(-1, part.convolution),
+            decay_bias=build.vector(f"{p}linear_decay_bias"),
+            decay_rate=build.vector(f"{p}linear_decay_rate"),
+            scale=build.vector(f"{p}linear_scale"),
+            output=build.product(f"{p}linear_output"),
+            states=build.cache.states_of_layers,
+            epsilon=build.spec.norm_epsilon,
         )
 
     def launch(self, normed: Tensor, lane: Lane) -> None:

@@ -1,6 +1,6 @@
-"""Logits that stay on the device: what ranks first is found there, and only that comes to the host.
+"""Logits on the device: the best are found there, and only those are copied to the host.
 
-All of them are as much as a hundred thousand numbers for each token; greedy decoding needs one.
+A vocabulary is up to hundreds of thousands of logits a token; greedy decoding needs one.
 """
 
 from __future__ import annotations

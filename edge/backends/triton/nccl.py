@@ -1,12 +1,12 @@
 """Sums over the shards of a stage from device to device, with torch.distributed.
 
-NCCL between the GPUs of one host; gloo where kernels are interpreted. Only sums go this way: what
-else ranks exchange is small, lies on the host, and goes over the links that are there anyway.
+NCCL between the GPUs of one host; gloo where kernels are interpreted. Only sums go this way: other
+exchanges are small, lie on the host, and use the links.
 
-Sums are in rank order, as over links, so that every rank holds the same bits, on whichever way.
-NCCL's own all_reduce adds in another order for each part of the numbers, each count of GPUs and
-each of its algorithms. Gathering and adding costs no more: what two ranks send is the same, and of
-more ranks each sums one slice of what is large, which is what a ring sends.
+Sums are in rank order, as over links, so that every rank holds the same bits on either way. NCCL's
+own all_reduce adds in an order that depends on the part, the count of GPUs and its algorithm.
+Gathering and adding costs no more: for two ranks the traffic is the same, and with more ranks each
+sums one slice of a large array, which is the traffic of a ring.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NCCL_SETTINGS = {
 
 
 def device_sums(device: Device) -> TorchSums | None:
-    """None where PyTorch was built without what it takes."""
+    """None if PyTorch lacks the support."""
     distributed = torch.distributed
     if not distributed.is_available():
         return None
@@ -261,7 +261,7 @@ class _StreamWork:
 
 
 def _gloo(store: Any, rank: int, size: int) -> Any:
-    """Over sockets of this host that nobody else reaches."""
+    """Over sockets of this host that other users cannot reach."""
     from torch.distributed.distributed_c10d import ProcessGroupGloo
 
     options = ProcessGroupGloo._Options()

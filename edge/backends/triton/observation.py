@@ -1,4 +1,4 @@
-"""What a shard's products are given, summed up on the device; see `edge.weights.observation`."""
+"""Sums over the inputs of a shard's products, on the device; see `edge.weights.observation`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge.weights.observation import ObservedExperts, ObservedRun, observed_runs
 
 
 class Grams:
-    """x transposed times x of each of a shard's runs, or who goes through its experts."""
+    """Gram matrices of a shard's runs, or counts of tokens of its experts."""
 
     def __init__(self, layout: ShardLayout, device: Device) -> None:
         runs = observed_runs(layout)

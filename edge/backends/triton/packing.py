@@ -1,7 +1,7 @@
-"""A layer's matrices as a GPU's kernels read them: one run of bytes, and tensors that lie in it.
+"""A layer's matrices packed for GPU kernels: one run of bytes, and tensors within it.
 
-Such runs are kept in a file, made once from the shard, so that a layer comes into place with one
-read and one copy.
+Runs are kept in a file, made once from the shard, so that a layer is loaded with one read and one
+copy.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Field:
 
 
 class LayerRun:
-    """What one layer's run of bytes holds."""
+    """The contents of one layer's run of bytes."""
 
     def __init__(self, entries: list[TensorEntry]) -> None:
         """Entries are named "<layer>/<matrix>/<array>"."""

@@ -1,10 +1,10 @@
-"""The KV caches of a shard's requests on a device: blocks of tokens, given out as they are needed.
+"""The paged KV cache of a shard on a device: blocks of tokens, allocated on demand.
 
-A block table says where each request's tokens lie (Kwon et al., PagedAttention, 2023), so memory is
+A block table says where each request's tokens lie (Kwon et al., PagedAttention, 2023). So memory is
 kept for the tokens under way together, not for the longest context of every request, and nothing
-moves when requests come and go. Codes of 8 and 4 bits have scales of their own for each token.
-What is longer than memory has all of it: see `long_request_blocks.py`. Layers that have states in
-place of them keep those in a request's slot: see `request_states.py`.
+moves when requests come and go. Codes of 8 and 4 bits have scales for each token. A request longer
+than memory has all of it: see `long_request_blocks.py`. Layers with states keep those in a
+request's slot: see `request_states.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CODES = {8: torch.int8, 4: torch.uint8}
 
 
 class BlockCache:
-    """What each request's tokens left in each layer. Used from the compute thread."""
+    """Keys and values of requests, by layer. Used from the compute thread."""
 
     def __init__(
         self,

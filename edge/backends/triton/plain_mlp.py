@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edge.backends.triton.blocks import Cast, Norm, Shop
+from edge.backends.triton.blocks import Cast, LayerBuilder, Norm
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.weights import Product
 from edge.kernels.activation.triton import activated
@@ -23,13 +23,13 @@ class PlainMlpBlock:
     down: Product
 
     @classmethod
-    def of(cls, shop: Shop, layer: int, part: PlainMlp) -> PlainMlpBlock:
+    def of(cls, build: LayerBuilder, layer: int, part: PlainMlp) -> PlainMlpBlock:
         p = f"layers.{layer}."
         return cls(
             part=part,
-            norm=shop.norm(f"{p}mlp_norm"),
-            up=shop.product(f"{p}up"),
-            down=shop.product(f"{p}down"),
+            norm=build.norm(f"{p}mlp_norm"),
+            up=build.product(f"{p}up"),
+            down=build.product(f"{p}down"),
         )
 
     def launch(self, normed: Tensor, lane: Lane) -> None:

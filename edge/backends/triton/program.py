@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.interface import WeightReads, check_step
+from edge.backends.kv_storage import SwappedKv
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.overlap import parts_of
 from edge.backends.triton.buffers import Lane, StepBuffers
@@ -28,7 +29,7 @@ from edge.protocol.step import Step, StepLimits
 from edge.transport import BackgroundWork, Collective
 
 
-class TritonProgram:
+class TritonProgram(SwappedKv):
     """See StageProgram. Sums over links happen on the host, in buffers made once."""
 
     def __init__(
@@ -163,12 +164,6 @@ class TritonProgram:
         """Every token has scales of its own here: there is nothing to choose."""
         self.release(request)
 
-    def swap_out(self, request: str) -> None:
-        self._moves.swap_out(request)
-
-    def reserve(self, request: str, tokens: int) -> None:
-        self._moves.reserve(request, tokens)
-
     @property
     def rows_agree(self) -> bool:
         return False  # kernels for few rows sum in another order than those for many
@@ -210,15 +205,6 @@ class TritonProgram:
             keys, values = rows[2 * layer : 2 * layer + 2]
             self._cache.put(layer, slot, first, keys, values)
             self._cache.wrote(slot, first + keys.shape[1])
-
-    def keep(self, request: str, tokens: int) -> None:
-        self._moves.keep(request, tokens)
-
-    def save_state(self, request: str, tokens: int, place: int) -> None:
-        self._moves.save_state(request, tokens, place)
-
-    def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
-        return self._moves.take(request, source, tokens, moves=moves)
 
     def stream(self, layers: int) -> None:
         streamed = self._streamed

@@ -1,8 +1,8 @@
-"""What layers have of each request in place of keys and values: states of one size, on the device.
+"""States of requests on the device: arrays of a fixed size in place of keys and values.
 
-Kernels read and write a request's states where they lie, in a row of its own, so a step of any
-requests needs no copy, and the addresses stay as CUDA graphs want them. A slot whose request is
-over has no row: what it had so far may be saved in a place, a row that is no slot's.
+Kernels read and write a request's states in a row of its own, so a step needs no copy, and
+addresses stay as CUDA graphs want them. A slot whose request is over has no row. States so far may
+be saved in a row that belongs to no slot.
 """
 
 from __future__ import annotations

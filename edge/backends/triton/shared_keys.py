@@ -1,4 +1,4 @@
-"""Queries of a layer, with keys and values that are made of what an earlier layer was given."""
+"""Queries of a layer, with keys and values made from the input of an earlier layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edge.backends.triton.blocks import Cast, Norm, Shop
+from edge.backends.triton.blocks import Cast, LayerBuilder, Norm
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.side_inputs import SideInputs
 from edge.backends.triton.weights import Product
@@ -25,14 +25,14 @@ class SharedKeysProduct:
     side: SideInputs
 
     @classmethod
-    def of(cls, shop: Shop, layer: int, keys_of: int) -> SharedKeysProduct:
+    def of(cls, build: LayerBuilder, layer: int, keys_of: int) -> SharedKeysProduct:
         p = f"layers.{layer}."
         return cls(
             keys_of=keys_of,
-            query=shop.product(f"{p}query"),
-            key_value=shop.product(f"{p}key_value"),
-            norm=shop.norm(f"{p}keys_norm"),
-            side=shop.side,
+            query=build.product(f"{p}query"),
+            key_value=build.product(f"{p}key_value"),
+            norm=build.norm(f"{p}keys_norm"),
+            side=build.side,
         )
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edge.backends.triton.blocks import Cast, Norm, Shop
+from edge.backends.triton.blocks import Cast, LayerBuilder, Norm
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.request_states import RequestStates
 from edge.backends.triton.weights import Product
@@ -27,16 +27,16 @@ class ShortConvolutionBlock:
     states: RequestStates
 
     @classmethod
-    def of(cls, shop: Shop, layer: int, part: ShortConvolution) -> ShortConvolutionBlock:
+    def of(cls, build: LayerBuilder, layer: int, part: ShortConvolution) -> ShortConvolutionBlock:
         p = f"layers.{layer}."
         return cls(
             layer=layer,
-            norm=shop.norm(f"{p}attention_norm"),
-            mixed=shop.product(f"{p}short"),
-            weights=shop.vector(f"{p}short_convolution").view(-1, part.convolution),
-            bias=shop.vector(f"{p}short_convolution_bias") if part.bias else None,
-            output=shop.product(f"{p}short_output"),
-            states=shop.cache.states_of_layers,
+            norm=build.norm(f"{p}attention_norm"),
+            mixed=build.product(f"{p}short"),
+            weights=build.vector(f"{p}short_convolution").view(-1, part.convolution),
+            bias=build.vector(f"{p}short_convolution_bias") if part.bias else None,
+            output=build.product(f"{p}short_output"),
+            states=build.cache.states_of_layers,
         )
 
     def launch(self, normed: Tensor, lane: Lane) -> None:

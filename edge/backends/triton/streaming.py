@@ -1,8 +1,8 @@
-"""Layers in three memories: some stay on the device, some in pinned host memory, some on disk.
+"""Weight offload on a GPU: layers on the device, in pinned host memory, or on disk.
 
-What does not stay passes through a window on the device, copied there just before its use. Which
-layer is where `weight_tiers` of edge.partition decides, when they move `DeviceWindow` of
-edge.offload.
+Layers that do not stay on the device pass through a window there, copied just before their use.
+`weight_tiers` of edge.partition decides which layer is where, `DeviceWindow` of edge.offload when
+they move.
 """
 
 from __future__ import annotations

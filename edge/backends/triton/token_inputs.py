@@ -1,4 +1,4 @@
-"""What is behind a feed-forward block on a GPU where layers have inputs of each token."""
+"""The step after a feed-forward block on a GPU, in layers with inputs of each token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edge.backends.triton.blocks import Shop
+from edge.backends.triton.blocks import LayerBuilder
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.side_inputs import SideInputs
 from edge.backends.triton.weights import Product
@@ -32,19 +32,19 @@ class TokenInputs:
     epsilon: float
 
     @classmethod
-    def of(cls, shop: Shop, layer: int, activation: Activation) -> TokenInputs:
+    def of(cls, build: LayerBuilder, layer: int, activation: Activation) -> TokenInputs:
         p = f"layers.{layer}."
         return cls(
             layer=layer,
             activation=activation,
-            gate=shop.product(f"{p}token_gate"),
-            projection=shop.product(f"{p}token_projection"),
-            output=shop.product(f"{p}token_output"),
-            norm=shop.vector(f"{p}token_norm"),
-            side=shop.side,
-            activations=shop.activations,
-            hidden_size=shop.spec.hidden_size,
-            epsilon=shop.spec.norm_epsilon,
+            gate=build.product(f"{p}token_gate"),
+            projection=build.product(f"{p}token_projection"),
+            output=build.product(f"{p}token_output"),
+            norm=build.vector(f"{p}token_norm"),
+            side=build.side,
+            activations=build.activations,
+            hidden_size=build.spec.hidden_size,
+            epsilon=build.spec.norm_epsilon,
         )
 
     def launch(self, lane: Lane) -> None:

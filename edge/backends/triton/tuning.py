@@ -116,7 +116,7 @@ class TuningTable:
 
 
 class InterpretedTiles:
-    """A program that is interpreted costs milliseconds whatever its size: few and large ones."""
+    """Few and large programs: an interpreted one costs milliseconds at any size."""
 
     def product(self, shape: ProductShape) -> Tiles:
         outputs = min(_INTERPRETED_OUTPUTS, padded(shape.outputs, at_least=SMALLEST_DOT))
@@ -133,10 +133,8 @@ Tuning = TuningTable | InterpretedTiles
 
 
 def open_tuning(device: Device, activations: torch.dtype) -> Tuning:
-    """What is known of this kind of device; what was measured here goes before what is shipped.
-
-    Tables are of 16-bit activations: tiles of wider ones may not fit into shared memory.
-    """
+    """Tables of this kind of device; those measured here go before shipped ones. Tables are of
+    16-bit activations: tiles of wider ones may not fit into shared memory."""
     if not device.is_gpu:
         return InterpretedTiles()
     if activations == torch.float32:

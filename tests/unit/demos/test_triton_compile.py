@@ -31,7 +31,7 @@ KERNELS = {
     "matmul": {"_gemv_kernel", "_gemm_kernel", "_sum_kernel"},
     "matmul_nbits": {"_gemv_kernel", "_gemm_kernel"},
     "rms_norm": {"_rms_norm_kernel"},
-    "rope": {"_rope_kernel", "_rope_store_kernel"},
+    "rope": {"_rope_store_kernel"},
     "sampling": {"_best_kernel", "_unpack_kernel"},
     "short_convolution": {"_convolution_kernel", "_state_kernel"},
     "token_inputs": {"_inputs_kernel"},

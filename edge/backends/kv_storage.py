@@ -1,4 +1,4 @@
-"""Verbs of KvStorage for programs whose keys and values lie in the host's memory."""
+"""Verbs of KvStorage that programs of several back ends share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from edge.backends.host_cache import HostCache
 from edge.backends.kv_swap import CacheMoves
 
 
-class HostKvStorage:
-    """All but `calibrate` and `cache_digest`. A program that calibrates makes a new cache."""
+class SwappedKv:
+    """Verbs of KvStorage that are the same for keys and values in every kind of memory."""
 
-    _cache: HostCache
     _moves: CacheMoves
 
     def swap_out(self, request: str) -> None:
@@ -22,15 +21,6 @@ class HostKvStorage:
 
     def reserve(self, request: str, tokens: int) -> None:
         self._moves.reserve(request, tokens)
-
-    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
-        return self._cache.new_rows(tokens)
-
-    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        return self._cache.rows(request, first, last) if self._moves.is_inside(request) else None
-
-    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        self._cache.put_rows(request, first, rows)
 
     def keep(self, request: str, tokens: int) -> None:
         self._moves.keep(request, tokens)
@@ -40,6 +30,21 @@ class HostKvStorage:
 
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
         return self._moves.take(request, source, tokens, moves=moves)
+
+
+class HostKvStorage(SwappedKv):
+    """All but `calibrate` and `cache_digest`. A program that calibrates makes a new cache."""
+
+    _cache: HostCache
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        return self._cache.new_rows(tokens)
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        return self._cache.rows(request, first, last) if self._moves.is_inside(request) else None
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        self._cache.put_rows(request, first, rows)
 
     def release(self, request: str) -> None:
         self._cache.pool.release(request)
