@@ -12,7 +12,7 @@ from rich.text import Text
 from edge.cli.records import Columns, make_table
 from edge.host.free_memory import format_size
 from edge.planning.rate_words import rate_in_words
-from edge.protocol.fields import printable
+from edge.protocol.fields import one_line
 
 Json = Mapping[str, Any]
 
@@ -182,4 +182,4 @@ def _predicted(value: Json | None) -> str:
 
 
 def _text(value: object) -> str:
-    return printable(str(value))
+    return one_line(str(value))

@@ -12,7 +12,7 @@ from edge.errors import RequestError
 from edge.host.free_memory import format_size
 from edge.membership.identity import fingerprint
 from edge.protocol.assignment import Assignment
-from edge.protocol.fields import printable
+from edge.protocol.fields import one_line
 from edge.transport import Member
 
 _log = logging.getLogger(__name__)
@@ -35,11 +35,11 @@ class Audit:
         """Record that `user` has loaded a shard."""
         who = "somebody (--insecure)"
         if user is not None:
-            who = f"{printable(user.name)} ({fingerprint(user.id)})"
-        model = printable(assignment.plan.model)
+            who = f"{one_line(user.name)} ({fingerprint(user.id)})"
+        model = one_line(assignment.plan.model)
         facts: dict[str, object] = {
             "device": None if user is None else user.id,
-            "name": None if user is None else printable(user.name),
+            "name": None if user is None else one_line(user.name),
             "session": assignment.session,
             "model": model,
             "dtype": assignment.weight_format.name,

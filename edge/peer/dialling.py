@@ -13,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 
 from edge import transport
 from edge.errors import NetworkError
-from edge.protocol.fields import printable
+from edge.protocol.fields import one_line
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.topology import Place
 from edge.transport import Credentials, Link
@@ -66,7 +66,7 @@ async def dial(
                 link_timeout_s=LINK_TIMEOUT_S,
             )
         except transport.TransportError as error:
-            _log.info("cannot link to %s: %s", place.name, printable(error))
+            _log.info("cannot link to %s: %s", place.name, one_line(error))
         else:
             if place.device is not None:  # the handshake has proved its identity
                 reached[place.device] = address

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from edge.protocol.fields import printable
+from edge.protocol.fields import one_line
 
 BURST = 10
 """Lines at once; after them one for each EVERY_S."""
@@ -39,5 +39,5 @@ class RateLimitedLog:
         untold = f"; {self._untold} more were not told" if self._untold else ""
         self._untold = 0
         self._log.error(
-            "%s failed: %s: %s%s%s", what, type(error).__name__, printable(error), where, untold
+            "%s failed: %s: %s%s%s", what, type(error).__name__, one_line(error), where, untold
         )

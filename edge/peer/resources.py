@@ -43,7 +43,7 @@ from edge.peer.settings import PeerSettings
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import MAX_SESSIONS, HostedModel, PeerDescription
-from edge.protocol.fields import printable
+from edge.protocol.fields import one_line
 from edge.protocol.kept_files import AllKept
 from edge.transport import Credentials, Member
 from edge.version import __version__
@@ -507,7 +507,7 @@ class PeerResources:
 
 
 def _in_words(user: Member | None) -> str:
-    return "somebody" if user is None else f"{printable(user.name)} ({fingerprint(user.id)})"
+    return "somebody" if user is None else f"{one_line(user.name)} ({fingerprint(user.id)})"
 
 
 async def _stream(counts: Mapping[HostedShard, int]) -> list[BaseException]:

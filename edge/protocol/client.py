@@ -16,7 +16,7 @@ from edge.errors import EdgeError, NetworkError, PeerError, PeerLostError, Proto
 from edge.membership.roles import LEND
 from edge.protocol.error_codec import Failed
 from edge.protocol.expulsion import until_expelled
-from edge.protocol.fields import printable
+from edge.protocol.fields import one_line
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, PEER_SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.messages import FRAMES, Leaving, limits_of
@@ -63,7 +63,7 @@ class PeerClient:
         self.address = address
         self.reached_at = format_address(channel.host, parse_address(address)[1])
         """The same by number."""
-        self.name = name or printable(channel.remote_hello.get("name", address))
+        self.name = name or one_line(channel.remote_hello.get("name", address))
         member: Member | None = channel.remote_hello.get(MEMBER)
         self.device = None if member is None else member.id
         """Whose certificate it has shown; None: it has none."""
@@ -124,7 +124,7 @@ class PeerClient:
         if member is not None and LEND not in member.roles:
             await channel.aclose()
             raise NetworkError(
-                f"device {printable(member.name)} ({address}) may use others of its cluster, not "
+                f"device {one_line(member.name)} ({address}) may use others of its cluster, not "
                 "compute for them",
                 remedy="pair it again with --role lend",
             )
@@ -261,7 +261,7 @@ class PeerClient:
         try:
             return from_frame(cls, frame)
         except ProtocolError as error:
-            raise PeerError(self.name, f"sent {printable(error)}") from error
+            raise PeerError(self.name, f"sent {one_line(error)}") from error
 
     def _read_answer(self, cls: type[Body], call: Call[Any], frame: Frame) -> Body:
         try:
@@ -269,7 +269,7 @@ class PeerClient:
         except ProtocolError as error:
             raise ProtocolError(
                 f"peer {self.name} answers {call.kind!r} in a form Edge does not know "
-                f"({printable(error)})",
+                f"({one_line(error)})",
                 remedy="update Edge on both devices",
             ) from error
 
@@ -305,7 +305,7 @@ def software_difference(channel: Channel) -> str | None:
     if theirs == __version__:
         return None
     return (
-        f"{channel.peer} runs Edge {printable(theirs, limit=40)}, this device runs Edge "
+        f"{channel.peer} runs Edge {one_line(theirs, limit=40)}, this device runs Edge "
         f"{__version__}: install the same version on both"
     )
 

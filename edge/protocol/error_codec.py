@@ -16,7 +16,7 @@ from edge.errors import (
     ProtocolError,
     RequestError,
 )
-from edge.protocol.fields import Printable, ReadBy, printable
+from edge.protocol.fields import Printable, ReadBy, one_line
 from edge.protocol.frame_codec import Event
 
 _LONGEST_MESSAGE = 4000
@@ -30,8 +30,8 @@ _KINDS: dict[str, type[EdgeError]] = {
     "protocol": ProtocolError,
 }
 
-_Message = Annotated[str, ReadBy(lambda value: printable(value, limit=_LONGEST_MESSAGE))]
-_Remedy = Annotated[str, ReadBy(lambda value: printable(value, limit=_LONGEST_REMEDY))]
+_Message = Annotated[str, ReadBy(lambda value: one_line(value, limit=_LONGEST_MESSAGE))]
+_Remedy = Annotated[str, ReadBy(lambda value: one_line(value, limit=_LONGEST_REMEDY))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,7 @@ def from_json(cls: type[Record], value: object) -> Record:
         raise ProtocolError(located(error)) from error
 
 
-def printable(value: object, *, limit: int = 200) -> str:
+def one_line(value: object, *, limit: int = 200) -> str:
     """What another device says, made safe for a terminal: one line, no control characters."""
     letters = str(value)[:limit]
     return "".join(letter if letter.isprintable() else " " for letter in letters).strip() or "?"
@@ -109,7 +109,7 @@ def _address(value: object) -> str:
     return address
 
 
-Printable = Annotated[str, ReadBy(lambda value: printable(from_json(str, value)))]
+Printable = Annotated[str, ReadBy(lambda value: one_line(from_json(str, value)))]
 """Shown to people."""
 
 Address = Annotated[str, ReadBy(_address)]

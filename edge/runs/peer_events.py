@@ -15,7 +15,7 @@ from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError
 from edge.protocol import messages
 from edge.protocol.client import PeerClient
 from edge.protocol.error_codec import Failed
-from edge.protocol.fields import printable
+from edge.protocol.fields import one_line
 from edge.protocol.frame_codec import Event
 from edge.runs.acks import Acks
 from edge.runs.connections import Connections
@@ -199,7 +199,7 @@ def _outcome(
     """Whether all peers have answered about this request, and why one of them could not do it."""
     why_not = event.why_not
     if why_not is not None:
-        why_not = f"peer {client.name}: {printable(why_not, limit=1000)}"
+        why_not = f"peer {client.name}: {one_line(why_not, limit=1000)}"
     answers = acks.add(event.request, client, why_not)
     if answers is None:
         return False, None

@@ -19,7 +19,7 @@ from rich.live import Live
 from edge.cli.top_view import line, screen
 from edge.errors import NetworkError, RequestError
 from edge.offload import read_file
-from edge.protocol.fields import printable
+from edge.protocol.fields import one_line
 
 _USUAL_URL = "http://127.0.0.1:11435"
 _MOST_BYTES = 8 << 20
@@ -143,9 +143,9 @@ def _sentence(refusal: urllib.error.HTTPError) -> str:
     """The server's error sentence, or HTTP's reason."""
     try:
         told = json.loads(refusal.read(_MOST_BYTES))
-        return printable(told["error"], limit=500)
+        return one_line(told["error"], limit=500)
     except (OSError, ValueError, KeyError, TypeError):
-        return printable(refusal.reason)
+        return one_line(refusal.reason)
 
 
 def _key(path: Path | None) -> str | None:

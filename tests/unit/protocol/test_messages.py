@@ -19,7 +19,7 @@ from edge.protocol import measurements, messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import HostedModel, PeerDescription
 from edge.protocol.error_codec import Failed
-from edge.protocol.fields import from_json, printable, to_json, token_bytes, token_ids
+from edge.protocol.fields import from_json, one_line, to_json, token_bytes, token_ids
 from edge.protocol.frame_codec import Call, from_frame, table, to_frame
 from edge.protocol.kept_files import AllKept, Keep, KeptFiles
 from edge.protocol.lease import Lease
@@ -554,7 +554,7 @@ def test_long_and_wild_messages_are_tamed() -> None:
 
 @given(st.text())
 def test_what_is_printed_is_printable(value: str) -> None:
-    shown = printable(value)
+    shown = one_line(value)
     assert shown.isprintable()
     assert 0 < len(shown) <= 200
 
