@@ -31,7 +31,7 @@ from edge.weights.layout import shard_layout
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.specs import few_random_bytes, plain_spec
-from tests.support.triton_shards import without_self_check
+from tests.support.triton_shards import decode, without_self_check
 
 SPEC = plain_spec(
     num_layers=3,
@@ -116,16 +116,6 @@ def chunk(request: str, tokens: tuple[int, ...], position: int = 0, *, rows: int
     return Step(entries=(entry,))
 
 
-def batch(*entries: tuple[str, int, int]) -> Step:
-    """A token of each (request, token, position)."""
-    return Step(
-        entries=tuple(
-            StepEntry(request=request, position=position, tokens=(token,), logit_rows=1)
-            for request, token, position in entries
-        )
-    )
-
-
 def is_close(found: Array, expected: Array) -> bool:
     return bool(np.abs(found - expected).max() <= LARGEST_DIFFERENCE)
 
@@ -175,12 +165,12 @@ def requests_share_steps_and_leave_their_room_to_others(kind: Kind) -> None:
         begin("a")
         begin("b")
         for names in ("ab", "ba"):
-            found = compute(program, batch(*map(last, names)))
+            found = compute(program, decode(*map(last, names)))
             assert found.shape == (2, 1, SPEC.vocab_size)
             assert all(is_close(row, alone[name]) for row, name in zip(found, names, strict=True))
         program.release("a")
         begin("c")
-        found = compute(program, batch(last("c"), last("b")))
+        found = compute(program, decode(last("c"), last("b")))
         assert all(is_close(row, alone[name]) for row, name in zip(found, "cb", strict=True))
 
 
@@ -358,7 +348,7 @@ def _answered(
         rows = []
         for position in range(LENGTH, LENGTH + 3):
             names = ("a", *others) if position % 2 else (*others, "a")
-            step = batch(*((name, 9, position) for name in names))
+            step = decode(*((name, 9, position) for name in names))
             rows.append(compute(program, step)[names.index("a")])
         cached = program.rows("a", 0, LENGTH + 3)
         assert cached is not None

@@ -4,8 +4,8 @@
 
 writes it; a test compares it with what it should be.
 
-Other tools lack something: griffe shows how a default is written (`option(...)`) and not what it
-is, pdoc leaves out the defaults of slotted dataclasses, and neither knows the options of commands.
+Other tools lack something: griffe shows how a default is written (`option(...)`), not what it is;
+pdoc leaves out the defaults of slotted dataclasses, and neither knows the options of commands.
 """
 
 from __future__ import annotations

@@ -300,3 +300,12 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
             await scenario()
 
     asyncio.run(limited())
+
+
+def flipped(offset: int) -> Callable[[bytes, bytes], bytes]:
+    """Of two messages the first one, with the lowest bit of a byte flipped."""
+
+    def change(first: bytes, _second: bytes) -> bytes:
+        return first[:offset] + bytes([first[offset] ^ 1]) + first[offset + 1 :]
+
+    return change

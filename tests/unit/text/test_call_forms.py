@@ -28,8 +28,6 @@ from tests.support.small_tokenizers import byte_fallback, byte_level, write_chec
 FORMS = [*CALL_TEMPLATES]
 BARE = ("bare parameters", "named line")
 WITH_MARKS = [name for name in FORMS if name not in BARE]
-UNQUOTED = ("function", "named", "named inline")
-"""Texts stand there as they are, so what ends them cannot be in them."""
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,12}", fullmatch=True)
 words = st.sampled_from(

@@ -18,7 +18,7 @@ from edge.transport.async_socket import AsyncSocket
 from edge.transport.frame import encode
 from edge.transport.records import SECRET_BYTES, TAG_BYTES, RecordSecrets
 from edge.transport.sealed_socket import CHANNEL_RECORD_BYTES, SMALL_BYTES, SealedSocket
-from tests.support.transport_pairs import channel_pair, socket_pair
+from tests.support.transport_pairs import channel_pair, flipped, socket_pair
 
 SIZE_BYTES = 8
 FRAME = Frame("prompt", {"text": "the secret of the attic " * 4}, b"payload " * 20)
@@ -107,13 +107,6 @@ def test_a_large_frame_comes_in_any_pieces() -> None:
             await sending
 
     run(scenario)
-
-
-def flipped(offset: int) -> Callable[[bytes, bytes], bytes]:
-    def change(first: bytes, _second: bytes) -> bytes:
-        return first[:offset] + bytes([first[offset] ^ 1]) + first[offset + 1 :]
-
-    return change
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from edge.transport.records import (
     RecordSecrets,
     SealedRecords,
 )
-from tests.support.transport_pairs import in_threads, sealed_pair, socket_pair
+from tests.support.transport_pairs import flipped, in_threads, sealed_pair, socket_pair
 
 SIZE_BYTES = 8
 MESSAGE = np.arange(64, dtype=np.float32)
@@ -79,13 +79,6 @@ def test_two_messages_with_the_same_content_look_unlike() -> None:
         alice.send(MESSAGE)
         seen = [taken(way, ON_THE_WIRE)[SIZE_BYTES:] for way in (hers, hers, his)]
         assert len(set(seen)) == 3
-
-
-def flipped(offset: int) -> Callable[[bytes, bytes], bytes]:
-    def change(first: bytes, _second: bytes) -> bytes:
-        return first[:offset] + bytes([first[offset] ^ 1]) + first[offset + 1 :]
-
-    return change
 
 
 @pytest.mark.parametrize(
