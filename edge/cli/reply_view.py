@@ -135,10 +135,11 @@ def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> Non
     chosen = options.sampling(model.sampling)
     values = {**asdict(chosen), "seed": reply.statistics["seed"]}
     if not chosen.temperature:
-        rules = {name: values[name] for name in values if name.endswith(("_penalty", "_bias"))}
+        kept = ("_penalty", "_bias", "min_tokens")
+        rules = {name: values[name] for name in values if name.endswith(kept)}
         values = {"temperature": "0 (greedy)", **rules}
     usual = asdict(SamplingParameters())
-    for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
+    for name in ("frequency_penalty", "presence_penalty", "logit_bias", "min_tokens"):
         if values[name] == usual[name]:
             del values[name]
     if biases := values.get("logit_bias"):
