@@ -180,4 +180,8 @@ class PeerDaemon:
             link.close()
 
     async def _lets_in(self, member: Member | None) -> bool:
-        return self._expulsion_sync is None or member is None or await self._news.lets_in(member)
+        return (
+            self._expulsion_sync is None
+            or member is None
+            or await self._expulsion_sync.lets_in(member)
+        )
