@@ -70,14 +70,14 @@ class KvLayout:
 
     layers: Mapping[Seat, tuple[HeldLayer, ...]]
     digests: Mapping[Seat, str]
-    """Digest of each shard's form of keys and values."""
+    """Digest of each shard's KV cache format."""
     is_rounded: bool
-    """Rounded, with scales that each shard has chosen for itself."""
+    """Whether values are quantised, with scales of each shard's own."""
 
     def serves(self, other: KvLayout) -> bool:
         """Whether a plan with the layout `other` can take copies of this layout."""
         if not all(other.layers.values()):
-            return False  # a shard without keys and values could not be told the tokens
+            return False  # a shard without keys and values could not get the tokens
         if self == other:
             return True
         digests = {*self.digests.values(), *other.digests.values()}

@@ -115,10 +115,10 @@ class Terms:
     rows: Rows | None = None
     """What is wanted of each token of the prompt in place of an answer; None: an answer."""
     client: Annotated[str, Meta(max_length=_LONGEST_NAME)] = ""
-    """On whose behalf; fair queueing serves clients alike."""
+    """The client that asked; fair queueing treats clients equally."""
     priority: Priority = "normal"
     cache_salt: Annotated[str, Meta(max_length=_LONGEST_NAME)] = ""
-    """Prefix caches are shared between requests of one salt alone."""
+    """Prefix caches are shared only between requests with equal salts."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -236,8 +236,8 @@ class GenerationOptions:
     ignore_eos: bool = False
     """The answer goes on past its end; for measuring."""
     journal: bool = False
-    """Prompt and answer are kept on this device until the answer is finished: see `edge.KeptReply`.
-    `edge run` does it unless it is told `--no-journal`."""
+    """Keep prompt and answer on this device until the answer is finished: see `edge.KeptReply`.
+    `edge run` does so unless it is told `--no-journal`."""
 
     def __post_init__(self) -> None:
         self.terms((0,), end_ids=frozenset(), room=_MOST_TOKENS, usual=SamplingParameters())
@@ -303,7 +303,7 @@ class GenerationOptions:
         given = {field.name: getattr(self, field.name) for field in fields(SamplingParameters)}
         chosen = {name: value for name, value in given.items() if value is not None}
         if isinstance(self.logit_bias, Mapping):
-            chosen["logit_bias"] = dict(self.logit_bias)  # its owner may change it meanwhile
+            chosen["logit_bias"] = dict(self.logit_bias)  # a copy: the caller may change it
         try:
             return replace(usual, **chosen)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Acks: what every peer of a plan says about a request, once it was asked. Pure."""
+"""Acks: the answers of a plan's peers to one question about a request. Pure."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Acks(Generic[Peer, Answer]):
         self._given: dict[str, list[Answer]] = {}
 
     def ask(self, request: str, peers: Iterable[Peer]) -> None:
-        """The peers are asked about this request. Raises ValueError while they still are."""
+        """Record that the peers are asked. Raises ValueError if the request is asked already."""
         if request in self._awaited:
             raise ValueError("a question that is not answered yet")
         self._awaited[request] = set(peers)
         self._given[request] = []
 
     def add(self, request: str, peer: Peer, answer: Answer) -> list[Answer] | None:
-        """What all have answered, in the order it came, or None while some have not.
+        """Record an answer. Returns all answers in order of arrival, or None while some are
+        missing.
 
-        Raises ValueError for a peer that was not asked, or has answered: none stands in for
-        another.
+        Raises ValueError for a peer that was not asked or has answered before.
         """
         awaited = self._awaited.get(request)
         if awaited is None:

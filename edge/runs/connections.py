@@ -22,11 +22,11 @@ from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat, sampler_seat
 
 _KV_CALLS_AT_ONCE = 4
-"""Under way to one peer: it reads what comes next while it puts what has come."""
+"""Calls under way to one peer, so that it receives one while it stores another."""
 
 
 class Connections:
-    """Frames to the shards of a plan, each of which is a session of its peer."""
+    """Connections to the shards of a plan; each shard is a session of its peer."""
 
     def __init__(self, plan: Plan) -> None:
         self.session = uuid.uuid4().hex
@@ -43,7 +43,7 @@ class Connections:
         return tuple(self._clients.values())
 
     def devices_named(self, name: str) -> frozenset[str]:
-        """The ids of the devices whose peers are called so."""
+        """Ids of the devices whose peers have this name."""
         return frozenset(
             self._plan.stages[stage].shards[rank].device
             for (stage, rank), client in self._clients.items()
@@ -51,18 +51,18 @@ class Connections:
         )
 
     def check_sampler(self, client: PeerClient) -> None:
-        """Raises ProtocolError for any other peer: it knows nothing of the tokens of a step."""
+        """Raises ProtocolError for any other peer: only the sampler reports tokens."""
         if client is not self._clients.get(self._sampler_seat):
             raise ProtocolError("only the peer that samples answers steps")
 
     def seat_of(self, client: PeerClient) -> Seat:
-        """Where the peer at this connection sits."""
+        """The seat of the peer at this connection."""
         return next(seat for seat, each in self._clients.items() if each is client)
 
     async def link(self, places: Mapping[Seat, Place]) -> dict[Seat, str | None]:
-        """Link the shards to each other; all of them at once, since each waits for the others.
+        """Link the shards to each other, all at once, as each waits for others.
 
-        The digests of how they keep keys and values.
+        Returns the digests of their KV caches.
         """
         connect = Connect(session=self.session, places=places)
         digests: dict[Seat, str | None] = {}
@@ -74,7 +74,7 @@ class Connections:
         return digests
 
     async def measure(self) -> list[PeerTimes]:
-        """Where each peer's time went since this was last called, in plan order."""
+        """Each peer's times since the last call, in plan order."""
         times: list[PeerTimes] = []
         for (stage, rank), client in sorted(self._clients.items()):
             told = await client.call(Measure(session=self.session))
@@ -83,9 +83,9 @@ class Connections:
         return times
 
     async def observed(self, seat: Seat, run: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """What a shard has summed up of one of its `observed_runs`, which has this shape.
+        """The sums of one of a shard's `observed_runs`: float32 of this shape.
 
-        Raises PeerError for anything else.
+        Raises PeerError for an answer of another shape.
         """
         client = self._clients[seat]
         answer = await client.call(Observed(session=self.session, run=run))
@@ -98,15 +98,15 @@ class Connections:
         return found
 
     async def post(self, post: Post, *, last_stage: Post | None = None) -> None:
-        """To every shard, in the same order for all; another one to those of the last stage."""
+        """Send to every shard in the same order. Shards of the last stage may get another post."""
         for (stage, _rank), client in self._clients.items():
             is_last = stage == self._sampler_seat[0]
             await client.post(post if last_stage is None or not is_last else last_stage)
 
     async def put_kv(self, seat: Seat, calls: Iterable[PutKv]) -> None:
-        """Give a shard keys and values, one part after the other, of which few are under way.
+        """Send keys and values to a shard, with few calls under way.
 
-        Raises PeerError where it refuses them.
+        Raises PeerError if the shard refuses them.
         """
         client = self._clients[seat]
         room = asyncio.Semaphore(_KV_CALLS_AT_ONCE)
@@ -121,13 +121,13 @@ class Connections:
             raise PeerError(client.name, f"takes no keys and values back: {error}") from error
 
     def name_of(self, seat: Seat) -> str:
-        """Name of the peer there. Raises ProtocolError for a seat that the plan has not."""
+        """Name of the peer in a seat. Raises ProtocolError for a seat outside the plan."""
         if seat not in self._clients:
             raise ProtocolError(f"a seat that the plan has not: {seat}")
         return self._clients[seat].name
 
     async def ask(self, seat: Seat, post: Post) -> None:
-        """Post to one shard alone. A peer that is gone tells it elsewhere."""
+        """Send to one shard. A lost peer is noticed elsewhere."""
         with contextlib.suppress(EdgeError):
             await self._clients[seat].post(post)
 
@@ -135,9 +135,9 @@ class Connections:
         await self._clients[self._sampler_seat].post(post)
 
     async def release(self, gone: Collection[str] = (), *, parks: bool = False) -> None:
-        """Wait until each peer has freed its shard, but for those that are gone; then hang up.
+        """Wait until each peer has freed its shard, except lost ones, then disconnect.
 
-        gone: ids of devices. Those of which nobody knows it yet are waited for. parks: see `Close`.
+        gone: ids of lost devices; an undetected loss is waited for. parks: see `Close`.
         """
         await gather_all(
             client.aclose()
@@ -147,7 +147,7 @@ class Connections:
         )
 
     async def hang_up(self) -> None:
-        """At once; the peers free everything in their own time."""
+        """Disconnect at once; the peers free everything by themselves."""
         for client in self.peers:
             await client.aclose()
 
@@ -155,6 +155,6 @@ class Connections:
         try:
             await client.call(Close(session=self.session, parks=parks))
         except EdgeError:
-            pass  # it frees the shard when the connection ends
+            pass  # the peer frees the shard when the connection ends
         finally:
             await client.aclose()

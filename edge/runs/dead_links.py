@@ -1,9 +1,9 @@
-"""Links that bring nothing any more, though both of their ends live. Pure.
+"""Dead link detection: links that carry nothing although both ends are alive. Pure.
 
-Nobody tells of a cable that was pulled behind a switch, or of a relay that takes bytes and drops
-them. But who waits knows how many messages have arrived, and who sends how many it began. While the
-sender is ahead, something is on its way: on a link that works, bytes keep arriving, however slowly.
-No step has to be guessed the time of: who computes, or reads from a slow disk, is not ahead.
+Nothing reports a cable pulled behind a switch, or a relay that drops bytes. But a receiver knows
+how many messages have arrived, and a sender how many it began. While the sender is ahead, bytes
+must arrive, however slowly. So no step time has to be guessed: a sender that computes, or reads
+from a slow disk, is not ahead.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from edge.protocol.topology import Seat
 
 STALLED_AFTER_S = 1.2
-"""Without a byte, while the sender is ahead. Who waits tells it after a second of silence, so a
-dead link is known within 3 s."""
+"""Seconds without a byte while the sender is ahead. Receivers report after a second of silence, so
+a dead link is detected within 3 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """What somebody told who waits at a link."""
+    """The report of a receiver that waits at a link."""
 
     received: int
-    """Messages that have arrived whole."""
+    """Messages that have arrived completely."""
     since_s: float
-    """When the last byte did, by the clock here."""
+    """When the last byte arrived, by the local clock."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,20 +34,20 @@ class _Ahead:
 
 
 class DeadLinks:
-    """Watches the links of one plan, each by (who waits, who sends)."""
+    """Watches the links of one plan, by (receiver, sender)."""
 
     def __init__(self) -> None:
         self._silences: dict[tuple[Seat, Seat], Silence] = {}
         self._ahead: dict[tuple[Seat, Seat], _Ahead] = {}
 
     def waits(self, receiver: Seat, sender: Seat, silence: Silence) -> None:
-        """It was told again, or for the first time, that nothing arrives."""
+        """Record a receiver's report."""
         self._silences[receiver, sender] = silence
 
     def began(self, receiver: Seat, sender: Seat, sent: int, *, now_s: float) -> float | None:
-        """The sender was asked after that how many messages it has begun.
+        """Record the sender's answer to the question that follows a report: messages begun.
 
-        For how long nothing has arrived of what is on its way, once that is too long.
+        Returns the seconds without a byte once the link counts as dead, otherwise None.
         """
         link = receiver, sender
         silence = self._silences.get(link)

@@ -1,5 +1,4 @@
-"""What a loaded model's products were given, or who went through its experts, gathered from its
-shards."""
+"""Gathers observations of a loaded model from its shards: input statistics, or uses of experts."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ from edge.weights.observation import (
 async def gather_observed(
     model: RunningModel, spec: ModelSpec
 ) -> AsyncIterator[tuple[Observed, NDArray[np.float32]]]:
-    """The Gram matrices of all runs of the whole model's inputs; of a model with experts how many
-    tokens went through each, by their numbers.
+    """The Gram matrices of all input runs of the whole model; for layers of experts, the tokens
+    that each expert got, by its number.
 
-    Inputs that different shards have are not known to each other: their products stay 0.
+    Products between inputs on different shards are unknown and stay 0.
     """
     seats = [
         (stage, rank)
@@ -42,7 +41,7 @@ async def gather_observed(
             if isinstance(run, ObservedRun):
                 key = run.matrix, run.columns.start // RUN_COLUMNS
                 parts[key].append(((stage, rank), number, run))
-            elif run.layer not in counted:  # shards of a stage choose alike
+            elif run.layer not in counted:  # shards of a stage choose the same experts
                 counted.add(run.layer)
                 uses = await model.observed((stage, rank), number, run.shape)
                 yield run, _by_number(uses, layout, run)
@@ -52,7 +51,7 @@ async def gather_observed(
         gram = np.zeros(whole.shape, np.float32)
         known: set[range] = set()
         for seat, number, run in parts[whole.matrix, whole.columns.start // RUN_COLUMNS]:
-            if run.columns in known:  # what is cut by rows is given the very same
+            if run.columns in known:  # shards cut by rows have the same inputs
                 continue
             known.add(run.columns)
             start = run.columns.start - whole.columns.start
@@ -64,8 +63,8 @@ async def gather_observed(
 def _by_number(
     uses: NDArray[np.float32], layout: ShardLayout, run: ObservedExperts
 ) -> NDArray[np.float32]:
-    """Uses by the number of the expert, from uses by its place in the shard. The rows of the
-    shard's router tell which expert is at which place."""
+    """Uses by expert number, from uses by place in the shard. The rows of the shard's router give
+    each place's expert."""
     router = layout.matrix(f"layers.{run.layer}.router")
     numbers = [row for _role, rows in router.parts for row in rows][: run.num_experts]
     found = np.zeros_like(uses)

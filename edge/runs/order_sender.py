@@ -1,4 +1,4 @@
-"""Sends orders of scheduling to the peers, as frames in one order for all of them."""
+"""Sends scheduling orders to the peers, as frames in the same order for all."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class OrderSender:
         self._connections, self._answers, self._peer_events = connections, answers, peer_events
 
     async def send(self, orders: Orders) -> None:
-        """Carry out these orders. Raises PeerError where a peer refuses or is lost."""
+        """Carry out these orders. Raises PeerError if a peer refuses or is lost."""
         self._tell_callers(orders)
-        if orders.step is not None:  # a peer may answer before all have got it
+        if orders.step is not None:  # before the step: a peer may answer before all have got it
             self._peer_events.steps.append(StepUnderWay(orders.step, orders.step_tokens))
         peers, session = self._connections, self._connections.session
         if orders.yields:
@@ -104,13 +104,13 @@ class OrderSender:
         return replace(step, masked=tuple(masks), masks=write_masks(list(masks.values())))
 
     async def _restore(self, name: str) -> None:
-        """Give every shard the copies of its keys and values.
+        """Send every shard the copies of its keys and values.
 
-        Raises PeerError where a peer refuses them; the copies are dropped then.
+        Raises PeerError if a peer refuses them; the copies are then dropped.
         """
         answer = self._answers.get(name)
         if answer is None or answer.copies is None:
-            return  # cancelled meanwhile: the peers hear of that next
+            return  # cancelled: the peers are told with the next orders
         known, session = [*answer.terms.prompt, *answer.tokens], self._connections.session
 
         def calls(copies: Sequence[Copy]) -> Iterator[messages.PutKv]:

@@ -80,7 +80,7 @@ class PlanRun:
 
     @property
     def answers(self) -> tuple[Answer, ...]:
-        """The unfinished ones."""
+        """Unfinished answers."""
         return tuple(self._answers)
 
     @property
@@ -148,7 +148,7 @@ class PlanRun:
         self._peer_events.cancel(id)
 
     async def measure(self) -> list[PeerTimes]:
-        """Where each peer's time went since the last call, in plan order."""
+        """Each peer's times since the last call, in plan order."""
         return await self._connections.measure()
 
     async def observed(self, seat: Seat, run: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -161,7 +161,7 @@ class PlanRun:
         await self._hang_up()
 
     async def abort(self) -> None:
-        """Hang up at once; the peers free everything in their own time."""
+        """Disconnect at once; the peers free everything by themselves."""
         self.fail(RequestError("the model is closed; load it again"))
         await self._connections.hang_up()
         await self._hang_up()
@@ -177,8 +177,8 @@ class PlanRun:
         self._on_end(unfinished, error)
 
     def leaving(self, client: PeerClient) -> None:
-        """A peer's user has stopped it. It still computes, and goes once its session is closed, or
-        within `LEAVES_WITHIN_S`."""
+        """A peer's user is stopping it. It still computes, and leaves when its session closes, at
+        the latest after `LEAVES_WITHIN_S`."""
         self.fail(PeerLostError(client.name, IT_LEAVES))
 
     def on_event(self, client: PeerClient, event: Event) -> None:
@@ -204,7 +204,7 @@ class PlanRun:
                         break
         except EdgeError as error:
             self.fail(error)
-        except Exception as error:  # a defect here: no caller may wait for ever
+        except Exception as error:  # a defect: callers must not wait for ever
             _log.exception("deciding on the next step failed")
             self.fail(
                 EdgeError(f"the coordinator failed ({error!r})", remedy="load the model again")
@@ -220,6 +220,6 @@ class PlanRun:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # A closed model is not needed again; a plan that ended otherwise may be loaded anew.
+        # A closed model is not needed again; a plan that ended otherwise may be loaded again.
         parks = not isinstance(self.failure, RequestError)
         await self._connections.release(gone=self.blamed, parks=parks)

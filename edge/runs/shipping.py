@@ -1,4 +1,4 @@
-"""Sends each peer the slices of its shard: hashed in pieces, verified there, resumed after a break.
+"""Shipping: sends each peer its shard in hashed pieces, verified there and resumable.
 
 A shard that a peer has already costs one question and no bytes.
 """
@@ -31,19 +31,19 @@ from edge.weights.matrix_kind import WeightSource
 from edge.weights.recipe import Recipe, StoredMatrix
 
 PIECES_IN_FLIGHT = 4
-"""Sent but not yet confirmed as stored: enough to hide the peer's disk, few enough to bound its
-memory and to stop soon when it refuses one."""
+"""Pieces sent but not confirmed as stored: enough to hide the peer's disk, few enough to bound its
+memory and to stop soon after a refusal."""
 
 MAX_RECONNECTS = 5
-"""Broken connections in a row, without a piece in between, before a peer counts as lost."""
+"""Broken connections in a row, without progress, before a peer counts as lost."""
 
 FIRST_DELAY_S = 0.1
-"""Before connecting again; doubled each time. All five take 3 s: a radio that stumbles is back, and
-whoever waits for a device that is gone does not wait long."""
+"""Seconds before reconnecting; doubled each time. All five take 3 s: a radio has time to recover,
+and a lost device is noticed soon."""
 
 
 _Group = tuple[tuple[str, ...], Callable[[], dict[str, NDArray[Any]]]]
-"""Names of tensors, and how they are read."""
+"""Names of tensors, and a function that reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ShardShipment:
     """The manifest's file."""
 
     def forget(self) -> None:
-        """Describe the shard anew next time: the files are not what they were."""
+        """Delete the remembered manifest: the files have changed."""
         with contextlib.suppress(OSError):
             self.remembered.unlink()
 
@@ -108,7 +108,7 @@ def describe_shard(
 ) -> ShardShipment:
     """The shard's manifest, from the cache if this very shard was described before.
 
-    Describing reads and hashes every byte of the shard. Raises CheckpointError for damaged files.
+    Otherwise it reads and hashes every byte of the shard. Raises CheckpointError for damaged files.
     """
     groups = list(_tensor_groups(layout, source, weight_format.recipe))
     key = hashlib.sha256(repr((fingerprint, weight_format.storage, layout)).encode()).hexdigest()
@@ -126,7 +126,7 @@ def describe_shard(
         raise CheckpointError(str(error)) from error
     on_progress(len(groups), len(groups))
     manifest = builder.build()
-    with contextlib.suppress(OSError):  # without it, the next load only takes longer
+    with contextlib.suppress(OSError):  # without it, only the next load takes longer
         write_whole(path, manifest.to_json())
     return ShardShipment(manifest, groups, path)
 
@@ -138,11 +138,11 @@ async def ship(
     peer: str,
     on_progress: OnProgress,
 ) -> tuple[PeerClient, int]:
-    """Bring one peer's shard up to date; the client that did it, and the bytes it took.
+    """Send one peer what it lacks of its shard. Returns its client and the bytes sent.
 
-    A broken connection is made anew and goes on where the peer stopped. Raises PeerLostError when
-    that fails MAX_RECONNECTS times without progress, or the peer leaves; CheckpointError when the
-    peer finds a piece damaged.
+    A broken connection is replaced and continues where the peer stopped. Raises PeerLostError after
+    MAX_RECONNECTS failures without progress, or if the peer leaves; CheckpointError if the peer
+    finds a piece damaged.
     """
     sent_bytes = 0
     failures = 0

@@ -67,7 +67,7 @@ class AnswersUnderWay:
         return unfinished
 
     def freed(self, id: str) -> None:
-        """The peers forget it, if they have heard of it."""
+        """Have the peers free the answer, if they know of it."""
         self._unannounced.pop(id, None)
 
     def announced(self, step: Step) -> dict[str, SamplingTerms]:
@@ -157,7 +157,7 @@ class AnswersUnderWay:
         for part, rows in event.each():
             answer = self._answers.get(part.request)
             if answer is None or answer.copies is None or len(rows) > room:
-                continue  # the answer is over, or there are too many
+                continue  # the answer has ended, or there are too many
             # The sampler has another connection, so it may report these tokens later.
             copy = Copy(first=part.first, tokens=part.tokens, rows=bytes(rows))
             if answer.copies.add(seat, copy):

@@ -1,11 +1,10 @@
-"""Who is served next: of the priorities the one that was given least for its weight, and of its
-clients the one that was given least.
+"""Fair queueing: weighted by priority, and equal between the clients of a priority.
 
-Pure. Each priority, and each client in it, has a counter of what it was given. One that comes anew
-starts where the least served of the others is, or the last of them was: it has no claim to what it
-did not ask for, and no debt for what nobody else wanted. So none starves, however much others ask
-for, and however high their priority. As in "Fairness in Serving Large Language Models" (Sheng et
-al., 2024), where the counters are called virtual token counters.
+Pure. Each priority, and each client in it, has a counter of its tokens; those of priorities are
+divided by their weight. The least counter is served next. A newcomer starts at the least counter of
+the others, or at the last one if there are none: idle time earns no credit, and unwanted service
+makes no debt. So no client starves, however many requests others have. After "Fairness in Serving
+Large Language Models" (Sheng et al., 2024), where these are virtual token counters.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
-"""The first is served first, where all were given alike."""
+"""The order in which ties are broken."""
 
 WEIGHTS: Mapping[Priority, int] = {"high": 16, "normal": 4, "low": 1}
-"""While requests of several priorities wait, tokens are given to them in this proportion."""
+"""Proportions of tokens while requests of several priorities wait."""
 
 ANSWER_WEIGHT = 2
-"""What a token of an answer counts, where one of a prompt counts 1: it takes longer to compute."""
+"""Weight of an answer's token relative to a prompt's: it takes longer to compute."""
 
 _MOST_REMEMBERED = 1024
-"""Clients that have nothing under way, and whose counters are kept."""
+"""Idle clients whose counters are kept."""
 
 Name = TypeVar("Name", bound=str)
 
 
 class Who(NamedTuple):
-    """Who asks, and how urgently."""
+    """The client and the priority of a request."""
 
     client: str = ""
     priority: Priority = "normal"
@@ -41,30 +40,31 @@ ANYBODY = Who()
 
 
 class FairShares:
-    """Counters of priorities, and of clients in each. `come` and `go` for each request."""
+    """Counters of priorities, and of clients in each. Call `come` and `go` once for each
+    request."""
 
     def __init__(self) -> None:
         self._priorities: _Counters[Priority] = _Counters()
         self._clients: dict[Priority, _Counters[str]] = {each: _Counters() for each in PRIORITIES}
 
     def come(self, who: Who) -> None:
-        """A request waits from now on, or is served."""
+        """A request has arrived."""
         self._priorities.come(who.priority)
         self._clients[who.priority].come(who.client)
 
     def go(self, who: Who) -> None:
-        """A request is over."""
+        """A request has ended."""
         self._priorities.go(who.priority)
         self._clients[who.priority].go(who.client)
 
     def give(self, who: Who, tokens: int) -> None:
-        """Tokens of a prompt; those of an answer count `ANSWER_WEIGHT` times. Only of one that has
-        a request."""
+        """Count tokens of a prompt; those of an answer count `ANSWER_WEIGHT` times. The client must
+        have a request."""
         self._priorities.give(who.priority, tokens / WEIGHTS[who.priority])
         self._clients[who.priority].give(who.client, tokens)
 
     def first(self, waiting: Iterable[Who]) -> Who:
-        """The next of these to be served; of several that were given as much the first."""
+        """The next of these to be served; the first of equals."""
         clients: dict[Priority, list[str]] = {}
         for who in waiting:
             clients.setdefault(who.priority, []).append(who.client)
@@ -73,24 +73,24 @@ class FairShares:
 
 
 class _Counters(Generic[Name]):
-    """By name of whoever has requests. `come` and `go` for each request of theirs."""
+    """Counters by name. Call `come` and `go` once for each request of a name."""
 
     def __init__(self) -> None:
         self._given: dict[Name, float] = {}
-        """The one that came or went last is the last."""
+        """Ordered by the last `come` or `go`."""
         self._requests: Counter[Name] = Counter()
         self._last = 0.0
-        """What the last one had that had requests, when none has any."""
+        """Counter of the last active name, used when no name is active."""
 
     def come(self, name: Name) -> None:
-        """A request of it waits from now on, or is served."""
+        """A request of this name has arrived."""
         if not self._requests[name]:
             least = min(map(self._given.__getitem__, self._requests), default=self._last)
             self._given[name] = max(self._given.pop(name, 0.0), least)
         self._requests[name] += 1
 
     def go(self, name: Name) -> None:
-        """A request of it is over."""
+        """A request of this name has ended."""
         self._requests[name] -= 1
         if not self._requests[name]:
             del self._requests[name]

@@ -1,13 +1,11 @@
-"""How long a chunk of a prompt may be while answers are under way.
+"""Pacing: the length of prefill chunks while answers are under way.
 
-Pure: seconds of steps in, sizes of chunks out. Chunks and tokens of answers take turns, so what a
-chunk takes is what everybody who reads an answer waits longer. A chunk gets the time of one token,
-or more where more requests of a client wait for their first token than for their next: whoever
-waits counts alike.
+Pure: seconds of steps in, sizes of chunks out. Chunks and decode steps alternate, so a chunk's time
+delays every answer. A chunk gets the time of one decode step, or more if more requests wait for
+their first token than for their next, so that all waiting counts alike.
 
-What steps take is observed, not predicted: it depends on the plan, on how long the prompts are by
-now, and on what else the devices do. Where a larger chunk takes hardly longer, as where every step
-waits for a network, it is taken all the same.
+Step times are observed, not predicted: they depend on the plan, the context and other load. If a
+larger chunk takes hardly longer, for example because steps wait for a network, it is used.
 """
 
 from __future__ import annotations
@@ -17,25 +15,25 @@ from collections.abc import Sequence
 from edge.scheduling.fairness import WEIGHTS, Who
 
 FEWEST_TOKENS = 4
-"""Fewer take as long: the weights are read for them, too."""
+"""Fewer take as long: their steps read all weights, too."""
 
 _NEWEST = 0.3
-"""What the last step counts of what steps are said to take."""
+"""Weight of the newest step in the moving average."""
 _MOST_SLOWER = 2.0
-"""A step that takes longer by more than this is taken for one that was held up."""
+"""A step slower than this multiple of the average is an outlier."""
 _HARDLY_LONGER, _SOMEWHAT_LONGER = 1.1, 1.25
-"""Than the next smaller chunk, and than the smallest."""
+"""Relative to the next smaller chunk, and to the smallest."""
 _PATIENCE = 24
-"""Chunks before a larger one is tried again: fewer than one token in twenty waits for that."""
+"""Chunks before a larger one is tried again: this delays fewer than one token in twenty."""
 
 
 def time_of_prompts(reading: Sequence[Who], answering: Sequence[Who]) -> float:
-    """Seconds that chunks may take for each second that tokens of answers take.
+    """Seconds for chunks, for each second of decode steps.
 
-    Who asked for the prompts that are read, and for the answers under way; there are some. Each
-    priority has a part of the time by its weight, in it each client an equal one, and in that each
-    of its requests. At least 1: prompts never get less than all answers together, unless all of
-    them are of lower priority.
+    reading: the clients of prompts being read; answering: those of answers under way, at least one.
+    Each priority gets a part of the time by its weight, each client in it an equal part, and each
+    of its requests an equal part of that. At least 1: prompts never get less than all answers
+    together, unless all prompts have a lower priority.
     """
     everybody = {*reading, *answering}
     parts = weights = 0.0
@@ -57,34 +55,34 @@ def _most_weight(of: Sequence[Who]) -> int:
 
 
 class Pacing:
-    """Observes steps, and says how long the next chunk may be."""
+    """Observes step times and decides the next chunk's length."""
 
     def __init__(self) -> None:
         self._decode_s: float | None = None
         self._chunks_s: dict[int, float] = {}
-        """By their tokens."""
+        """Seconds by number of tokens."""
         self._size: int | None = None
         self._is_new = False
-        """It was observed since it was looked at last."""
+        """Whether it was observed since it was last used."""
         self._patience = 0
 
     def decoded(self, seconds: float) -> None:
-        """A step took so long in which each answer got a token."""
+        """Record a decode step, in which each answer got a token."""
         self._decode_s = _mean(self._decode_s, seconds)
 
     def read(self, tokens: int, seconds: float) -> None:
-        """A chunk took so long."""
+        """Record a chunk."""
         self._chunks_s[tokens] = _mean(self._chunks_s.get(tokens), seconds)
         self._is_new |= tokens == self._size
 
     def chunk_tokens(self, most: int, *, answers: int, times: float) -> int:
         """Tokens of the next chunk, at most `most`.
 
-        answers: number of them that get a token in each step between chunks; a chunk may take
-        `times` as long as such a step.
+        answers: those that get a token in each step between chunks. A chunk may take `times` as
+        long as such a step.
         """
         if self._size is None:
-            # As many rows take about as long.
+            # A chunk of as many rows takes about as long.
             self._size = _rounded(max(answers, FEWEST_TOKENS) * times)
         elif self._decode_s is not None and self._is_new:
             self._adapt(self._size, times * self._decode_s, most)
@@ -103,7 +101,7 @@ class Pacing:
         self._patience -= 1
         if larger <= most and (self._patience <= 0 or chunk_s * larger / size <= limit_s):
             self._size = larger
-            self._chunks_s.pop(larger, None)  # it may be long ago
+            self._chunks_s.pop(larger, None)  # the observation may be old
 
 
 def _mean(before: float | None, now: float) -> float:
@@ -123,8 +121,7 @@ def _smaller(size: int) -> int:
 
 
 def _rounded(tokens: float) -> int:
-    """The largest power of two up to it, or one and a half times one: back ends prepare for each
-    size that they see."""
+    """The largest power of two up to it, or 1.5 times one: back ends prepare for each size."""
     size = FEWEST_TOKENS
     while _larger(size) <= tokens and size < 1 << 20:
         size = _larger(size)

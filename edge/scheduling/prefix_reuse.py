@@ -1,9 +1,9 @@
-"""What requests leave in memory for others, and whose beginnings a prompt goes on from.
+"""Prefix reuse: which cached prefix a prompt continues from, and what finished requests leave.
 
-Pure. A prompt may go on from a cache that was kept, from a request that is under way, or from what
-the peers have of earlier plans; or it waits for one under way that will soon have more of it. Which
-keys and values are of use is `prefixes.py`'s to say; where layers have states, too, only those
-behind which one was saved (`saved_states.py`).
+Pure. A prompt may continue from a kept KV cache, from a request under way, or from prefixes that
+peers have from earlier plans; or it waits for a request under way that will have more of its
+prefix. `prefixes.py` decides which keys and values are useful. If layers have states, only
+positions with a saved state count (`saved_states.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edge.scheduling.saved_states import Save, SavedStates
 
 
 class Left(NamedTuple):
-    """What became of it since the peers were told last; see the fields of `Orders`."""
+    """Changes since the last call; see the fields of `Orders`."""
 
     save: tuple[Save, ...]
     finish: tuple[str, ...]
@@ -34,8 +34,7 @@ NOTHING_LEFT = Left((), (), {}, ())
 
 
 class PrefixReuse:
-    """Reuse of computed beginnings among the requests of one plan. It does not change what they
-    have computed."""
+    """Prefix reuse among the requests of one plan. Results do not depend on it."""
 
     def __init__(
         self,
@@ -47,8 +46,8 @@ class PrefixReuse:
         chunk_tokens: int,
         asks_peers: bool,
     ) -> None:
-        """active: the requests under way. saved: where layers have states. asks_peers: they may
-        have more than is kept here."""
+        """active: the requests under way. saved: None unless layers have states. asks_peers:
+        whether peers may have more prefixes than are known here."""
         self._active = active
         self._residency = residency
         self._prefixes = prefixes
@@ -58,17 +57,18 @@ class PrefixReuse:
         self._saves: list[Save] = []
         self._kept: dict[str, KeptCache] = {}
         self._never_kept: list[str] = []
-        """Over, and of no use any longer before the peers were told to keep them."""
+        """Ended requests that became useless before the peers were told to keep them."""
         self._stateless: list[str] = []
-        """KeptCache, and of no use any longer."""
+        """Kept requests that became useless."""
         residency.found = self._found
 
     def __contains__(self, request: str) -> bool:
-        """Whether something is kept of it."""
+        """Whether anything of the request is kept."""
         return request in self._prefixes
 
     def match(self, entry: RequestState) -> Match | None:
-        """What it goes on from, which is taken from whoever had it; None: it begins by itself."""
+        """The prefix that the request continues from, taken from its owner if it moves. None: it
+        starts from nothing."""
         prompt = tuple(entry.tokens[: entry.prompt_tokens])
         found = self._prefixes.find(prompt, entry.salt)
         if found is not None and not entry.may_have(found.singly, found.tokens):
@@ -109,16 +109,17 @@ class PrefixReuse:
         return None
 
     def matched(self, entry: RequestState, tokens: int) -> int:
-        """How many of its tokens are not computed, where every shard has the first `tokens`."""
+        """Number of its tokens that need not be computed, if every shard has the first `tokens`."""
         if self._saved is None:
             return self._prefixes.useful(tokens, entry.prompt_tokens, entry.singly)
-        computed = tokens if tokens == entry.asked else 0  # less of it is of no use
+        computed = tokens if tokens == entry.asked else 0  # a shorter prefix has no state
         if not computed:
             self._saved.drop(entry.request)
         return computed
 
     def awaits_another(self, entry: RequestState) -> bool:
-        """Another request under way will soon have a chunk or more of its beginning."""
+        """Whether another request under way will soon have at least one more chunk of its
+        prefix."""
         awaited = self._active.get(entry.awaited)
         if awaited is not None and awaited.computed < entry.awaited_tokens:
             return awaited.will_go_on
@@ -139,7 +140,7 @@ class PrefixReuse:
         return False
 
     def plan_saves(self, entry: RequestState) -> None:
-        """Where states of a prompt are saved, now that is known how much of it is found."""
+        """Decide where states of a prompt are saved, once its found prefix is known."""
         if self._saved is None or entry.rows is not None:
             return
         prompt_tokens = entry.prompt_tokens
@@ -163,19 +164,20 @@ class PrefixReuse:
         }
 
     def computed(self, entry: RequestState) -> None:
-        """More of its prompt is handed out; the state behind it is saved if it is worth it."""
+        """More of its prompt was handed out; save the state after it if that was planned."""
         if self._saved is not None and entry.computed in entry.saves:
             self._save(self._saved, entry)
 
     def leaves(self, entry: RequestState, *, has_ended: bool) -> bool:
-        """A request is over: whether what it leaves behind is kept. has_ended: see `Scheduler`."""
+        """A request has ended. Returns whether its cache is kept. has_ended: see
+        `decide._leave`."""
         is_kept = self._keep(entry, has_ended=has_ended)
         if not is_kept and self._saved is not None:
             self._saved.drop(entry.request)
         return is_kept
 
     def take(self) -> Left:
-        """What is to be told now, once."""
+        """The changes since the last call."""
         keep = {name: self._as_saved(name, kept) for name, kept in self._kept.items()}
         left = Left(tuple(self._saves), tuple(self._never_kept), keep, tuple(self._stateless))
         self._saves.clear()
@@ -185,7 +187,7 @@ class PrefixReuse:
         return left
 
     def evict(self, matches: Mapping[str, Match]) -> tuple[str, ...]:
-        """What is kept no longer, because there is no room; never what somebody goes on from."""
+        """Evict kept caches for lack of room, but none that a match continues from."""
         spared = [each.source for each in matches.values()]
         dropped = self._residency.kept.evict(self._prefixes.cost, spared)
         for name in dropped:
@@ -195,7 +197,7 @@ class PrefixReuse:
         return dropped
 
     def _found(self, request: str) -> int:
-        """Tokens of a request that need not be computed, as it is now."""
+        """Tokens of a request that need not be computed at present."""
         entry = self._active[request]
         if entry.rows is not None:
             return 0
@@ -203,7 +205,7 @@ class PrefixReuse:
         return max([0 if kept is None else kept.tokens, *(each for each, _ in self._alike(entry))])
 
     def _alike(self, entry: RequestState) -> Iterator[tuple[int, RequestState]]:
-        """Requests under way that begin with the same tokens, and how many of use they have."""
+        """Requests under way with a common prefix, and their number of useful tokens."""
         for other in self._active.values():
             if other.rows is not None or other.memory.place != "memory":
                 continue
@@ -216,8 +218,8 @@ class PrefixReuse:
                     yield tokens, other
 
     def _parting(self, saved: SavedStates, common: int, other: RequestState) -> int:
-        """Where to save a state of another request that has `common` tokens in common with one to
-        come, and is not that far yet; 0 if nowhere."""
+        """Where to save a state of another request that shares `common` tokens with a later one and
+        has not reached them; 0 if nowhere."""
         point = self._prefixes.whole_units(common, other.singly)
         if point <= other.computed:
             return 0
@@ -227,7 +229,8 @@ class PrefixReuse:
         return parting
 
     def _save(self, saved: SavedStates, entry: RequestState) -> None:
-        """The state behind what is computed of it. Whoever lost its last one to it goes."""
+        """Save the state after its computed tokens. A kept request that thereby loses its last
+        state is dropped."""
         tokens = np.asarray(entry.tokens[: entry.computed], np.int64)
         save, gone = saved.save(entry.request, tokens)
         self._saves.append(save)
@@ -238,7 +241,7 @@ class PrefixReuse:
             (self._stateless if was_told else self._never_kept).append(gone)
 
     def _keep(self, entry: RequestState, *, has_ended: bool) -> bool:
-        """Whether what a request that is over leaves behind may be of use."""
+        """Keep the cache of an ended request if it may be useful. Returns whether it is kept."""
         if entry.rows is not None or entry.state != "going":
             return False
         singly = entry.singly
@@ -261,8 +264,8 @@ class PrefixReuse:
         return True
 
     def _as_saved(self, request: str, kept: KeptCache) -> KeptCache:
-        """As much of it as a state is saved of, where layers have some: another one may have taken
-        the place of the last."""
+        """The kept cache, cut at its last saved state if layers have states: another request may
+        have replaced the last one."""
         if self._saved is None:
             return kept
         tokens = self._saved.last(request, kept.tokens)

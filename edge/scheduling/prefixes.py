@@ -1,15 +1,15 @@
-"""Beginnings that need not be computed again: what requests left in memory, found by their tokens.
+"""Prefix cache index: finished requests' KV caches, found by their tokens.
 
-Pure. What a row of keys and values is, to the last bit, depends on the step that computed it: one
-token alone takes another way through attention than several at once. A prompt is computed in steps
-of several tokens, an answer token by token. Who goes on from an answer is given its rows as they
-are, like whoever computes everything anew in the same steps: so each cache knows which of its
-tokens were computed singly. Where no bit may depend on what was found, no answer is of use, and
-the next turn of a conversation computes it as a part of its prompt.
+Pure. The last bits of keys and values depend on the step that computed them: attention treats a
+single token differently from several. Prompts are computed in steps of several tokens, answers
+token by token. A request that continues from an answer uses its rows as they are, and a
+recomputation uses the same steps; so each cache records which tokens were computed singly. In
+strict mode, where no bit may depend on cache hits, answers are not reused: the next turn computes
+them as a part of its prompt.
 
-Where a row depends on how many others are in its step, too, whole chunks of a prompt are of use
-only: then the unit is a chunk, else two tokens, because products take rows in pairs and round a
-last one alone in another way.
+If a row also depends on the number of rows in its step, only whole chunks of a prompt are reused.
+Otherwise the unit is two tokens, because products take rows in pairs and round a single last one
+differently.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from edge.memory.recomputing import effort
 from edge.protocol.step import SHORTEST_STEP
 
 FEWEST_TOKENS = 16
-"""Fewer are computed as fast as they are asked for."""
+"""Fewer are recomputed as fast as they are asked for."""
 
 Span = tuple[int, int]
-"""A range of tokens: the first, and the one behind the last."""
+"""A range of tokens: the first, and the end."""
 
 Spans = tuple[Span, ...]
-"""In order, and apart."""
+"""Ordered and disjoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A cache that begins with the same tokens as a prompt."""
+    """A cache with a prefix in common with a prompt."""
 
     request: str
-    """Whose."""
+    """The request that left it."""
     tokens: int
-    """Number of tokens in common that are of use."""
+    """Number of useful tokens in common."""
     singly: Spans
     """Those of these tokens that were computed one at a time."""
     is_whole: bool
-    """There is no more to it: who goes on from it has all of it."""
+    """Whether the prompt continues from the entire cache."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,13 +54,13 @@ class _Cache:
     singly: Spans
     salt: str
     order: bytes
-    """Sorts as its salt and then its tokens do: who has most of them in common lies next to it."""
+    """Sort key of salt and tokens: the neighbours share the longest prefixes."""
 
 
 class PrefixCacheIndex:
-    """The caches of requests that are over. The owner decides which ones go.
+    """An index of finished requests' caches. Its owner decides on eviction.
 
-    Who has another salt has nothing in common: how soon a prompt is read would tell of others'.
+    Caches with another salt never match: the time of a hit would reveal them.
     """
 
     def __init__(
@@ -71,31 +71,31 @@ class PrefixCacheIndex:
         is_strict: bool = False,
         last_saved: Callable[[str, int], int] | None = None,
     ) -> None:
-        """is_strict: no bit may depend on what is found. last_saved: where layers have states, how
-        many of these first tokens of a request there is one of; None: it may be cut anywhere."""
+        """is_strict: no bit may depend on cache hits. last_saved: if layers have states, the last
+        saved position of a request up to a number of tokens; None: a cache may be cut anywhere."""
         self.unit_tokens = chunk_tokens
-        """What is of use of a prompt is a multiple of it: a chunk, or 2 where a chunk may be cut
-        behind any two tokens."""
+        """Useful tokens of a prompt are a multiple of this: a chunk, or 2 if a chunk may be cut
+        after any pair."""
         self.fewest_tokens = fewest_tokens
-        """Beginnings that are shorter are of no use."""
+        """Shorter prefixes are useless."""
         self._is_strict = is_strict
         self._last_saved = last_saved
         self._caches: dict[str, _Cache] = {}
         self._sorted: list[str] = []
-        """All of them, by their tokens."""
+        """All requests, sorted by tokens."""
         self._common: list[int] = []
-        """For each of these, how many tokens it has in common with the one before it."""
+        """For each of them, tokens in common with the one before."""
 
     def __contains__(self, request: str) -> bool:
         return request in self._caches
 
     def worth_keeping(self, tokens: int, singly: Spans) -> int:
-        """How many of a cache's tokens may be of use; 0 for too few."""
+        """Number of a cache's tokens that may be useful; 0 if there are too few."""
         kept = min([tokens, *(first for first, _last in singly)]) if self._is_strict else tokens
         return kept if kept >= self.fewest_tokens else 0
 
     def keep(self, request: str, tokens: Sequence[int], singly: Spans = (), salt: str = "") -> None:
-        """A request is over. `tokens`: those that it has keys and values of."""
+        """Add a finished request. `tokens`: those in its KV cache."""
         if request in self._caches:
             self.drop(request)
         held = np.asarray(tokens, np.int64)
@@ -111,7 +111,7 @@ class PrefixCacheIndex:
     def drop(self, request: str) -> None:
         place = self._place(request)
         common = self._common.pop(place)
-        if place < len(self._common):  # what three have in common is the least of what two have
+        if place < len(self._common):  # three neighbours share the least of what two do
             self._common[place] = min(self._common[place], common)
         self._sorted.pop(place)
         del self._caches[request]
@@ -135,15 +135,15 @@ class PrefixCacheIndex:
         return best
 
     def cost(self, request: str, among: Container[str]) -> float:
-        """Cost of computing a cache again while those of `among` are there, as the number of tokens
-        at the beginning of a prompt that would take as long."""
+        """Cost of recomputing a cache while those of `among` stay, as the number of tokens at the
+        start of a prompt that would take as long."""
         place = self._place(request)
         before = self._shared(range(place, 0, -1), among, -1)
         behind = self._shared(range(place + 1, len(self._sorted)), among, 0)
         return effort(len(self._caches[request].tokens)) - effort(max(before, behind))
 
     def _shared(self, places: range, among: Container[str], beside: int) -> int:
-        """Tokens in common with the first of `among` in one direction, by what neighbours have."""
+        """Tokens in common with the nearest of `among` in one direction."""
         if not places:
             return 0
         shared = self._common[places[0]]
@@ -160,7 +160,7 @@ class PrefixCacheIndex:
         return common_tokens(one.tokens, other.tokens) if one.salt == other.salt else 0
 
     def _place(self, request: str) -> int:
-        """In the order; those with the same tokens lie side by side."""
+        """Its place in the order; caches with equal tokens are neighbours."""
         place = bisect_left(self._sorted, self._order(request), key=self._order)
         return self._sorted.index(request, place)
 
@@ -168,9 +168,9 @@ class PrefixCacheIndex:
         return self._caches[request].order
 
     def useful(self, common: int, prompt_tokens: int, singly: Spans = (), *, of: str = "") -> int:
-        """How many of the tokens that a prompt has in common with a cache are not computed.
+        """Useful tokens of the `common` ones that a prompt shares with a cache.
 
-        of: whose cache it is.
+        of: the request that left the cache.
         """
         found = self.whole_units(min(common, prompt_tokens - SHORTEST_STEP), singly)
         if self._last_saved is not None:
@@ -178,12 +178,12 @@ class PrefixCacheIndex:
         return found if found >= self.fewest_tokens else 0
 
     def common(self, prompt: NDArray[np.int64], salt: str = "") -> list[int]:
-        """Tokens that it and each cache begin with."""
+        """Tokens in common with each cache."""
         alike = (cache for cache in self._caches.values() if cache.salt == salt)
         return [common_tokens(prompt, cache.tokens) for cache in alike]
 
     def whole_units(self, tokens: int, singly: Spans) -> int:
-        """As many of a request's first tokens as are of use by how they were computed."""
+        """Useful tokens among a request's first `tokens`, by how they were computed."""
         begin = 0
         for first, last in singly:
             if tokens <= first:
@@ -198,19 +198,19 @@ class PrefixCacheIndex:
 
 
 def common_tokens(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """Tokens that both begin with."""
+    """Length of the common prefix."""
     count = min(len(one), len(other))
     unlike = np.flatnonzero(one[:count] != other[:count])
     return int(unlike[0]) if unlike.size else count
 
 
 def cut(spans: Spans, tokens: int) -> Spans:
-    """What lies in the first N tokens."""
+    """The spans within the first `tokens` tokens."""
     return tuple((first, min(last, tokens)) for first, last in spans if first < tokens)
 
 
 def joined(spans: Spans, another: Span) -> Spans:
-    """With one more, which may begin or end where they do."""
+    """The spans with one more, merged where they touch."""
     together: list[Span] = []
     for first, last in sorted((*spans, another)):
         if together and together[-1][1] == first:
@@ -221,11 +221,10 @@ def joined(spans: Spans, another: Span) -> Spans:
 
 
 def next_chunk(tokens: int, most: int) -> int:
-    """How many of a prompt's tokens its next step takes.
+    """Number of tokens of a prompt's next step.
 
-    No token is left alone, if it can be, and only a prompt's end has an odd number of them: so
-    each token has the same row however the prompt is cut. tokens: that are left; most: tokens of a
-    step.
+    No token is left alone if avoidable, and only a prompt's end has an odd number: so rows do not
+    depend on how the prompt is cut. tokens: left; most: tokens of a step.
     """
     if tokens <= most or most < SHORTEST_STEP:
         return min(tokens, most)

@@ -67,7 +67,7 @@ class RequestState:
 
     @property
     def will_go_on(self) -> bool:
-        """More of its prompt will be computed, independent of other requests."""
+        """Whether more of its prompt will be computed, independent of other requests."""
         is_inside = self.memory.place == "memory"
         return is_inside and self.rows is None and self.computed < self.prompt_tokens
 

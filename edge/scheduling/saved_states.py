@@ -1,17 +1,17 @@
-"""States that the peers have saved: whose lies in which place, and where more are worth saving.
+"""Saved states of recurrent layers: which request has which place, and where saving more pays.
 
-Pure. Keys and values of a request's first tokens are those that it had when it had no more; a state
-is of all tokens so far. So who begins like another goes on from a state that was saved on the way:
+Pure. Keys and values can be cut at any token, but a state sums up all tokens so far. A prompt can
+therefore only continue from a state that was saved on the way:
 
-* shortly before a prompt's end, because the next turn of a conversation begins with the prompt, but
-  not always with all of it: a template may leave out of it what it had put where an answer begins;
-* behind an answer, for a next turn that begins with all of it;
-* where prompts part: the first one that is found to begin like another, further than anything was
-  saved, has a state saved there for those that follow;
-* a few times within a long prompt.
+* shortly before a prompt's end, because the next turn of a conversation begins with most of the
+  prompt: templates may drop what they had put where the answer begins;
+* after an answer, for a next turn that begins with all of it;
+* where prompts diverge: the first prompt that shares a prefix beyond the saved states has one
+  saved there for later ones;
+* at a few positions within a long prompt.
 
-The place is taken that is worth least: what would have to be computed from the nearest state before
-it, but less where it was not used for long (GreedyDual-Size, as in `residency.py`).
+A new state replaces the one that is worth least: the cost of recomputing it from the nearest state
+before it, less the longer it was unused (GreedyDual-Size, as in `residency.py`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from edge.memory.recomputing import effort
 from edge.scheduling.prefixes import common_tokens
 
 SPARE_TOKENS = 4
-"""Tokens of a prompt behind the last state that is saved of it: templates put as many where an
-answer begins, say an empty thought, which the same answer has not in the next turn."""
+"""Tokens between the last saved state and a prompt's end. Templates put that many where an answer
+begins, for example an empty thought, and drop them in the next turn."""
 
 PART_TOKENS = 2048
-"""Between two states of a long prompt, or more: they may have half of the places."""
+"""Least tokens between two states of a long prompt, which may use half of the places."""
 
 APART_TOKENS = 64
-"""Between a state and one before it, where prompts part: fewer are computed as fast as saved."""
+"""Least tokens between a state and one before it where prompts diverge: fewer are computed as fast
+as saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +50,13 @@ class Save:
 class _Saved:
     request: str
     tokens: NDArray[np.int64]
-    """That it is of."""
+    """The tokens that it sums up."""
     worth_from: float
-    """What the one was worth that went before it was last used."""
+    """Worth of the last replaced state when this one was last used."""
 
 
 class SavedStates:
-    """By place. The owner decides which requests go."""
+    """Saved states by place. The owner decides which requests are dropped."""
 
     def __init__(
         self, places: int, *, apart_tokens: int = APART_TOKENS, part_tokens: int = PART_TOKENS
@@ -65,21 +66,21 @@ class SavedStates:
         self._part_tokens = part_tokens
         self._saved: dict[int, _Saved] = {}
         self._worth = 0.0
-        """Worth of the last one that another took the place of."""
+        """Worth of the last replaced state."""
 
     @property
     def saves_ends(self) -> bool:
-        """Whether states behind answers are saved. A single place is for that of a prompt, the one
-        that is surely begun with."""
+        """Whether states after answers are saved. A single place is kept for the prompt's state,
+        which is certain to be reused."""
         return self._places > 1
 
     def last(self, request: str, most: int) -> int:
-        """Number of a request's tokens, `most` at the most, behind which there is a state; 0 for
-        none."""
+        """The last saved position of a request, at most `most`; 0 if there is none."""
         return max((count for _, count in self._of(request) if count <= most), default=0)
 
     def save(self, request: str, tokens: NDArray[np.int64]) -> tuple[Save, str | None]:
-        """Where its state of these tokens goes; and the request that has none any longer."""
+        """Save its state after these tokens. Returns the order, and the request that thereby has no
+        state any more."""
         free = set(range(self._places)).difference(self._saved)
         same = [place for place, count in self._of(request) if count == len(tokens)]
         owner = None
@@ -98,8 +99,8 @@ class SavedStates:
         return save, None if has_some else owner
 
     def on_the_way(self, found: int, prompt_tokens: int, chunk_tokens: int) -> list[int]:
-        """Numbers of tokens of a prompt behind which states are worth saving, whatever other
-        prompts there are: the last one near its end. found: tokens of it that were found."""
+        """Positions of a prompt worth saving, independent of other prompts; the last one is near
+        its end. found: tokens in its found prefix."""
         end = prompt_tokens - SPARE_TOKENS
         parts = 1 + self._places // 2
         part_tokens = max(self._part_tokens, -(-(end - found) // parts))
@@ -109,9 +110,9 @@ class SavedStates:
     def worth_saving(
         self, prompt_tokens: int, found: int, alike: Iterable[int], chunk_tokens: int
     ) -> list[int]:
-        """Likewise, and where others part from it.
+        """Positions worth saving, including where other prompts diverge from it.
 
-        alike: tokens that it has in common with each of the others.
+        alike: tokens in common with each of the others.
         """
         points = self.on_the_way(found, prompt_tokens, chunk_tokens)
         parting = max((each for each in alike if each < prompt_tokens), default=0)
@@ -119,19 +120,20 @@ class SavedStates:
         return [*points, parting] if parting - near >= self._apart_tokens else points
 
     def parting(self, point: int, saves: Iterable[int]) -> int:
-        """Where one that will have such states has one for another that parts from it there: where
-        it has one already, if that is near."""
+        """The position to save for another prompt that diverges at `point`: one planned already, if
+        it is near."""
         near = max((each for each in saves if each <= point), default=0)
         return near if point - near < self._apart_tokens else point
 
     def used(self, request: str, tokens: int) -> None:
-        """Another one goes on from it."""
+        """Another request continues from this state."""
         for place, count in self._of(request):
             if count == tokens:
                 self._saved[place].worth_from = self._worth
 
     def move(self, source: str, to: str, tokens: int) -> None:
-        """What the source has of its first N tokens is the other's; the rest is nobody's."""
+        """The first `tokens` tokens of `source` now belong to `to`; its later states are
+        dropped."""
         for place, count in list(self._of(source)):
             if count <= tokens:
                 self._saved[place].request = to
@@ -139,7 +141,7 @@ class SavedStates:
                 del self._saved[place]
 
     def drop(self, request: str) -> None:
-        """Nothing of it is left, if there was anything."""
+        """Drop all states of a request, if it has any."""
         for place, _ in list(self._of(request)):
             del self._saved[place]
 
@@ -155,7 +157,10 @@ class SavedStates:
             for each, other in self._saved.items()
             if each != place
             and len(other.tokens) <= len(saved.tokens)
-            and other.tokens[-1] == saved.tokens[len(other.tokens) - 1]  # most differ here
+            and other.tokens[-1]
+            == saved.tokens[
+                len(other.tokens) - 1
+            ]  # compare the last token first: most differ there
             and common_tokens(other.tokens, saved.tokens) == len(other.tokens)
         )
         return saved.worth_from + effort(len(saved.tokens)) - effort(max(before, default=0))

@@ -1,1 +1,1 @@
-"""A model goes on: without a device that is lost, and with one that joins."""
+"""Failover and growth: a model goes on without a lost device, and with one that joins."""

@@ -1,4 +1,4 @@
-"""Peers that a cluster's models may use, as they come and go."""
+"""Candidates: the peers that a cluster's models may use, as they come and go."""
 
 from __future__ import annotations
 
@@ -13,49 +13,48 @@ from edge.protocol.peer_info import PeerInfo, describe_all, each_once, with_uniq
 from edge.protocol.silent_peers import silent_addresses
 
 LOOK_EVERY_S = 10.0
-"""Between two looks for peers that no model uses; those that are announced are asked at once."""
+"""Seconds between two looks for unused peers. Announced peers are described at once."""
 
 FIRST_WAIT_S, MOST_WAIT_S = 30.0, 600.0
-"""For a peer that was lost twice, and at most."""
+"""Seconds of waiting (backoff) for a peer that was lost twice, and the longest wait."""
 
 Find = Callable[[Presences], Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeError]]]]
-"""Who is there now, and why others are left out."""
+"""Finds the present peers, and why others are left out."""
 
 Used = Callable[[], Collection[PeerInfo]]
-"""Those that a model runs on at this moment."""
+"""The peers that a model runs on at this moment."""
 
 Watch = Callable[[Used, Presences, float], AsyncGenerator[Look]]
-"""Looks at the peers that are there but not in use: at an interval in seconds, and whenever one
-comes or goes."""
+"""Looks at present, unused peers: at an interval in seconds, and whenever one comes or goes."""
 
 
 class Candidates:
-    """The peers of one cluster; used from one event loop."""
+    """The candidates of one cluster; for one event loop."""
 
     def __init__(
         self, peers: Sequence[PeerInfo], find: Find | None = None, watch: Watch | None = None
     ) -> None:
-        """find, watch: None where only these were named; they are asked each time."""
+        """find, watch: None if the peers were named; these are asked each time."""
         self.peers = with_unique_names(peers)
-        """All that were ever seen, as they last described themselves; no two have one name."""
+        """All peers ever seen, as they last described themselves, with unique names."""
         self._find, self._watch = find, watch
         self._presences = Presences()
         each_once(self.peers, self._presences)
         self._came: dict[str, tuple[int, float]] = {}
-        """The epoch of those that are there, and when it was seen first since they were not."""
+        """The epoch of each present peer, and since when it is there without a break."""
 
     async def look(self) -> None:
-        """Peers that have come, or have come back, are among them. Takes a few seconds; raises
-        NetworkError where nobody is there."""
+        """Look for peers; those that came (back) become candidates. Takes a few seconds. Raises
+        NetworkError if there are none."""
         if self._find is not None:
             found, _left_out = await self._find(self._presences)
             self._saw(found)
 
     async def looks(self, used: Used) -> AsyncGenerator[tuple[PeerInfo, ...]]:
-        """Those that are there and not in use, every LOOK_EVERY_S, or as soon as one is announced.
-        Whoever came and went is passed over for a while.
+        """Present, unused peers, every LOOK_EVERY_S and as soon as one is announced. Peers that
+        came and went are skipped for a while.
 
-        Raises NetworkError where this device cannot look.
+        Raises NetworkError if this device cannot look.
         """
         watch = self._watch or self._asked
         async with contextlib.aclosing(watch(used, self._presences, LOOK_EVERY_S)) as looks:
@@ -67,7 +66,7 @@ class Candidates:
                 yield tuple(peer for peer in self.peers if peer.id in ids)
 
     def lost(self, ids: Collection[str]) -> None:
-        """Connections to these have ended, and not by this device."""
+        """Record that connections to these devices broke."""
         number = self._presences.look()
         for id in ids:
             current = self._presences.of(id).current
@@ -107,6 +106,6 @@ class Candidates:
 
 
 def waits_s(losses: int) -> float:
-    """How long a peer has to be there before a model moves to it, by how often it was lost before.
-    Once happens to everybody."""
+    """Seconds that a peer must be present before a model moves to it, by its earlier losses
+    (exponential backoff). The first loss does not count."""
     return 0.0 if losses <= 1 else min(MOST_WAIT_S, FIRST_WAIT_S * 3.0 ** (losses - 2))

@@ -1,4 +1,4 @@
-"""A model that runs moves to peers that join, where that pays for itself."""
+"""Joining: moves a running model to peers that join, if a move pays for itself."""
 
 from __future__ import annotations
 
@@ -26,38 +26,40 @@ from edge.runs.recovery.reloading import Reloading
 from edge.weights.checkpoint import Checkpoint
 
 MOVES_APART_S = 60.0
-"""From one move to the next: in this time the first has to pay for itself."""
+"""Seconds between two moves: the first has to pay for itself in this time."""
 
 QUIET_S, MOST_QUIET_S = 2.0, 60.0
-"""So long no answer is under way before devices of the plan are measured: prompts that come soon
-after each other do not meet that. Twice as long after each time that one came all the same."""
+"""Seconds without an answer before devices of the plan are measured, so that prompts in quick
+succession are not disturbed. Doubled each time that a prompt came all the same."""
 
 _IDLE_LOOK_EVERY_S = 0.2
-"""Between two looks whether an answer is under way, while one is waited for or kept from."""
+"""Seconds between two checks for answers under way."""
 
 Peers = frozenset[tuple[str, int]]
-"""Their ids and epochs."""
+"""Ids and epochs of peers."""
 
 _log = logging.getLogger(__name__)
 
 
 class Joining:
-    """Begins at once, and ends with `aclose` or its model. For one event loop."""
+    """A background task, from construction until `aclose` or the end of its model. For one event
+    loop."""
 
     def __init__(self, candidates: Candidates, reloading: Reloading, model: RunningModel) -> None:
         self._candidates, self._reloading, self._model = candidates, reloading, model
         self._planned: Proposal = reloading.forecast.proposal
-        """What runs, and: """
+        """The plan that runs."""
         self._waiting: Peers = frozenset()
-        """with these there may be a better plan, once no answer is under way;"""
+        """Peers with which a better plan may exist, to be considered when no answer is under
+        way."""
         self._refused: Peers = frozenset()
-        """with these there is none."""
+        """Peers with which no better plan exists."""
         self._next_move_s = 0.0
         self._quiet_s = QUIET_S
         self._task = asyncio.create_task(self._run())
 
     async def aclose(self) -> None:
-        """May be called again."""
+        """Stop the task. May be called again."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -74,8 +76,8 @@ class Joining:
             _log.exception("looking for peers that join failed")
 
     async def _look_at(self, there: Sequence[PeerInfo]) -> None:
-        """Move if there are new ones among them, and that pays; once no answer is under way, or
-        after the next look, where it has to wait for that."""
+        """Move to a plan with the new peers, if there are any and it pays. If it must wait for idle
+        time, the move happens when no answer is under way, or at a later look."""
         loop = asyncio.get_running_loop()
         if (new := self._new(there)) is None or loop.time() < self._next_move_s:
             return
@@ -89,7 +91,7 @@ class Joining:
             self._next_move_s = loop.time() + MOVES_APART_S
 
     def _new(self, there: Sequence[PeerInfo]) -> Peers | None:
-        """Those that the plan was made without; None where there is none to look at."""
+        """Peers that the plan was made without. None if there is nothing to consider."""
         planned = self._reloading.forecast.proposal
         if planned is not self._planned:
             self._planned, self._waiting, self._refused = planned, frozenset(), frozenset()
@@ -104,7 +106,7 @@ class Joining:
         return [known[id] for id in self._model.plan.devices if id in known]
 
     async def _consider(self, there: Sequence[PeerInfo], new: Peers) -> None:
-        """Move to a plan with them if there is one that pays now."""
+        """Move to a plan with them if one pays now."""
         before = self._planned
         if self._reloading.forecast.proposal is not before:
             return  # a device was lost meanwhile
@@ -133,13 +135,13 @@ class Joining:
                 _log.info("%s joined: no plan with them pays for a move", names)
             else:
                 await self._move(checkpoint, peers, move, proposal)
-            self._refused |= new  # only now: where sending fails, it is tried again
+            self._refused |= new  # last: if shipping fails, it is tried again
 
     async def _measured(
         self, checkpoint: Checkpoint, peers: Sequence[PeerInfo]
     ) -> ClusterSpec | None:
-        """What is known of them, once those are measured that were not. None: not while answers are
-        under way, which are not to share their machines with that."""
+        """Facts of the peers, after measuring those that lack them. None if answers are under way,
+        since measuring would slow them down."""
         weight_format = self._reloading.options.weight_format(checkpoint)
         ask = partial(
             measured_cluster,
@@ -170,7 +172,7 @@ class Joining:
         return found
 
     async def _unless_asked(self, ask: Coroutine[Any, Any, ClusterSpec]) -> ClusterSpec | None:
-        """None where a request comes meanwhile: it does not wait for a measurement."""
+        """The result of `ask`; None if a request comes, which must not wait for a measurement."""
         measuring = asyncio.create_task(ask)
         try:
             while not measuring.done():
@@ -190,7 +192,7 @@ class Joining:
         return not self._model.answers
 
     async def _idle_within(self, limit_s: float) -> bool:
-        """Whether no answer is under way at some moment."""
+        """Whether within `limit_s` there is a moment without an answer under way."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + limit_s
         while self._model.answers and loop.time() < until_s:  # noqa: ASYNC110

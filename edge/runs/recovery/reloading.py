@@ -1,4 +1,4 @@
-"""Loading a model anew on the peers that are left, by a plan that was repaired."""
+"""Reloading: loads a model on the remaining peers, by a repaired plan (failover)."""
 
 from __future__ import annotations
 
@@ -42,80 +42,80 @@ from edge.runs.run import PlanRun
 from edge.weights.checkpoint import Checkpoint
 
 ANSWER_WITHIN_S = 2.0
-"""A peer that does not say who it is in this time has no part in the next plan."""
+"""A peer that does not answer within this time has no part in the next plan."""
 
 LOST_ANSWERS_WITHIN_S = 0.5
-"""The same of one that counts as lost: perhaps only a connection was."""
+"""The same for a device that counts as lost: perhaps only a connection broke."""
 SAYS_WHAT_IT_KEEPS_WITHIN_S = 0.3
-"""Else the next plan is made as if it kept nothing."""
+"""Otherwise the next plan assumes that the peer kept nothing."""
 FREED_WITHIN_S = 2.0
-"""Such a peer has freed what it held for the lost connection, if it is told that this was lost."""
+"""A returning peer has freed the memory of its lost connection by then, once told of the loss."""
 FREED_LOOK_EVERY_S = 0.05
 
 LOOK_EVERY_S = 0.5
-"""Between two looks for peers, while one is waited for."""
+"""Seconds between two looks for peers."""
 
 _log = logging.getLogger(__name__)
 
 
 class NoPeersError(NetworkError):
-    """Nobody is left."""
+    """No peer is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyRepair:
-    """A plan for the loss of one device, whose shards are where they are to be."""
+    """A repaired plan for the loss of one device, with its shards already in place."""
 
     before: Proposal
-    """By which the model runs until then."""
+    """The plan that runs until then."""
     proposal: Proposal
     delivery: Delivery
     peers: Sequence[PeerInfo]
-    """That were there, but for the lost one."""
+    """The peers present then, without the lost one."""
     delivered: Mapping[Seat, Delivered]
 
 
 TakeReady = Callable[[Collection[str]], ReadyRepair | None]
-"""What is ready for the loss of these devices, if they are one; its clients are the caller's."""
+"""The ready repair for the loss of these devices, if there is one. The caller owns its clients."""
 
 
 def nothing_is_ready(_lost: Collection[str]) -> None:
-    """For a model without standbys."""
+    """The TakeReady of a model without standbys."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Reloading:
-    """What a model was loaded by, and is loaded by again. It is a `Reload`."""
+    """Everything needed to load a model again. Callable as a `Reload`."""
 
     candidates: Callable[[], Sequence[PeerInfo]]
     """Peers that may take part."""
     look_for_more: Callable[[], Awaitable[None]]
-    """Makes peers that have come candidates, too; it may take a few seconds."""
+    """Looks for new candidates; may take a few seconds."""
     on_lost: Callable[[Collection[str]], None]
-    """Told of devices that count as lost."""
+    """Called with devices that count as lost."""
     path: Path
     options: LoadOptions
     fingerprint: str
     """Fingerprint of the checkpoint's files."""
     forecast: Forecast
-    """Told by which plan the model runs."""
+    """Told which plan runs."""
     peers: dict[str, PeerInfo]
-    """Told of the peers that may take part now, by id."""
+    """Present peers by id; kept up to date."""
     lease: Lease
     manifests: Mapping[Seat, str] = field(default_factory=dict)
     """Digest of each shard's weights, for the plan that runs or ran last."""
     take_ready: TakeReady = nothing_is_ready
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """It was loaded anew."""
+    """Set after each reload."""
     came_back: tuple[PeerInfo, ...] = ()
-    """Devices that count as lost, and answered when they were last asked."""
+    """Devices that count as lost but answered when last asked."""
     _waited_without: frozenset[str] | None = field(default=None, init=False)
-    """The devices without which others were waited for in vain."""
+    """The lost devices for which waiting was in vain."""
 
     async def __call__(self, lost: Collection[str], on_end: OnEnd) -> PlanRun:
-        """Waits for further peers where those that are left are too few, and it may wait, which it
-        does once for each loss; a moment, in any case, for one of which only a connection was lost
-        to free what it held."""
+        """Load without the lost devices. If too few peers are left, wait for more, once for each
+        loss and as long as the options allow. Devices of which only a connection broke get a moment
+        to free its memory."""
         ids = {peer.name: peer.id for peer in self.candidates()}
         lost = {ids.get(each, each) for each in lost}
         self.on_lost(lost)
@@ -128,8 +128,8 @@ class Reloading:
                 return await self._load_on_who_has_room(lost, on_end)
             except (CapacityError, NoPeersError):
                 if self.came_back and loop.time() < freed_s:
-                    # Its connection may be one that nobody closed: who is not told of that keeps
-                    # the memory, which a plan is then made without.
+                    # A peer may not have noticed that its connection broke. It keeps the memory
+                    # until it is told, and the plan would lack it.
                     await gather_all(self._freed(peer) for peer in self.came_back)
                     await asyncio.sleep(FREED_LOOK_EVERY_S)
                     continue
@@ -137,7 +137,7 @@ class Reloading:
                     self._waited_without = frozenset(lost)
                     raise
             await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, until_s - loop.time())))
-            with contextlib.suppress(NetworkError):  # there is still nobody
+            with contextlib.suppress(NetworkError):  # still no peer
                 await self.look_for_more()
 
     async def _freed(self, peer: PeerInfo) -> None:
@@ -145,9 +145,9 @@ class Reloading:
             await take_over(peer, self.lease)
 
     async def _load_on_who_has_room(self, lost: Collection[str], on_end: OnEnd) -> PlanRun:
-        """A device that refuses its part, as its disk is full, is left out. Where all do, they are
-        asked once more what room they have: another model may have taken it since, which has lost
-        the same device."""
+        """Load without devices that refuse their part, for example with a full disk. If all refuse,
+        each is asked again: another model, which lost the same device, may have changed their free
+        memory."""
         refusals: dict[str, ShareRefusedError] = {}
         are_asked_again = False
         while True:
@@ -194,14 +194,14 @@ class Reloading:
                 self.options,
                 before=before,
                 lost=set(before.plan.devices) - {peer.id for peer in peers},
-                # Who starts again without keys has another id at the same address.
+                # A peer without keys that restarted has a new id at the same address.
                 cached={peer.id: kept.get(peer.id, ()) for peer in peers},
             )
             delivery = self.delivery(checkpoint, proposal, peers)
             return await self._loaded(delivery, proposal, peers, living, on_end)
 
     async def by(self, proposal: Proposal, on_end: OnEnd) -> PlanRun:
-        """By this plan, as the devices of it are there. Raises PeerLostError where one is not."""
+        """Load by this plan. Raises PeerLostError if one of its devices is missing."""
         wanted = [peer for peer in self.candidates() if peer.id in proposal.plan.devices]
         living = await self._living((), wanted)
         for peer in wanted:
@@ -214,7 +214,7 @@ class Reloading:
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[Checkpoint]:
-        """The checkpoint. Raises CheckpointError where its files are others by now."""
+        """The checkpoint. Raises CheckpointError if its files have changed."""
         opening = run_blocking(
             lambda: Checkpoint.open(self.path, lora=self.options.lora), discard=Checkpoint.close
         )
@@ -232,7 +232,7 @@ class Reloading:
         peers: Sequence[PeerInfo],
         tell: OnProgress = ignore_progress,
     ) -> Delivery:
-        """Delivers the shards of this plan to its peers, which are among `peers`.
+        """The delivery of this plan's shards to its peers, a part of `peers`.
 
         Raises CapacityError if the longest context fits nowhere.
         """
@@ -263,14 +263,14 @@ class Reloading:
         return loaded
 
     async def cached(self, peers: Sequence[PeerInfo]) -> dict[str, list[Seat]]:
-        """The seats whose weights they have on disk, as far as they say so at once."""
+        """The seats whose weights each peer has on disk, as far as it answers at once."""
 
         async def kept(peer: PeerInfo) -> list[Seat]:
             try:
                 async with asyncio.timeout(SAYS_WHAT_IT_KEEPS_WITHIN_S):
                     names = {each.name for each in await kept_by(peer)}
             except (EdgeError, TimeoutError):
-                return []  # it is asked again when it is to load, and is sent what it lacks
+                return []  # it is asked again at the load, and is sent what it lacks
             return [seat for seat, digest in self.manifests.items() if f"shards/{digest}" in names]
 
         found = await asyncio.gather(*(kept(peer) for peer in peers))

@@ -1,4 +1,5 @@
-"""Devices without a part in the plan keep ready what they would take over of it."""
+"""Standbys: devices without a part in the plan keep ready what they would take over after a
+loss."""
 
 from __future__ import annotations
 
@@ -20,37 +21,38 @@ from edge.runs.recovery.reloading import ReadyRepair, Reloading
 from edge.weights.layout import ShardLayout, shard_layout
 
 SETTLES_S = 1.0
-"""After a plan began: what was interrupted goes on first."""
+"""Seconds after a plan began: interrupted answers continue first."""
 
 _DeliveredTo = dict[tuple[str, ShardLayout], Delivered]
-"""By device (id), and what it was delivered."""
+"""Delivered shards by device id and layout."""
 
 _log = logging.getLogger(__name__)
 
 
 class StandingBy:
-    """Begins at once, and ends with `aclose` or its model. For one event loop.
+    """A background task, from construction until `aclose` or the end of its model. For one event
+    loop.
 
-    Whoever stands by has the weights in memory, as long as nothing else there needs the room.
+    Standbys keep weights in memory as long as no other use needs the room.
     """
 
     def __init__(self, reloading: Reloading, model: RunningModel) -> None:
         self._reloading, self._model = reloading, model
         self._planned: Proposal | None = None
-        """What is stood by for; None: it is to be looked anew who could."""
+        """The plan that standbys are prepared for. None: prepare again."""
         self._known: frozenset[tuple[str, int]] = frozenset()
-        """Who might have been there then, by id and epoch; of these: """
+        """Candidates at that time, by id and epoch."""
         self._away: Sequence[PeerInfo] = ()
-        """who was not."""
+        """Those of them that did not answer."""
         self._clients: list[PeerClient] = []
-        """Their devices keep what was delivered over them, as long as they are open."""
+        """Connections to standbys. A device keeps delivered shards while its connection is open."""
         self._repairs: dict[str, ReadyRepair] = {}
-        """By the device that would be lost."""
+        """Ready repairs by the device that would be lost."""
         reloading.take_ready = self._take
         self._task = asyncio.create_task(self._run())
 
     async def aclose(self) -> None:
-        """May be called again."""
+        """Stop the task. May be called again."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -76,17 +78,17 @@ class StandingBy:
         if is_as_then and not (self._away and await _living(self._away)):
             return
         self._planned, self._known, self._away = before, known, ()
-        await self._let_go()  # what it had is parked there for a moment yet
+        await self._let_go()  # the programs stay parked there for a moment
         try:
             await self._stand_by(before, candidates)
         except (PeerLostError, NetworkError) as error:
             _log.info("nobody stands by: %s", error)
             self._planned = None
-        except EdgeError as error:  # it will be the same the next time
+        except EdgeError as error:  # a retry would fail in the same way
             _log.info("nobody stands by: %s", error)
 
     async def _stand_by(self, before: Proposal, candidates: Sequence[PeerInfo]) -> None:
-        """Have the devices without a part load what they would take over, one after the other."""
+        """Have devices without a part load what they would take over, one after the other."""
         living = await _living(candidates)
         answered = {each for peer in living for each in (peer.id, peer.address)}
         self._away = [peer for peer in candidates if answered.isdisjoint((peer.id, peer.address))]
@@ -109,7 +111,8 @@ class StandingBy:
                     delivery = self._reloading.delivery(checkpoint, repaired, there)
                     await self._deliver(before, delivery, there, delivered)
                 except (CapacityError, PlanError) as error:
-                    # It cannot go on without this one, or somebody has less room than was said.
+                    # The model cannot go on without this device, or a peer has less room than it
+                    # said.
                     _log.info("nobody stands by for a device: %s", error)
                     continue
                 parts = {
@@ -131,8 +134,8 @@ class StandingBy:
         peers: Sequence[PeerInfo],
         delivered: _DeliveredTo,
     ) -> None:
-        """What devices without a part would take over, into their memory; and connections to those
-        that would go on with what they have."""
+        """Load what devices without a part would take over, and connect to those that would go on
+        with their parts."""
         running = {
             (id, shard_layout(delivery.load.spec, before.plan, stage=stage, rank=rank))
             for id, (stage, rank) in seats(before.plan)
@@ -143,9 +146,9 @@ class StandingBy:
                 part = id, delivery.load.layout(seat)
                 is_new = id not in before.plan.devices
                 if self._model.is_recovering:
-                    return  # there is another plan soon, and that goes first
+                    return  # the next plan comes first
                 if part in delivered or not (is_new or part in running):
-                    continue  # it would be sent what it may never need
+                    continue  # it may never need that part
                 deliver = make_ready if is_new else Delivery.deliver
                 found = await deliver(delivery, seat, by_id[id], source)
                 delivered[part] = found
@@ -155,7 +158,7 @@ class StandingBy:
                     _log.info("%s stands by with layers %s", found.client.name, part[1].layers)
 
     def _take(self, lost: Collection[str]) -> ReadyRepair | None:
-        """See `TakeReady`. Nothing is ready after that, until it has looked again."""
+        """See `TakeReady`. Nothing is ready afterwards until the next look."""
         if len(lost) != 1:
             return None
         (device,) = lost
@@ -175,7 +178,7 @@ class StandingBy:
         self._repairs.clear()
         while self._clients:
             await self._clients[-1].aclose()
-            self._clients.pop()  # only now: who is cut off here comes again
+            self._clients.pop()  # last: if this is cancelled, it is closed again
 
 
 async def _living(peers: Sequence[PeerInfo]) -> Sequence[PeerInfo]:
