@@ -89,12 +89,6 @@ class Loading:
             on_progress=self.on_progress,
         )
         options, proposal = await plan_as_before(propose, self.options, self.peers, self.resumes)
-        # A plan after a loss keeps these, because answers under way may be as long.
-        options = replace(
-            options,
-            context_tokens=proposal.context_tokens,
-            saved_states=proposal.saved_states,
-        )
         if options.stream == "auto" and proposal.streaming is not None:
             _log.warning('%s; stream="off" refuses instead', proposal.streaming)
         reload = Reloading(

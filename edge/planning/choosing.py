@@ -23,6 +23,7 @@ from edge.partition import (
     Workload,
 )
 from edge.planning.load_options import ExpertCut, LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.expert_uses import known_expert_uses
 
@@ -44,15 +45,16 @@ def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
     )
 
 
-def choose_plan(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions) -> Choice:
-    """With `stream="on"` alone, layers may be read from disk. Raises a PartitionError."""
+def choose_plan(
+    checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions, sizes: LoadSizes
+) -> Choice:
+    """The plan that `options` ask for, for these sizes. Raises a PartitionError."""
     wanted = options.plan
     facts = facts_of(checkpoint, options)
-    workload = options.planned_workload(checkpoint.spec)
-    chunk_tokens = options.limits(checkpoint.spec).chunk_tokens
+    workload, chunk_tokens = sizes.workload, sizes.limits.chunk_tokens
     choose = partial(partition.choose, facts, cluster, workload, chunk_tokens=chunk_tokens)
     if not isinstance(wanted, Plan):
-        choice = choose(parallel=wanted, stream=options.stream == "on")
+        choice = choose(parallel=wanted, stream=sizes.stream)
         place = partial(
             partition.with_whole_experts,
             model=facts,

@@ -6,20 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edge.errors import CapacityError
-from edge.models.spec import ModelSpec
 from edge.partition import ClusterSpec, ModelFacts, Plan, Workload, memory_use
 from edge.partition.plan.shard import num_local_kv_heads
-from edge.planning.load_options import LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import StepLimits
 
 
-def with_kv_memory(
-    options: LoadOptions, spec: ModelSpec, facts: ModelFacts, peers: Sequence[PeerInfo]
-) -> LoadOptions:
-    """The options with what to reserve while nobody knows yet which peer holds how much.
+def with_kv_memory(sizes: LoadSizes, facts: ModelFacts, peers: Sequence[PeerInfo]) -> LoadSizes:
+    """The sizes with the KV memory to reserve before a plan exists.
 
-    As if each peer that limits its KV memory held all layers; `kv_limits` tells what it can be.
+    As if each peer that limits its KV memory held all layers; `kv_limits` computes it for a plan.
     """
     token_bytes = sum(facts.kinds[kind].token_bytes for kind in facts.layers)
     state_bytes = sum(
@@ -27,35 +24,30 @@ def with_kv_memory(
     )
     limited = [peer.kv_memory_bytes for peer in peers if peer.kv_memory_bytes is not None]
     if not limited:
-        return options
-    for tried in with_fewer_states(options, spec):
-        limits = tried.limits(spec)
-        tokens = max(1, (min(limited) - limits.states * state_bytes) // token_bytes)
-        if tokens >= limits.context_tokens:
+        return sizes
+    for tried in with_fewer_states(sizes):
+        tokens = max(1, (min(limited) - tried.limits.states * state_bytes) // token_bytes)
+        if tokens >= tried.limits.context_tokens:
             break
-    return replace(tried, kv_tokens=min(tokens, limits.cached_tokens))
+    return replace(tried, kv_tokens=min(tokens, tried.limits.cached_tokens))
 
 
-def with_fewer_states(options: LoadOptions, spec: ModelSpec) -> Iterator[LoadOptions]:
-    """What may be tried one after the other: memory for as many copies of states as are wished for,
-    for one, and for none."""
-    yield options
-    wished = options.limits(spec).saved_states
+def with_fewer_states(sizes: LoadSizes) -> Iterator[LoadSizes]:
+    """Sizes to try in turn: memory for as many copies of states as wished, for one, for none."""
+    yield sizes
     for fewer in (1, 0):
-        if fewer < wished:
-            yield replace(options, saved_states=fewer)
+        if fewer < sizes.limits.saved_states:
+            yield sizes.with_saved_states(fewer)
 
 
-def with_less_kv_memory(
-    options: LoadOptions, spec: ModelSpec, peers: Sequence[PeerInfo]
-) -> Iterator[LoadOptions]:
-    """What else may be tried where that does not fit: the less is in memory, the more on disk."""
+def with_less_kv_memory(sizes: LoadSizes, peers: Sequence[PeerInfo]) -> Iterator[LoadSizes]:
+    """Further sizes to try where those do not fit: half of the KV memory each time, the rest on
+    disk."""
     if not all(peer.kv_disk_bytes for peer in peers):
         return
-    limits = options.limits(spec)
-    tokens = limits.cached_tokens // 2
-    while tokens >= limits.chunk_tokens:
-        yield replace(options, kv_tokens=tokens)
+    tokens = sizes.kv_tokens // 2
+    while tokens >= sizes.limits.chunk_tokens:
+        yield replace(sizes, kv_tokens=tokens)
         tokens //= 2
 
 

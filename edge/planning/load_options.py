@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -12,7 +11,6 @@ from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.membership.identity import LEAST_DIGITS, read_ids
 from edge.memory.step_memory import has_states
-from edge.models.attention import Attention
 from edge.models.spec import ModelSpec
 from edge.option_fields import checks_calls, option
 from edge.partition import Parallel, Plan, Workload
@@ -260,14 +258,6 @@ class LoadOptions:
     """Sum up the inputs of all products, to round the weights by, or of a model with experts count
     who goes through which; see `edge.weights.observation`. The former takes memory and time."""
 
-    kv_tokens: int | None = None
-    """Tokens to keep KV memory for where peers limit it; None: all of every request at once. Set
-    while planning."""
-
-    saved_states: int | None = None
-    """Where layers have states: how many copies of them to keep memory for; None: as many as
-    requests have at once. Set while planning."""
-
     def __post_init__(self) -> None:
         if self.prefixes_of is not None:
             _check_devices(self.prefixes_of)
@@ -308,66 +298,24 @@ class LoadOptions:
                 f"context_tokens must be 1 to {spec.context_tokens} for this model, not "
                 f"{shown(context)}"
             )
-        most = STATES_AT_ONCE if has_states(spec, self.kv_dtype) else MAX_REQUESTS_AT_ONCE
+        states = has_states(spec, self.kv_dtype)
+        most = STATES_AT_ONCE if states else MAX_REQUESTS_AT_ONCE
         chunk = SHORTER_CHUNK_TOKENS if keeps_remainders(kv_bits(self.kv_dtype)) else CHUNK_TOKENS
+        requests = max(self.concurrency, most)
         return StepLimits(
             context_tokens=context,
             chunk_tokens=min(chunk, context),
-            requests=max(self.concurrency, most),
-            cached_tokens=min(context * self.concurrency, self.kv_tokens or 1 << 52),
+            requests=requests,
+            cached_tokens=context * self.concurrency,
             observes=self.observes,
             batch_invariant=self.batch_invariant,
-            saved_states=self._saved_states(spec),
+            saved_states=requests if states and not self.observes else 0,
         )
-
-    def _saved_states(self, spec: ModelSpec) -> int:
-        if self.observes or not has_states(spec, self.kv_dtype):
-            return 0
-        most = max(self.concurrency, STATES_AT_ONCE)
-        return most if self.saved_states is None else min(most, self.saved_states)
-
-    def longer_contexts(self, spec: ModelSpec) -> Iterator[int]:
-        """Contexts that may take the place of the default one where memory is left, longest first.
-
-        None where it was asked for, or where tokens would depend on how long it is.
-        """
-        if self.context_tokens is not None or self.kv_dtype != "float32":
-            return
-        usual, most = self.limits(spec).context_tokens, spec.context_tokens
-        for kind in spec.kinds:
-            if not isinstance(kind.mixer, Attention):
-                continue
-            rotary = kind.mixer.rotary
-            if rotary.is_long(most) and not rotary.is_long(usual):
-                most = rotary.trained_tokens
-        while most > usual:
-            yield most
-            most = min(most - 1, max(usual, 1 << (most - 1).bit_length() - 1))
 
     @property
     def trusted(self) -> tuple[str, ...]:
         """`prefixes_of`, as ids are compared."""
         return tuple(id for each in self.prefixes_of or () for id in parse_devices(each))
-
-    def planned_workload(self, spec: ModelSpec) -> Workload:
-        """What the plan should be fast at; the memory it keeps is that of the whole context.
-
-        RequestError for a workload that does not fit the context.
-        """
-        limits = self.limits(spec)
-        workload = self.workload
-        if workload is None:
-            usual = Workload(concurrency=self.concurrency)
-            output_tokens = min(usual.output_tokens, limits.context_tokens // 2)
-            prompt_tokens = min(usual.prompt_tokens, limits.context_tokens - output_tokens)
-            workload = replace(usual, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-        if workload.context_tokens > limits.context_tokens:
-            raise RequestError(
-                f"a workload of {workload.prompt_tokens} + {workload.output_tokens} tokens does "
-                f"not fit the context of {limits.context_tokens}",
-                remedy="give it shorter, or more context_tokens",
-            )
-        return replace(workload, reserved_tokens=limits.cached_tokens, states=limits.states)
 
 
 class LoadOverrides(TypedDict, total=False):

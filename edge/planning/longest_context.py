@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from edge.errors import CapacityError
 from edge.memory.lending import unused_by_decoding
 from edge.memory.shard_memory import most_overhead
+from edge.models.attention import Attention
 from edge.models.spec import ModelSpec
 from edge.partition import ClusterSpec
 from edge.planning.kv_limits import kv_limits, with_kv_memory
 from edge.planning.load_options import LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.planning.losses import can_lose
 from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
@@ -27,24 +29,42 @@ from edge.protocol.peer_info import PeerInfo
 def with_longest_context(
     found: Proposal, spec: ModelSpec, options: LoadOptions, peers: Sequence[PeerInfo]
 ) -> Proposal:
-    """The same plan with the longest of `options.longer_contexts` that has room in memory, if any.
+    """The same plan with the longest of `longer_contexts` that has room in memory, if any.
 
     found: for these peers, with overheads, all in memory. options: as they were asked for.
     """
-    contexts = iter(options.longer_contexts(spec))
+    contexts = longer_contexts(options, spec)
     first = next(contexts, None)
     if first is None:
         return found
     most_bytes = _most_bytes(found)
-    options = replace(options, stream="off")
     losable = functools.cache(lambda id: _can_lose(id, found, options))
     for context_tokens in (first, *contexts):
         longer = _with_context(found, context_tokens, spec, options, peers)
-        if _has_room(longer, most_bytes, spec, options, peers) and all(
+        if _has_room(longer, most_bytes, peers) and all(
             _can_lose(id, longer, options) or not losable(id) for id in found.plan.devices
         ):
             return longer
     return found
+
+
+def longer_contexts(options: LoadOptions, spec: ModelSpec) -> Iterator[int]:
+    """Contexts that may take the place of the default one where memory is left, longest first.
+
+    None where a context was asked for, or where tokens would depend on how long it is.
+    """
+    if options.context_tokens is not None or options.kv_dtype != "float32":
+        return
+    usual, most = options.limits(spec).context_tokens, spec.context_tokens
+    for kind in spec.kinds:
+        if not isinstance(kind.mixer, Attention):
+            continue
+        rotary = kind.mixer.rotary
+        if rotary.is_long(most) and not rotary.is_long(usual):
+            most = rotary.trained_tokens
+    while most > usual:
+        yield most
+        most = min(most - 1, max(usual, 1 << (most - 1).bit_length() - 1))
 
 
 def _most_bytes(found: Proposal) -> Mapping[str, int]:
@@ -71,8 +91,14 @@ def _with_context(
     options: LoadOptions,
     peers: Sequence[PeerInfo],
 ) -> Proposal:
-    options = replace(options, context_tokens=context_tokens)
-    limits = options.limits(spec)
+    limits = replace(
+        found.limits,
+        context_tokens=context_tokens,
+        cached_tokens=context_tokens * options.concurrency,
+    )
+    sizes = LoadSizes(
+        limits=limits, kv_tokens=limits.cached_tokens, answers=found.workload, stream=False
+    )
     taken = most_overhead(
         spec, limits, may_split=len(peers) > 1, stream=False, kv_dtype=options.kv_dtype
     )
@@ -87,9 +113,9 @@ def _with_context(
     )
     return replace(
         found,
-        context_tokens=context_tokens,
+        limits=limits,
         cluster=replace(found.cluster, devices=devices),
-        workload=with_kv_memory(options, spec, found.model, peers).planned_workload(spec),
+        workload=with_kv_memory(sizes, found.model, peers).workload,
         overhead={
             device: replace(each, buffer_bytes=taken) for device, each in found.overhead.items()
         },
@@ -99,12 +125,9 @@ def _with_context(
 def _has_room(
     longer: Proposal,
     most_bytes: Mapping[str, int],
-    spec: ModelSpec,
-    options: LoadOptions,
     peers: Sequence[PeerInfo],
 ) -> bool:
     """All requests of the whole context, in memory."""
-    limits = replace(options, context_tokens=longer.context_tokens).limits(spec)
     devices = tuple(
         replace(
             each,
@@ -116,10 +139,12 @@ def _has_room(
         if each.id in most_bytes
     )
     try:
-        kept = kv_limits(limits, longer.plan, longer.model, ClusterSpec(devices=devices), peers)
+        kept = kv_limits(
+            longer.limits, longer.plan, longer.model, ClusterSpec(devices=devices), peers
+        )
     except CapacityError:
         return False
-    return kept.cached_tokens == limits.cached_tokens
+    return kept.cached_tokens == longer.limits.cached_tokens
 
 
 def _can_lose(device: str, proposal: Proposal, options: LoadOptions) -> bool:

@@ -30,20 +30,17 @@ def losses(proposal: Proposal, options: LoadOptions) -> list[Loss]:
 
 
 def can_lose(device_id: str, proposal: Proposal, options: LoadOptions) -> bool:
-    """Whether a plan is left without this device; what it would be is not asked."""
-    return any(
-        partition.can_repair(
-            proposal.plan,
-            proposal.model,
-            proposal.cluster,
-            {device_id},
-            proposal.workload,
-            parallel=_parallel(options),
-            chunk_tokens=proposal.chunk_tokens,
-            stream=stream,
-            keeps_shape=options.keeps_shape,
-        )
-        for stream in _STREAMS[options.stream]
+    """Whether a plan in memory is left without this device; which one is not computed."""
+    return partition.can_repair(
+        proposal.plan,
+        proposal.model,
+        proposal.cluster,
+        {device_id},
+        proposal.workload,
+        parallel=_parallel(options),
+        chunk_tokens=proposal.limits.chunk_tokens,
+        stream=False,
+        keeps_shape=options.keeps_shape,
     )
 
 
@@ -60,7 +57,7 @@ def _loss_of(device_id: str, proposal: Proposal, options: LoadOptions) -> Loss:
                 {device.id},
                 proposal.workload,
                 parallel=_parallel(options),
-                chunk_tokens=proposal.chunk_tokens,
+                chunk_tokens=proposal.limits.chunk_tokens,
                 stream=stream,
                 keeps_shape=options.keeps_shape,
             )

@@ -18,6 +18,7 @@ from edge.planning.choosing import facts_of
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.planning.kv_limits import with_fewer_states, with_kv_memory, with_less_kv_memory
 from edge.planning.load_options import LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.planning.longest_context import with_longest_context
 from edge.planning.nothing_fits import who_holds
 from edge.planning.proposal import Overhead, Proposal, propose
@@ -44,11 +45,10 @@ async def measured_proposal(
     With `stream="auto"`, layers are read from disk only where there is no plan without that. A plan
     in memory has as long a context as there is room for, unless `options` say one.
     """
-    options.planned_workload(checkpoint.spec)  # what cannot be is refused before it is measured
-    asked = options
+    sizes = LoadSizes.of(options, checkpoint.spec)  # refused before anything is measured
     peers, unused = some_able_peers(peers, checkpoint.spec, options.plan)
     notes = [*unused]
-    options = with_kv_memory(options, checkpoint.spec, facts_of(checkpoint, options), peers)
+    sizes = with_kv_memory(sizes, facts_of(checkpoint, options), peers)
     weight_format = options.weight_format(checkpoint)
 
     def measured(*, only_known: bool) -> Awaitable[ClusterSpec]:
@@ -67,27 +67,26 @@ async def measured_proposal(
     only_known = measure == "needed" and not _can_change(peers, options)
     known = await measured(only_known=only_known)
 
-    def proposed(options: LoadOptions) -> Proposal:
+    def proposed(sizes: LoadSizes) -> Proposal:
         """With as many copies of states as there is room for."""
-        *more, fewest = with_fewer_states(options, checkpoint.spec)
+        *more, fewest = with_fewer_states(sizes)
         for tried in more:
             with contextlib.suppress(CapacityError):
-                return _proposed(checkpoint, known, tried, peers, changes, notes)
-        return _proposed(checkpoint, known, fewest, peers, changes, notes)
+                return _proposed(checkpoint, known, options, tried, peers, changes, notes)
+        return _proposed(checkpoint, known, options, fewest, peers, changes, notes)
 
     # What more copies take would be read from disk once more for each token.
-    most = min(1, options.limits(checkpoint.spec).saved_states)
-    streamed = replace(options, stream="on", saved_states=most)
-    if options.stream == "on":
+    streamed = sizes.with_saved_states(min(1, sizes.limits.saved_states))
+    streamed = replace(streamed, stream=True)
+    if sizes.stream:
         return proposed(streamed)
     try:
-        found = proposed(replace(options, stream="off"))
+        found = proposed(sizes)
     except CapacityError:
         if isinstance(options.plan, Plan) or options.stream == "off":
             raise
     else:
-        wished = replace(asked, saved_states=found.saved_states)
-        return with_longest_context(found, checkpoint.spec, wished, peers)
+        return with_longest_context(found, checkpoint.spec, options, peers)
     if (
         only_known and measure != "nothing"
     ):  # how fast the disk makes it, its user wants to know before it starts
@@ -100,19 +99,20 @@ def _proposed(
     checkpoint: Checkpoint,
     known: ClusterSpec,
     options: LoadOptions,
+    sizes: LoadSizes,
     peers: Sequence[PeerInfo],
     changes: Sequence[str],
     notes: Sequence[str],
 ) -> Proposal:
     """`propose` with what the peers have of memory for weights and KV caches, and less of it."""
-    limits = options.limits(checkpoint.spec)
+    limits = replace(sizes.limits, cached_tokens=sizes.kv_tokens)
     if any(peer.kv_disk_bytes for peer in peers):  # how much of it is used depends on the plan
         limits = replace(limits, disk_tokens=limits.context_tokens)
     taken = most_overhead(
         checkpoint.spec,
         limits,
         may_split=len(peers) > 1,
-        stream=options.stream == "on",
+        stream=sizes.stream,
         kv_dtype=options.kv_dtype,
     )
     unused = unused_by_decoding(checkpoint.spec, limits)
@@ -128,11 +128,11 @@ def _proposed(
 
     def proposed() -> Proposal:
         try:
-            return propose(checkpoint, known, options, changes=changes, notes=told)
+            return propose(checkpoint, known, options, sizes, changes=changes, notes=told)
         except CapacityError as error:
-            for less in with_less_kv_memory(options, checkpoint.spec, peers):
+            for less in with_less_kv_memory(sizes, peers):
                 with contextlib.suppress(CapacityError):
-                    return propose(checkpoint, known, less, changes=changes, notes=told)
+                    return propose(checkpoint, known, options, less, changes=changes, notes=told)
             if held := who_holds(peers):
                 raise CapacityError(f"{error} {held}") from error
             raise

@@ -10,6 +10,7 @@ from edge.host.free_memory import format_size
 from edge.partition import Choice, ClusterSpec, Plan, Stage, whole_shard
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.planning.rate_words import rate_in_words
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
@@ -24,12 +25,13 @@ def nothing_fits(
     checkpoint: Checkpoint,
     cluster: ClusterSpec,
     options: LoadOptions,
+    sizes: LoadSizes,
 ) -> str:
     """Who lacks how much for the longest context, and what would help."""
-    told = _of_context(error, options.limits(checkpoint.spec).context_tokens)
-    hint = _what_would_fit(checkpoint, cluster, options)
-    streamed = _even_streamed if options.stream == "on" else _if_streamed
-    return f"{told} {hint}{streamed(checkpoint, cluster, options)}"
+    told = _of_context(error, sizes.limits.context_tokens)
+    hint = _what_would_fit(checkpoint, cluster, options, sizes)
+    streamed = _even_streamed if sizes.stream else _if_streamed
+    return f"{told} {hint}{streamed(checkpoint, cluster, options, sizes)}"
 
 
 def who_holds(peers: Sequence[PeerInfo]) -> str:
@@ -52,11 +54,13 @@ def _of_context(error: partition.CapacityError, context_tokens: int) -> partitio
     )
 
 
-def _what_would_fit(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions) -> str:
+def _what_would_fit(
+    checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions, sizes: LoadSizes
+) -> str:
     """The most precise of the smaller formats for which there is a plan."""
     for smaller in _smaller(checkpoint, options):
         try:
-            choose_plan(checkpoint, cluster, smaller)
+            choose_plan(checkpoint, cluster, smaller, sizes)
         except partition.PartitionError:
             continue
         size = smaller.block_size
@@ -66,12 +70,14 @@ def _what_would_fit(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadO
     return "No smaller dtype would be enough by itself."
 
 
-def _if_streamed(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions) -> str:
+def _if_streamed(
+    checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions, sizes: LoadSizes
+) -> str:
     """What reading layers from disk would do, if it would do."""
     if isinstance(options.plan, Plan):
         return ""
     try:
-        choice = choose_plan(checkpoint, cluster, replace(options, stream="on"))
+        choice = choose_plan(checkpoint, cluster, options, replace(sizes, stream=True))
     except partition.PartitionError:
         return ""
     return (
@@ -91,12 +97,14 @@ def layers_and_speed(choice: Choice) -> str:
     return f"{layers} of {choice.plan.stages[-1].layers.stop} layers, {speed}"
 
 
-def _even_streamed(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions) -> str:
+def _even_streamed(
+    checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions, sizes: LoadSizes
+) -> str:
     """What one device needs at least to run the model alone, from its disk."""
     if not cluster.devices:
         return ""
     facts = facts_of(checkpoint, options)
-    workload = options.planned_workload(checkpoint.spec)
+    workload = sizes.workload
     device = max(cluster.devices, key=lambda each: each.memory_bytes)
     shard = whole_shard(
         device.id, facts, vocab=range(facts.vocab_size), streamed_layers=facts.num_layers

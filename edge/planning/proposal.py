@@ -21,9 +21,11 @@ from edge.partition import (
 )
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.planning.nothing_fits import layers_and_speed, nothing_fits
 from edge.planning.rate_words import rate_in_words
 from edge.planning.wire_format_choice import choose_wire_rules
+from edge.protocol.step import StepLimits
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
@@ -51,11 +53,9 @@ class Proposal:
     cluster: ClusterSpec
     workload: Workload
     """What the plan was chosen for, and what memory it keeps."""
-    chunk_tokens: int
-    context_tokens: int
-    """The longest request that it keeps memory for."""
-    saved_states: int = 0
-    """Copies of states of layers that it keeps memory for, for prompts that begin alike."""
+    limits: StepLimits
+    """The limits of steps that it was made for. A plan after a loss has them, too, because answers
+    under way may be as long. `cached_tokens` are those of the longest context of all requests."""
     notes: tuple[str, ...] = ()
     """What its user should know of the measuring: devices that were unsteady, or not measured."""
     wire_rules: WireRules
@@ -79,6 +79,11 @@ class Proposal:
     @property
     def plan(self) -> Plan:
         return self.choice.plan
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest request that it keeps memory for."""
+        return self.limits.context_tokens
 
     @property
     def rows(self) -> list[PlanRow]:
@@ -123,7 +128,7 @@ class Proposal:
         if self.choice.predicted is None:
             return None
         return partition.estimate(
-            self.plan, self.model, self.cluster, workload, chunk_tokens=self.chunk_tokens
+            self.plan, self.model, self.cluster, workload, chunk_tokens=self.limits.chunk_tokens
         )
 
     def expected_steps(self, context_tokens: int) -> dict[str, ExpectedStep]:
@@ -146,6 +151,7 @@ def propose(
     checkpoint: Checkpoint,
     cluster: ClusterSpec,
     options: LoadOptions,
+    sizes: LoadSizes,
     *,
     changes: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -155,28 +161,25 @@ def propose(
     `changes` are made to the cluster first, in the words that `partition.what_if` knows;
     `notes` are kept with the proposal.
 
-    Layers are read from disk with `stream="on"` alone: when "auto" means that, `measured_proposal`
-    knows. Raises PlanError with every violation, CapacityError with what is missing on whom and the
-    largest dtype that would fit, RequestError for a change or a workload that makes no sense.
+    Layers are read from disk where `sizes` say so; with `stream="auto"`, `measured_proposal`
+    decides it. Raises PlanError with every violation, CapacityError with what is missing on which
+    device and the largest dtype that would fit, RequestError for a change that makes no sense.
     """
     for change in changes:
         try:
             cluster = partition.what_if(cluster, change)
         except ValueError as error:
             raise RequestError(str(error)) from error
-    with errors_for_users(checkpoint, cluster, options):
-        choice = choose_plan(checkpoint, cluster, options)
+    with errors_for_users(checkpoint, cluster, options, sizes):
+        choice = choose_plan(checkpoint, cluster, options, sizes)
         partition.check_links(choice.plan, cluster)
     weight_format = options.weight_format(checkpoint)
-    limits = options.limits(checkpoint.spec)
     return Proposal(
         choice=choice,
         model=facts_of(checkpoint, options),
         cluster=cluster,
-        workload=options.planned_workload(checkpoint.spec),
-        chunk_tokens=limits.chunk_tokens,
-        context_tokens=limits.context_tokens,
-        saved_states=limits.saved_states,
+        workload=sizes.workload,
+        limits=sizes.limits,
         notes=tuple(notes),
         wire_rules=choose_wire_rules(
             options.wire,
@@ -191,7 +194,7 @@ def propose(
 
 @contextlib.contextmanager
 def errors_for_users(
-    checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions
+    checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions, sizes: LoadSizes
 ) -> Iterator[None]:
     """Where a plan for these is sought: what is wrong with it, and what would help."""
     try:
@@ -199,4 +202,4 @@ def errors_for_users(
     except partition.PlanError as error:
         raise PlanError(str(error), error.problems) from error
     except partition.CapacityError as error:
-        raise CapacityError(nothing_fits(error, checkpoint, cluster, options)) from error
+        raise CapacityError(nothing_fits(error, checkpoint, cluster, options, sizes)) from error

@@ -30,6 +30,7 @@ from edge.planning.able_peers import able_peers
 from edge.planning.choosing import by_id
 from edge.planning.cluster_profile import measured_cluster
 from edge.planning.load_options import LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.planning.proposal import Overhead, Proposal, errors_for_users
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.peer_info import PeerInfo
@@ -193,7 +194,7 @@ class _Repairing:
                 cached=cached,
                 send_bytes_per_s=send_bytes_per_s,
                 parallel=None if isinstance(wanted, Plan) else wanted,
-                chunk_tokens=before.chunk_tokens,
+                chunk_tokens=before.limits.chunk_tokens,
                 stream=stream,
                 keeps_shape=self.options.keeps_shape,
                 further_seat_bytes=taken,
@@ -202,13 +203,9 @@ class _Repairing:
 
         streams = before.streaming is not None or self.options.stream == "on"
         may_stream = streams or self.options.stream == "auto"
-        said = replace(
-            self.options,
-            stream="on" if may_stream else "off",
-            plan="auto" if isinstance(wanted, Plan) else wanted,
-        )
+        said = replace(self.options, plan="auto") if isinstance(wanted, Plan) else self.options
         cluster = self._cluster(self._taken(stream=may_stream))
-        with errors_for_users(self.checkpoint, cluster, said):
+        with errors_for_users(self.checkpoint, cluster, said, self._sizes(stream=may_stream)):
             if may_stream and not streams:
                 with contextlib.suppress(partition.CapacityError):
                     return repaired(stream=False)
@@ -231,7 +228,7 @@ class _Repairing:
                 wanted=by_id(wanted, cluster) if isinstance(wanted, Plan) else None,
                 same_bits=same_bits,
                 parallel="auto" if isinstance(wanted, Plan) else wanted,
-                chunk_tokens=before.chunk_tokens,
+                chunk_tokens=before.limits.chunk_tokens,
                 stream=stream,
                 further_seat_bytes=taken,
             )
@@ -239,8 +236,10 @@ class _Repairing:
                 return move, None
             return move, self._proposed(move.to, cluster, taken)
 
-        with errors_for_users(self.checkpoint, self._cluster(0), self.options):
-            if self.options.stream == "on":
+        always = self.options.stream == "on"
+        sizes = self._sizes(stream=always)
+        with errors_for_users(self.checkpoint, self._cluster(0), self.options, sizes):
+            if always:
                 return moved(stream=True)
             move, proposal = moved(stream=False)
             if move.when == "stay" and before.streaming is not None:  # perhaps it reads less then
@@ -255,7 +254,7 @@ class _Repairing:
                 before.model,
                 cluster,
                 before.workload,
-                chunk_tokens=before.chunk_tokens,
+                chunk_tokens=before.limits.chunk_tokens,
             )
         wire_rules = before.wire_rules
         if not repair.same_shape:
@@ -316,11 +315,20 @@ class _Repairing:
 
         return replace(self.known, devices=tuple(map(with_memory, self.known.devices)))
 
+    def _sizes(self, *, stream: bool) -> LoadSizes:
+        limits = self.before.limits
+        return LoadSizes(
+            limits=limits,
+            kv_tokens=limits.cached_tokens,
+            answers=self.before.workload,
+            stream=stream,
+        )
+
     def _taken(self, *, stream: bool) -> int:
         """What a step takes of a device's memory."""
         return most_overhead(
             self.checkpoint.spec,
-            self.options.limits(self.checkpoint.spec),
+            self.before.limits,
             may_split=len(self.peers) > 1,
             stream=stream,
             kv_dtype=self.options.kv_dtype,

@@ -56,18 +56,19 @@ class ResolvedLoad:
         Raises CapacityError if the longest context fits nowhere.
         """
         weight_format = options.weight_format(checkpoint)
-        wished = options.limits(checkpoint.spec)
         return cls(
             plan=proposal.plan,
             spec=weight_format.graded(checkpoint.spec),
             weight_format=weight_format,
-            limits=kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers),
+            limits=kv_limits(
+                proposal.limits, proposal.plan, proposal.model, proposal.cluster, peers
+            ),
             kv_dtype=options.kv_dtype,
             wire_rules=proposal.wire_rules,
             copies=kv_copies(options.standby, proposal, here=host_id()),
             share_prefixes=options.share_prefixes,
             trusted=options.trusted,
-            expected=proposal.expected_steps(wished.context_tokens),
+            expected=proposal.expected_steps(proposal.context_tokens),
         )
 
     def layout(self, seat: Seat) -> ShardLayout:

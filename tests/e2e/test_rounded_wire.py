@@ -12,6 +12,7 @@ from edge.demos.bundled import MODEL
 from edge.demos.world import QUESTIONS
 from edge.partition import ClusterSpec, DeviceSpec
 from edge.planning.load_options import LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.planning.proposal import propose
 from edge.protocol.wire_rules import Wire, WireRules
 from edge.transport import WireRule
@@ -90,9 +91,10 @@ def test_auto_follows_the_links_of_the_cluster(
     )
     options = LoadOptions(plan=plan, dtype="float32", wire="auto")
     with Checkpoint.open(checkpoint.path) as opened:
-        exact = propose(opened, cluster, options).wire_rules
+        sizes = LoadSizes.of(options, opened.spec)
+        exact = propose(opened, cluster, options, sizes).wire_rules
         slow = propose(
-            opened, cluster, options, changes=["link local-1-local-3 1ms 10Mbit"]
+            opened, cluster, options, sizes, changes=["link local-1-local-3 1ms 10Mbit"]
         ).wire_rules
     assert exact == WireRules(sums=(WireRule(),) * 2, hops=(WireRule(),))
     assert slow.sums == exact.sums

@@ -49,11 +49,10 @@ def test_what_is_written_is_read(replies: JournalFolder) -> None:
 
 
 def test_every_option_of_a_load_is_kept_or_of_no_consequence() -> None:
-    """`workload` has given the context its length; `kv_tokens` and `saved_states` are planned; what
-    observes is no reply."""
+    """`workload` has given the context its length; a load that observes has no replies."""
     kept = {each.name for each in fields(JournaledLoad)}
     options = {each.name for each in fields(LoadOptions)}
-    assert options - kept == {"workload", "kv_tokens", "saved_states", "observes"}
+    assert options - kept == {"workload", "observes"}
 
 
 def test_a_cut_at_any_byte_leaves_a_beginning(replies: JournalFolder) -> None:

@@ -19,7 +19,7 @@ from edge.planning.load_options import LoadOptions, LoadOverrides
 @pytest.mark.parametrize(
     ("options", "overrides", "set_elsewhere"),
     [
-        (LoadOptions, LoadOverrides, {"kv_tokens", "saved_states", "observes"}),
+        (LoadOptions, LoadOverrides, {"observes"}),
         (GenerationOptions, GenerationOverrides, set()),
     ],
 )

@@ -22,6 +22,7 @@ from edge.planning.kv_copies import copies_cost
 from edge.planning.load_options import LoadOptions
 from edge.planning.losses import losses
 from edge.planning.proposal import Overhead, Proposal
+from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
 from tests.unit.partition import test_plan_memory
@@ -56,8 +57,7 @@ def proposal(host_layers: int | None) -> Proposal:
         model=MODEL,
         cluster=cluster,
         workload=WORKLOAD,
-        chunk_tokens=4,
-        context_tokens=4096,
+        limits=StepLimits(context_tokens=4096, chunk_tokens=4, requests=1, cached_tokens=4096),
         wire_rules=WireRules(sums=(WireRule(),), hops=()),
         overhead={"a": Overhead(promised_bytes=10**6, floor_bytes=1, buffer_bytes=2)},
     )
@@ -187,8 +187,7 @@ def planned(*memory_gib: float) -> Proposal:
         model=SMALL,
         cluster=devices,
         workload=SHORT,
-        chunk_tokens=256,
-        context_tokens=4096,
+        limits=StepLimits(context_tokens=4096, chunk_tokens=256, requests=1, cached_tokens=4096),
         wire_rules=WireRules(sums=(), hops=()),
     )
 

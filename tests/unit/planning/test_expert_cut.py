@@ -12,9 +12,10 @@ import pytest
 import edge
 from edge.host.cache_paths import CACHE_VARIABLE, cache_root
 from edge.models.experts import Experts
-from edge.partition import ClusterSpec, DeviceSpec, LinkSpec, memory_use
+from edge.partition import Choice, ClusterSpec, DeviceSpec, LinkSpec, memory_use
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.expert_uses import keep_expert_uses
 from tests.support.checkpoints import TinyCheckpoint
@@ -48,14 +49,18 @@ def slow_device(name: str, *, bytes_per_s: float, memory_bytes: int) -> DeviceSp
     return DeviceSpec(id=name, name=name, memory_bytes=memory_bytes, threads=1, rates=rates)
 
 
+def chosen(checkpoint: Checkpoint, devices: ClusterSpec, options: LoadOptions) -> Choice:
+    return choose_plan(checkpoint, devices, options, LoadSizes.of(options, checkpoint.spec))
+
+
 def cluster(checkpoint: Checkpoint) -> ClusterSpec:
     """A fast device with room for a fifth of the model, and a slow one with room for all."""
     whole = facts_of(checkpoint, OPTIONS)
     alone = ClusterSpec(
         devices=(slow_device("slow", bytes_per_s=1e6, memory_bytes=1 << 30),), links=()
     )
-    plan = choose_plan(checkpoint, alone, replace(OPTIONS, plan="auto")).plan
-    room = memory_use(plan, whole, OPTIONS.planned_workload(checkpoint.spec))["slow"].total
+    plan = chosen(checkpoint, alone, replace(OPTIONS, plan="auto")).plan
+    room = memory_use(plan, whole, LoadSizes.of(OPTIONS, checkpoint.spec).workload)["slow"].total
     devices = (
         slow_device("fast", bytes_per_s=8e6, memory_bytes=room // 3),
         slow_device("slow", bytes_per_s=1e6, memory_bytes=1 << 30),
@@ -80,11 +85,11 @@ def busy(checkpoint: Checkpoint) -> dict[int, np.ndarray]:
 
 def test_columns_without_knowing_and_whole_where_it_is_faster(checkpoint: Checkpoint) -> None:
     devices = cluster(checkpoint)
-    before = choose_plan(checkpoint, devices, OPTIONS)
+    before = chosen(checkpoint, devices, OPTIONS)
     assert not any(shard.experts for shard in before.plan.stages[0].slices)
     counts = busy(checkpoint)
     keep_expert_uses(cache_root(), checkpoint.store.fingerprint, counts)
-    found = choose_plan(checkpoint, devices, OPTIONS)
+    found = chosen(checkpoint, devices, OPTIONS)
     assert before.predicted is not None
     assert found.predicted is not None
     assert found.predicted.token_s < 0.95 * before.predicted.token_s
@@ -93,12 +98,12 @@ def test_columns_without_knowing_and_whole_where_it_is_faster(checkpoint: Checkp
     for layer, own in enumerate(by_device["fast"].experts):
         busiest = set(np.argsort(-counts[layer], kind="stable")[:2].tolist())
         assert busiest & set(own), "the fast one has of those that most tokens go through"
-    kept = choose_plan(checkpoint, devices, replace(OPTIONS, experts="columns"))
+    kept = chosen(checkpoint, devices, replace(OPTIONS, experts="columns"))
     assert not any(shard.experts for shard in kept.plan.stages[0].slices)
 
 
 def test_whole_where_that_is_asked_for(checkpoint: Checkpoint) -> None:
-    found = choose_plan(checkpoint, cluster(checkpoint), replace(OPTIONS, experts="whole"))
+    found = chosen(checkpoint, cluster(checkpoint), replace(OPTIONS, experts="whole"))
     assert all(shard.experts for shard in found.plan.stages[0].slices)
     assert found.predicted is not None
 
@@ -109,7 +114,7 @@ def test_of_equal_devices_columns_are_taken(checkpoint: Checkpoint) -> None:
         replace(each, rates=PROFILE.rates, memory_bytes=1 << 30)
         for each in cluster(checkpoint).devices
     )
-    found = choose_plan(checkpoint, replace(cluster(checkpoint), devices=equal), OPTIONS)
+    found = chosen(checkpoint, replace(cluster(checkpoint), devices=equal), OPTIONS)
     assert not any(shard.experts for shard in found.plan.stages[0].slices)
 
 

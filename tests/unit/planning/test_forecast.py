@@ -17,6 +17,7 @@ from edge.partition import (
 )
 from edge.planning.forecast import MOST_ANSWERS, Forecast
 from edge.planning.proposal import Proposal
+from edge.protocol.step import StepLimits
 from edge.protocol.step_times import PeerTimes, StepTimes
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
@@ -74,8 +75,7 @@ def proposal(
         model=model,
         cluster=cluster,
         workload=workload,
-        chunk_tokens=4,
-        context_tokens=4096,
+        limits=StepLimits(context_tokens=4096, chunk_tokens=4, requests=1, cached_tokens=4096),
         wire_rules=WireRules(sums=(WireRule(),), hops=()),
     )
 

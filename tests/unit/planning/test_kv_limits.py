@@ -13,6 +13,7 @@ from edge.models.linear_attention import LinearAttention
 from edge.partition import ClusterSpec, Plan, Shard, Stage, Workload, memory_use
 from edge.planning.kv_limits import kv_limits, longest_tokens, with_kv_memory, with_less_kv_memory
 from edge.planning.load_options import STATES_AT_ONCE, LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import StepLimits
 from edge.weights.layout import shard_layout
@@ -114,20 +115,23 @@ def test_a_context_for_which_there_is_no_room(memory: int, disk: int, longest: i
 
 def test_what_is_planned_for() -> None:
     options = LoadOptions(context_tokens=100, concurrency=2)
-    assert with_kv_memory(options, SPEC, FACTS, [peer("a")]) == options
+    sizes = LoadSizes.of(options, SPEC)
+    assert with_kv_memory(sizes, FACTS, [peer("a")]) == sizes
     peers = [peer("a"), peer("b", kv_memory=4 * 70 * LAYER_BYTES + 1)]
-    planned = with_kv_memory(options, SPEC, FACTS, peers)
+    planned = with_kv_memory(sizes, FACTS, peers)
     assert planned.kv_tokens == 70
-    assert planned.planned_workload(SPEC).cached_tokens == 70
+    assert planned.workload.cached_tokens == 70
+    assert planned.limits == options.limits(SPEC)
     wide = [peer("b", kv_memory=1 << 40)]
-    assert with_kv_memory(options, SPEC, FACTS, wide).limits(SPEC).cached_tokens == 200
+    assert with_kv_memory(sizes, FACTS, wide).workload.cached_tokens == 200
 
 
 def test_less_is_tried_where_all_have_a_disk() -> None:
     options = LoadOptions(context_tokens=100, concurrency=8)
-    tried = with_less_kv_memory(options, SPEC, [peer("a", kv_disk=1), peer("b", kv_disk=1)])
+    sizes = LoadSizes.of(options, SPEC)
+    tried = with_less_kv_memory(sizes, [peer("a", kv_disk=1), peer("b", kv_disk=1)])
     assert [each.kv_tokens for each in tried] == [400, 200, 100]
-    assert not list(with_less_kv_memory(options, SPEC, [peer("a", kv_disk=1), peer("b")]))
+    assert not list(with_less_kv_memory(sizes, [peer("a", kv_disk=1), peer("b")]))
 
 
 def test_states_take_memory_before_tokens_do(tiny_checkpoint: Make) -> None:
@@ -157,9 +161,9 @@ def test_states_take_memory_before_tokens_do(tiny_checkpoint: Make) -> None:
     cluster = ClusterSpec(devices=(tight.device(buffer_bytes=0),))
     found = kv_limits(wished, solo, facts, cluster, [tight])
     assert (found.cached_tokens, found.disk_tokens) == (100, 40)
-    options = LoadOptions(context_tokens=64, concurrency=2)
-    assert with_kv_memory(options, spec, facts, [tight]).kv_tokens == 100
+    sizes = LoadSizes.of(LoadOptions(context_tokens=64, concurrency=2), spec)
+    assert with_kv_memory(sizes, facts, [tight]).kv_tokens == 100
     tighter = peer("a", kv_memory=states + states // wished.requests + 90 * token_bytes)
-    planned = with_kv_memory(options, spec, facts, [tighter])
-    assert (planned.kv_tokens, planned.saved_states) == (90, 1)
-    assert planned.limits(spec).states == wished.requests + 1
+    planned = with_kv_memory(sizes, facts, [tighter])
+    assert (planned.kv_tokens, planned.limits.saved_states) == (90, 1)
+    assert planned.workload.states == wished.requests + 1

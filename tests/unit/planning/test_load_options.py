@@ -17,6 +17,7 @@ from edge.planning.load_options import (
     LoadOptions,
     parse_devices,
 )
+from edge.planning.load_sizes import LoadSizes
 from edge.weights.formats import AUTO, DTYPES, ENCODINGS, Dtype
 from tests.support.specs import plain_spec
 
@@ -43,20 +44,20 @@ def test_the_context_is_what_the_model_has_up_to_a_default() -> None:
 def test_a_longer_workload_makes_the_default_context_longer() -> None:
     options = LoadOptions(workload=Workload(prompt_tokens=8000, output_tokens=1000))
     assert options.limits(spec(100_000)).context_tokens == 9000
-    assert options.planned_workload(spec(100_000)).reserved_tokens == 9000
+    assert LoadSizes.of(options, spec(100_000)).workload.reserved_tokens == 9000
 
 
 def test_memory_is_kept_for_the_context_whatever_the_workload() -> None:
     wished = Workload(prompt_tokens=20, output_tokens=10, concurrency=3)
     options = LoadOptions(context_tokens=64, concurrency=2, workload=wished)
-    planned = options.planned_workload(spec(100))
+    planned = LoadSizes.of(options, spec(100)).workload
     assert planned == replace(wished, reserved_tokens=128, states=MAX_REQUESTS_AT_ONCE)
     assert planned.cached_tokens == 128
 
 
 @pytest.mark.parametrize("context_tokens", [1, 2, 100, 639, 640, 5000])
 def test_the_usual_workload_fits_every_context(context_tokens: int) -> None:
-    planned = LoadOptions(concurrency=4).planned_workload(spec(context_tokens))
+    planned = LoadSizes.of(LoadOptions(concurrency=4), spec(context_tokens)).workload
     assert planned.context_tokens <= context_tokens
     assert planned.concurrency == 4
     if context_tokens >= 640:
@@ -66,7 +67,7 @@ def test_the_usual_workload_fits_every_context(context_tokens: int) -> None:
 def test_a_workload_that_does_not_fit_the_context() -> None:
     options = LoadOptions(context_tokens=64, workload=Workload(prompt_tokens=60, output_tokens=5))
     with pytest.raises(RequestError, match=r"60 \+ 5 tokens does not fit the context of 64"):
-        options.planned_workload(spec(100))
+        LoadSizes.of(options, spec(100))
 
 
 @pytest.mark.parametrize(

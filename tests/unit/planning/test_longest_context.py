@@ -13,7 +13,8 @@ from edge.models.rotary import Rotary
 from edge.models.spec import ModelSpec
 from edge.partition import ClusterSpec, choose, memory_use
 from edge.planning.load_options import DEFAULT_CONTEXT_TOKENS, LoadOptions
-from edge.planning.longest_context import with_longest_context
+from edge.planning.load_sizes import LoadSizes
+from edge.planning.longest_context import longer_contexts, with_longest_context
 from edge.planning.proposal import Overhead, Proposal
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.wire_rules import WireRules
@@ -34,10 +35,17 @@ def steps(context_tokens: int, *, peers: int = 1) -> int:
     return most_overhead(SPEC, limits, may_split=peers > 1, stream=False, kv_dtype="float32")
 
 
-def proposal(options: LoadOptions, peers: list[PeerInfo], spec: ModelSpec = SPEC) -> Proposal:
+def proposal(
+    options: LoadOptions,
+    peers: list[PeerInfo],
+    spec: ModelSpec = SPEC,
+    *,
+    kv_tokens: int | None = None,
+) -> Proposal:
     taken = steps(DEFAULT_CONTEXT_TOKENS, peers=len(peers))
     cluster = ClusterSpec(devices=tuple(each.device(buffer_bytes=taken) for each in peers))
-    workload = options.planned_workload(spec)
+    sizes = LoadSizes.of(options, spec)
+    workload = replace(sizes, kv_tokens=kv_tokens or sizes.kv_tokens).workload
     parallel = options.plan
     assert isinstance(parallel, str)
     choice = choose(FACTS, cluster, workload, parallel=parallel)
@@ -47,8 +55,7 @@ def proposal(options: LoadOptions, peers: list[PeerInfo], spec: ModelSpec = SPEC
         model=FACTS,
         cluster=cluster,
         workload=workload,
-        chunk_tokens=256,
-        context_tokens=options.limits(spec).context_tokens,
+        limits=sizes.limits,
         wire_rules=WireRules(sums=(WireRule(),) * stages, hops=(WireRule(),) * (stages - 1)),
         dtype="float32",
         weights="float32",
@@ -76,9 +83,9 @@ def needed(context_tokens: int, *, concurrency: int = 1) -> int:
     plan = choose(
         FACTS,
         ClusterSpec(devices=(peer("a", 1 << 40).device(buffer_bytes=0),)),
-        LoadOptions().planned_workload(SPEC),
+        LoadSizes.of(LoadOptions(), SPEC).workload,
     ).plan
-    usual = LoadOptions(concurrency=concurrency).planned_workload(SPEC)
+    usual = LoadSizes.of(LoadOptions(concurrency=concurrency), SPEC).workload
     taken = memory_use(plan, FACTS, usual)["a"].total + steps(DEFAULT_CONTEXT_TOKENS)
     more = (context_tokens - DEFAULT_CONTEXT_TOKENS) * concurrency * TOKEN_BYTES
     return taken + 2 * (more + steps(context_tokens) - steps(DEFAULT_CONTEXT_TOKENS))
@@ -134,7 +141,7 @@ def test_what_is_said_is_taken() -> None:
 def test_tokens_do_not_depend_on_how_much_memory_there_is() -> None:
     """Scales of rounded keys and values depend on the context, and so do long rotary positions."""
     spec = plain_spec(context_tokens=100_000)
-    assert list(LoadOptions(kv_dtype="int8").longer_contexts(spec)) == []
+    assert list(longer_contexts(LoadOptions(kv_dtype="int8"), spec)) == []
     frequencies = spec.attention.rotary.inverse_frequencies
 
     def turned(trained_tokens: int) -> ModelSpec:
@@ -145,9 +152,9 @@ def test_tokens_do_not_depend_on_how_much_memory_there_is() -> None:
         )
         return changed(spec, rotary=rotary)
 
-    assert list(LoadOptions().longer_contexts(turned(4096))) == []
-    assert list(LoadOptions().longer_contexts(turned(10_000))) == [10_000, 8192]
-    assert next(iter(LoadOptions().longer_contexts(turned(64)))) == 100_000
+    assert list(longer_contexts(LoadOptions(), turned(4096))) == []
+    assert list(longer_contexts(LoadOptions(), turned(10_000))) == [10_000, 8192]
+    assert next(longer_contexts(LoadOptions(), turned(64))) == 100_000
 
 
 def test_a_limit_of_keys_and_values_holds() -> None:
@@ -157,6 +164,5 @@ def test_a_limit_of_keys_and_values_holds() -> None:
     assert after.context_tokens == 16_384
     # As much on disk as may be: what has no room in memory stays as it is.
     small = [peer("a", 1 << 40, kv_memory_bytes=1000 * TOKEN_BYTES, kv_disk_bytes=1 << 40)]
-    options = replace(LoadOptions(), kv_tokens=1000)
-    before = proposal(options, small)
+    before = proposal(LoadOptions(), small, kv_tokens=1000)
     assert with_longest_context(before, SPEC, LoadOptions(), small) is before

@@ -12,12 +12,15 @@ import pytest
 
 from edge.errors import CapacityError, PlanError
 from edge.host.cache_paths import cache_root
+from edge.memory.shard_memory import most_overhead
 from edge.partition import ClusterSpec, DeviceSpec, LinkSpec, Move, Plan, UnderWay, check_fit
 from edge.planning.load_options import LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.planning.profile_cache import FactsCache
 from edge.planning.proposal import Proposal, propose
 from edge.planning.repairing import moved_proposal, repaired_proposal
 from edge.protocol.peer_info import PeerInfo
+from edge.runs.resolved import ResolvedLoad
 from edge.weights.checkpoint import Checkpoint
 from tests.support.known_rates import PROFILE
 from tests.support.peer_infos import peer_info
@@ -46,7 +49,9 @@ def before(
         for other in devices
         if one is not other
     )
-    return propose(checkpoint, ClusterSpec(devices=devices, links=links), options)
+    cluster = ClusterSpec(devices=devices, links=links)
+    sizes = LoadSizes.of(options, checkpoint.spec)
+    return propose(checkpoint, cluster, options, sizes)
 
 
 def repaired(
@@ -201,3 +206,16 @@ def replace_memory(cluster: ClusterSpec, memory_bytes: int) -> ClusterSpec:
         cluster,
         devices=tuple(replace(each, memory_bytes=memory_bytes) for each in cluster.devices),
     )
+
+
+def test_a_plan_after_a_loss_keeps_the_limits_of_the_plan_before(checkpoint: Checkpoint) -> None:
+    """The options of the load name no context: the proposal has decided it."""
+    old = before(checkpoint, replace(PIPELINE, context_tokens=64))
+    peers = PEERS[:2]
+    found = repaired(checkpoint, peers, PIPELINE, old, {"c"})
+    assert found.limits == old.limits
+    steps = most_overhead(
+        checkpoint.spec, old.limits, may_split=True, stream=False, kv_dtype="float32"
+    )
+    assert {each.buffer_bytes for each in found.overhead.values()} == {steps}
+    assert ResolvedLoad.of(checkpoint, PIPELINE, found, peers).limits == old.limits

@@ -11,6 +11,7 @@ from edge import partition
 from edge.partition import ClusterSpec, DeviceSpec
 from edge.planning.choosing import choose_plan
 from edge.planning.load_options import LoadOptions
+from edge.planning.load_sizes import LoadSizes
 from edge.planning.nothing_fits import nothing_fits
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import Dtype
@@ -25,19 +26,20 @@ def device_of(memory_bytes: int) -> ClusterSpec:
 
 
 def said(checkpoint: Checkpoint, memory_bytes: int) -> str:
-    cluster = device_of(memory_bytes)
+    cluster, sizes = device_of(memory_bytes), LoadSizes.of(OPTIONS, checkpoint.spec)
     with pytest.raises(partition.CapacityError) as raised:
-        choose_plan(checkpoint, cluster, OPTIONS)
-    return nothing_fits(raised.value, checkpoint, cluster, OPTIONS)
+        choose_plan(checkpoint, cluster, OPTIONS, sizes)
+    return nothing_fits(raised.value, checkpoint, cluster, OPTIONS, sizes)
 
 
 def least_bytes(checkpoint: Checkpoint, dtype: Dtype) -> int:
     """Of memory with which there is a plan."""
     low, high = 0, 1 << 30
+    sizes = LoadSizes.of(OPTIONS, checkpoint.spec)
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            choose_plan(checkpoint, device_of(middle), replace(OPTIONS, dtype=dtype))
+            choose_plan(checkpoint, device_of(middle), replace(OPTIONS, dtype=dtype), sizes)
             high = middle
         except partition.CapacityError:
             low = middle

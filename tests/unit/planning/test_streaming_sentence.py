@@ -8,6 +8,7 @@ import pytest
 
 from edge.partition import ClusterSpec, ComputeRates, choose
 from edge.planning.proposal import Proposal
+from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
 from tests.unit.partition.test_plan_streaming import MODEL, RATES, WORKLOAD, device
@@ -25,8 +26,7 @@ def proposal(memory_bytes: int, *, peers: int = 1, rates: ComputeRates | None = 
         model=MODEL,
         cluster=cluster,
         workload=WORKLOAD,
-        chunk_tokens=4,
-        context_tokens=4096,
+        limits=StepLimits(context_tokens=4096, chunk_tokens=4, requests=1, cached_tokens=4096),
         wire_rules=WireRules(sums=(WireRule(),) * stages, hops=(WireRule(),) * (stages - 1)),
     )
 
