@@ -1,4 +1,4 @@
-"""Layers of latent attention, as families after DeepSeek-V2 write them."""
+"""Latent attention in the config.json fields of families after DeepSeek-V2."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def latent_attention(config: Config) -> Attention:
 
 
 def _gain(config: Config) -> float:
-    """Gain of scores, where the context is longer than the one that was trained in (YaRN)."""
+    """YaRN's gain of scores for contexts beyond the trained one."""
     found: dict[str, Any] = {**config.mapping("rope_scaling"), **config.mapping("rope_parameters")}
     rope = Config(found, source=f"{config.source}: rope_parameters")
     share = rope.number("mscale_all_dim", 0.0)
