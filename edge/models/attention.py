@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edge.errors import shown
-from edge.models.latent import Latent
+from edge.models.latent_attention import Latent
 from edge.models.parts import (
     MatrixSlice,
     PartWeights,

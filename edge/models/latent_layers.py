@@ -8,7 +8,7 @@ from typing import Any
 from edge.models.attention import Attention
 from edge.models.config import Config
 from edge.models.families import llama_tensor_name
-from edge.models.latent import Latent
+from edge.models.latent_attention import Latent
 from edge.models.rope import read_rotary
 
 

@@ -16,7 +16,6 @@ from edge.models.families import read_family
 from edge.models.spec import tensor_shapes
 from edge.offload import GgufFile
 from edge.text import Tokenizer
-from edge.text.description import describe_tokenizer
 from edge.text.files import TOKENIZER, read_json, read_tokenizer_files
 from edge.text.gguf import (
     describe_gguf_tokenizer,
@@ -25,6 +24,7 @@ from edge.text.gguf import (
     gguf_templates,
     gguf_tokenizer_files,
 )
+from edge.text.tokenizer_facts import describe_tokenizer
 from edge.weights.gguf.form import gguf_spec
 from tests.support import gguf_bytes
 from tests.support.family_sizes import FAMILIES, MORE_FAMILIES, SHARED
