@@ -9,7 +9,7 @@ from typing import Any
 from edge.answers.terms import GenerationOptions
 from edge.errors import RequestError, shown
 from edge.text.answer_forms import AnswerForm
-from edge.text.forced_calls import calls_grammar
+from edge.text.tool_call_grammars import calls_grammar
 
 Schemas = Sequence[Mapping[str, Any]]
 """Tools as the result of `tool_schemas`."""

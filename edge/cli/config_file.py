@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from edge.cli.field_options import as_given
-from edge.cli.wrong_usage import of_type
+from edge.cli.usage_errors import of_type
 from edge.errors import RequestError
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -18,7 +18,7 @@ from edge.cli.sentences import print_sentence
 from edge.errors import printable
 from edge.host.free_memory import format_size
 from edge.studies.inspection import HeldAs, Inspection, KvFacts, LayerKind, StoredType
-from edge.text.description import TokenizerFacts
+from edge.text.tokenizer_facts import TokenizerFacts
 from edge.weights.formats import AS_STORED, AUTO
 
 _LONGEST_CELL = 160

@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from edge.cli.hangup import HungUp, give_up, has_hung_up
-from edge.cli.wrong_usage import as_sentence, remedy_of, unknown_command
+from edge.cli.usage_errors import as_sentence, remedy_of, unknown_command
 from edge.errors import EdgeError
 from edge.host.huge_pages import restart_with_malloc_settings
 from edge.version import __version__

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
-from edge.cli.own_files import write_own
+from edge.cli.generated_files import write_own
 from edge.errors import RequestError
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE, TOKEN_VARIABLE

@@ -1,4 +1,4 @@
-"""The addresses that others are told, from those that a socket is bound to."""
+"""The addresses to announce, from those that a socket is bound to."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def reachable(
     interfaces: Sequence[str] | None,
     present: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[str, ...]:
-    """`bound`, with 0.0.0.0 and :: replaced by what the device's interfaces are called.
+    """`bound`, with 0.0.0.0 and :: replaced by the addresses of the device's interfaces.
 
-    `interfaces` (names or addresses) limits these; without it, loopback comes last. `present` is
-    {name: addresses} of the device's interfaces, read from the system if not given.
+    interfaces: names or addresses of those to use; None: all, loopback last. present: {name:
+    addresses} of the device's interfaces; None: read from the system.
     """
     known = interface_addresses() if present is None else present
     found: dict[str, None] = {}
@@ -43,7 +43,7 @@ def reachable(
 
 
 def interface_addresses() -> dict[str, list[str]]:
-    """{interface: its addresses}; without those of IPv6 that are only valid with a scope."""
+    """{interface: its addresses}, without scoped IPv6 addresses."""
     return {
         name: [
             entry.address

@@ -1,4 +1,4 @@
-"""Small files that are written whole or not at all."""
+"""Atomic writes of small files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The file with this text, or none: nobody ever reads half of it. Raises OSError."""
+    """Write the file atomically: readers see all of the text or none. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.partial")
     try:

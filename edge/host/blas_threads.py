@@ -1,4 +1,4 @@
-"""How many threads numpy's products of matrices take."""
+"""The number of threads of numpy's matrix products."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from threadpoolctl import threadpool_limits
 
 
 def limit_blas_threads(threads: int) -> None:
-    """Limit this process, from now on.
+    """Limit the BLAS threads of this process.
 
-    OpenBLAS takes one for each core of the machine where nobody says otherwise, and these spin
-    while they wait for each other: the cores are not given for that.
+    By default OpenBLAS has one for each core of the machine. They spin while they wait for each
+    other, which wastes cores beyond the process's share.
     """
     threadpool_limits(threads, user_api="blas")

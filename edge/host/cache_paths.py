@@ -11,6 +11,6 @@ CACHE_VARIABLE = "EDGE_CACHE"
 
 
 def cache_root() -> Path:
-    """The folder of all caches: EDGE_CACHE, or the system's place for a user's caches."""
+    """The folder of all caches: EDGE_CACHE, or the user's cache folder of the system."""
     chosen = os.environ.get(CACHE_VARIABLE)
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("edge"))

@@ -1,7 +1,7 @@
-"""Limits of the control groups that this process is in: memory, and processor time.
+"""Limits of this process's control groups: memory and CPU time. Linux only.
 
-A container or a service has limits of its own, which the machine's figures do not show. Every group
-on the way up to the root counts, in both versions of the kernel's interface. Linux only.
+Containers and services have limits that the machine's figures do not show. Every group up to the
+root counts, in both versions of the kernel's interface.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 _NO_LIMIT = 1 << 60
-"""Bytes: the first version of the interface has no word for it, and writes a number like that."""
+"""Bytes that mean no limit: version 1 of the interface writes such a number."""
 
 
 def memory_left_bytes(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
-    """Bytes that this process may still take before a group is full; None where nothing limits it.
+    """Bytes that this process may still allocate; None: no limit.
 
-    Pages of files count as free: the kernel drops them before it refuses memory, and a peer that
-    has just written its shards would otherwise have nothing left to hold them in.
+    The page cache counts as free: the kernel drops it before it refuses memory. Otherwise a peer
+    that has just written its shards would have no memory for them.
     """
     left: list[int] = []
     for group in _groups("memory", root, membership):
@@ -28,7 +28,7 @@ def memory_left_bytes(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> in
         limits.append(_integer(group / "memory.limit_in_bytes"))
         limit = min((limit for limit in limits if limit is not None), default=_NO_LIMIT)
         if limit >= _NO_LIMIT:
-            continue  # what it holds need not be read, which the kernel takes long to add up
+            continue  # its usage need not be read, which is slow
         usage = _integer(group / "memory.current")
         if usage is None:
             usage = _integer(group / "memory.usage_in_bytes")
@@ -38,7 +38,7 @@ def memory_left_bytes(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> in
 
 
 def processors(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
-    """Processors whose time this process may take; None where nothing limits it."""
+    """The number of processors' worth of time for this process; None: no limit."""
     quotas: list[float] = []
     for group in _groups("cpu", root, membership):
         words = _text(group / "cpu.max").split()
@@ -51,10 +51,10 @@ def processors(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | N
 
 
 def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
-    """The folders of this process's groups that have this controller, innermost first.
+    """The folders of this process's groups with this controller, innermost first.
 
-    In a container the kernel may name a path that only the host can see: the groups of it that
-    exist here, the root at least, are those that hold for us.
+    In a container the kernel may name a path that only the host can see. The groups that exist
+    here, at least the root, apply.
     """
     for line in _text(membership).splitlines():
         number, _, rest = line.partition(":")
@@ -76,10 +76,10 @@ def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
 
 
 def _file_pages_bytes(group: Path) -> int:
-    """Pages of files, of the group and of those below it.
+    """The page cache of the group and of those below it.
 
-    Also those that were used a moment ago: most are this process's own libraries, of which another
-    process may have paid for as many on another day.
+    Recently used pages are included: most are this process's libraries, which might as well be
+    charged to another process.
     """
     counts = dict(
         line.split() for line in _text(group / "memory.stat").splitlines() if len(line.split()) == 2

@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, by CUDA's driver: importing torch takes seconds."""
+"""The GPUs of this process, by CUDA's driver, because importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @functools.cache
 def num_cuda_devices() -> int:
-    """GPUs that this process may use; 0 without a driver."""
+    """The number of GPUs that this process may use; 0 without a driver."""
     try:
         driver = ctypes.CDLL(_LIBRARY)
     except OSError:
@@ -27,11 +27,11 @@ def num_cuda_devices() -> int:
 
 
 def use_only(gpu: int, environment: MutableMapping[str, str]) -> None:
-    """Let this process, whose environment that is, see one GPU alone; before CUDA is first asked.
+    """Hide all but one GPU from this process. environment: this process's. Call it before CUDA is
+    used.
 
-    They are counted from 0: as nvidia-smi does, or those that CUDA_VISIBLE_DEVICES names. So the
-    driver, PyTorch, Triton and NCCL agree which one it is. Raises RequestError where that names
-    fewer.
+    The number is nvidia-smi's, or counts from 0 in CUDA_VISIBLE_DEVICES. So the driver, PyTorch,
+    Triton and NCCL agree. Raises RequestError if that variable names fewer.
     """
     named = environment.get(_VISIBLE)
     if named is None:

@@ -1,4 +1,4 @@
-"""How many files and connections a process may have open."""
+"""The limit of a process's open files and connections."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 import resource
 
 WANTED_DESCRIPTORS = 4096
-"""More than a daemon's limits come to: 512 connections, as many links, 64 sessions with files."""
+"""More than a daemon needs: 512 connections, as many links, 64 sessions with files."""
 
 
 def allow_descriptors(wanted: int = WANTED_DESCRIPTORS) -> None:
-    """As many as that, as far as the system lets this process: 1,024 are usual, and a few plans of
-    many devices take them all."""
+    """Raise the limit to `wanted`, as far as the system allows. The usual 1,024 are too few for
+    several plans of many devices."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

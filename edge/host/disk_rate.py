@@ -1,4 +1,4 @@
-"""The rate at which this device reads a file that is not in memory, measured."""
+"""Measurement of this device's disk read rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from edge.host.huge_pages import HUGE_PAGE_BYTES
 
 TEMPORARY = "measuring-"
-"""Prefix of the folders that are removed when the measurement is over."""
+"""The prefix of temporary folders, which are removed after the measurement."""
 
 _PIECE_BYTES = 4 << 20
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -24,9 +24,9 @@ _SPAN_S = 0.25
 
 
 def disk_read_bytes_per_s(folder: Path, shards: Path) -> float | None:
-    """Reading one large file of those under `shards`, else one that is written to `folder` for it.
+    """The rate of reading a large file under `shards`, or else one written to `folder`.
 
-    Past the page cache where the file system allows it. None when there is nothing to read.
+    Bypasses the page cache if the file system allows it. None: there is nothing to read.
     """
     with contextlib.suppress(OSError):
         for path in sorted(shards.glob("*/weights")):
@@ -50,7 +50,7 @@ def _read_rate(path: Path) -> float:
     """Raises OSError."""
     try:
         return _timed(path, os.O_DIRECT)
-    except OSError:  # a file system in memory, or one that encrypts, has no way past the cache
+    except OSError:  # in-memory and encrypting file systems have no direct reads
         return _timed(path, 0)
 
 
@@ -58,15 +58,15 @@ def _timed(path: Path, flags: int) -> float:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        # Anywhere in a large file: what was measured before may be in the disk's own cache.
+        # At a random place: earlier reads may be in the disk's own cache.
         spare_bytes = max(0, os.fstat(descriptor).st_size - _MOST_BYTES)
         first = secrets.randbelow(spare_bytes // _PIECE_BYTES + 1) * _PIECE_BYTES
         with mmap.mmap(-1, _PIECE_BYTES + HUGE_PAGE_BYTES, flags=_PRIVATE) as memory:
-            # As weights are read: with pages of 4 KiB a fast disk gives a third of what it can.
+            # Large reads, like those of weights: with 4 KiB a fast disk has a third of its rate.
             with contextlib.suppress(OSError):
                 memory.madvise(mmap.MADV_HUGEPAGE)
             with memoryview(memory) as whole, _aligned(whole) as buffer:
-                buffer[:] = bytes(len(buffer))  # it is there before the clock runs
+                buffer[:] = bytes(len(buffer))  # touch its pages before the clock runs
                 done, start_s = 0, time.perf_counter()
                 while done < _MOST_BYTES and time.perf_counter() - start_s < _SPAN_S:
                     count = os.preadv(descriptor, [buffer], first + done)

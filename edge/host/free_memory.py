@@ -1,4 +1,4 @@
-"""Memory that this process may use, on this machine and inside its control group."""
+"""The memory available to this process, on this machine and in its control group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNITS = {
 }  # fmt: skip
 
 KEPT_FREE_BYTES = 1 << 30
-"""Never planned for: the last of a laptop's memory belongs to its user."""
+"""Memory that is left to the device's user."""
 
 
 def parse_size(text: str | int) -> int:
@@ -28,7 +28,7 @@ def parse_size(text: str | int) -> int:
     if isinstance(text, int) and not isinstance(text, bool):
         size: float = text
     elif not isinstance(text, str):
-        raise RequestError(f"a size is a text as 4GiB or a number of bytes, not {shown(text)}")
+        raise RequestError(f"a size is a text like 4GiB or a number of bytes, not {shown(text)}")
     else:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
         if match is None or match[2].lower() not in _UNITS:
@@ -54,7 +54,7 @@ def parse_folder_and_size(text: str) -> tuple[Path, int]:
 
 
 def format_size(num_bytes: int) -> str:
-    """A size for people, in binary units: 1.5 GiB."""
+    """A size in binary units, such as 1.5 GiB."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -64,29 +64,29 @@ def format_size(num_bytes: int) -> str:
 
 
 def usable_memory_bytes() -> int:
-    """The memory that a peer offers by default: what is free now, less a reserve for the user.
+    """The memory that a peer offers by default: the free memory less a reserve for the user.
 
-    The reserve is KEPT_FREE_BYTES, or half of what is free where there is little.
+    The reserve is KEPT_FREE_BYTES, but at most half of the free memory.
     """
     free = free_memory_bytes()
     return max(free - KEPT_FREE_BYTES, free // 2)
 
 
 def free_memory_bytes() -> int:
-    """The most that this process could take now."""
+    """The most memory that this process could allocate now."""
     free = int(psutil.virtual_memory().available)
     left = memory_left_bytes()
     return free if left is None else min(free, left)
 
 
 def machine_memory_bytes() -> int:
-    """All that this machine has, free or not."""
+    """The machine's whole memory, free or not."""
     return int(psutil.virtual_memory().total)
 
 
 def process_memory() -> dict[str, int]:
-    """This process: `resident_bytes`, `anonymous_bytes` (the part that is in no file), and
-    `peak_bytes`, the most that ever was resident."""
+    """The memory of this process: `resident_bytes`, `anonymous_bytes` (not backed by files), and
+    `peak_bytes`, the maximum of resident ones."""
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     now = psutil.Process().memory_info()
     return {

@@ -1,6 +1,6 @@
-"""Puts this process's memory into the shape that streaming through weights wants. Linux only.
+"""Huge pages and malloc settings for fast reading of weights. Linux only.
 
-Every function is a hint: where the system does not take it, nothing changes but speed.
+Every function is a hint: without support of the system, only speed differs.
 """
 
 from __future__ import annotations
@@ -19,33 +19,32 @@ HUGE_PAGE_BYTES = 2 << 20
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MOST_MMAP_THRESHOLD = 32 << 20
-"""glibc takes no more."""
+"""glibc's maximum."""
 
 _MADV_HUGEPAGE, _MADV_NOHUGEPAGE = 14, 15
-"""Linux's; the mmap module has them where Python was built with them."""
+"""Linux's values; the mmap module has them only in some builds of Python."""
 
 _MADV_COLLAPSE = 25
-"""Since Linux 6.1: make huge pages now, also where the system gives them only on request."""
+"""Since Linux 6.1: make huge pages now, also in the system's mode madvise."""
 
 _ANONYMOUS = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0 *(\[heap\])?$")
 _MOSTLY = 0.9
-"""Only what is resident already: collapsing fills holes, and reserved KV memory is all holes."""
+"""Least resident part to collapse: collapsing fills holes, and reserved KV memory is all holes."""
 
 
 _TUNABLES = "GLIBC_TUNABLES"
 _HUGE_FROM_MALLOC = "glibc.malloc.hugetlb=1"
-"""Since glibc 2.35: malloc asks for huge pages where the system gives them only on request."""
+"""Since glibc 2.35: malloc uses huge pages in the system's mode madvise."""
 _ONE_ARENA = "glibc.malloc.arena_max=1"
-"""Threads share one heap: of its own, each would keep what it has freed for itself."""
+"""One heap for all threads: with its own, each thread would keep its freed memory."""
 
 
 def with_malloc_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a daemon: its memory comes in huge pages from the start, and in one heap.
+    """The environment of a daemon, with huge pages from the start and one heap.
 
-    A model then loads two to three times as fast as with pages of 4 KiB that are moved together
-    afterwards (1.1 B weights in 4 bits: 0.5 to 0.8 s against 1.5 to 3). And what frames took is not
-    kept by thread after thread: a peer of 256 MiB then had more than it promises. What somebody has
-    set of this already stays. Anything but glibc does not look at it.
+    A model loads two to three times as fast as with pages of 4 KiB that are collapsed later (1.1 B
+    weights in 4 bits: 0.5 to 0.8 s against 1.5 to 3). One heap avoids freed memory in each thread,
+    which took a peer of 256 MiB beyond its limit. Existing settings stay. Only glibc reads them.
     """
     changed = dict(environment)
     for setting in (_HUGE_FROM_MALLOC, _ONE_ARENA):
@@ -56,7 +55,7 @@ def with_malloc_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def restart_with_malloc_settings() -> None:
-    """Begin this process again with malloc set up for a daemon, unless it is already.
+    """Restart this process with a daemon's malloc settings, unless it has them.
 
     glibc reads the settings once, before Python runs. The process keeps its id and its streams.
     """
@@ -69,8 +68,8 @@ def restart_with_malloc_settings() -> None:
 def keep_allocations_together() -> None:
     """Have glibc grow one heap instead of mapping every large allocation by itself.
 
-    Weights then lie side by side, and huge pages cover them whole: of many mappings of a few MiB
-    each, a third would be borders too short for one. Call it before large allocations.
+    Weights then are adjacent, and huge pages cover them: a third of many mappings of a few MiB
+    would be borders too short for a huge page. Call it before large allocations.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -80,10 +79,10 @@ def keep_allocations_together() -> None:
 
 
 def use_huge_pages() -> int:
-    """Back large anonymous memory with huge pages; the bytes that now are.
+    """Back large anonymous memory with huge pages; returns the bytes that are.
 
-    A decode step reads every weight once, so with pages of 4 KiB it walks the page table for each
-    4 KiB it reads. Call it after the weights are loaded: it moves what is there, at 1 GB/s or more.
+    A decode step reads every weight once, with a page table walk for each page of 4 KiB. Call it
+    after the weights are loaded: it moves memory at 1 GB/s or more.
     """
     libc = ctypes.CDLL(None)
     done = 0
@@ -104,7 +103,7 @@ def use_huge_pages() -> int:
 
 
 def ask_for_huge_pages() -> None:
-    """Have what is allocated from now on come in huge pages where `leave_holes` said otherwise."""
+    """Use huge pages for later allocations again, after `leave_holes`."""
     if _HUGE_FROM_MALLOC in os.environ.get(_TUNABLES, ""):
         libc = ctypes.CDLL(None)
         for start, end in _anonymous_mappings(heap_only=True):
@@ -112,10 +111,10 @@ def ask_for_huge_pages() -> None:
 
 
 def leave_holes() -> None:
-    """Keep the system from filling what loading has freed. Call it when that was given back.
+    """Keep the kernel from filling memory that loading freed. Call it after the release.
 
-    Where huge pages are asked for, it looks for memory of which any page of 4 KiB is in use, and
-    makes a huge page of it, minutes later: a process that streams W then took 100 MiB more.
+    With huge pages, the kernel turns memory with any used page of 4 KiB into a huge page, minutes
+    later: a process with weight offload then took 100 MiB more.
     """
     libc = ctypes.CDLL(None)
     for start, end in _anonymous_mappings(heap_only=True):
@@ -138,7 +137,7 @@ def _leave_hole(libc: ctypes.CDLL, start: int, end: int) -> None:
 
 
 def release_freed_memory() -> None:
-    """Give the system back what loading freed; glibc keeps 200 to 300 MB of it otherwise."""
+    """Return memory that loading freed to the system; glibc would keep 200 to 300 MB of it."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(ctypes.c_size_t(0))
@@ -153,5 +152,5 @@ def _anonymous_mappings(*, heap_only: bool = False) -> list[tuple[int, int]]:
             if match and (match[3] or not heap_only):
                 found.append((int(match[1], 16), int(match[2], 16)))
             elif found and heap_only and not line.endswith("[heap]\n"):
-                break  # it is in one piece, and of mappings there may be thousands
+                break  # the heap is one mapping, and there may be thousands
     return found

@@ -1,4 +1,4 @@
-"""The identity of this machine, and of what decides how fast it computes."""
+"""The identity of this machine, and of the hardware and software that determine its speed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CPU_INFO = Path("/proc/cpuinfo")
 
 _CPU_FIELDS = ("model name", "CPU implementer", "CPU part", "Model", "Hardware", "cpu model")
-"""The names that kernels of different processors use."""
+"""The fields' names in the kernels of different processors."""
 
 
 _COMPUTING = {"ort": ("onnxruntime",), "triton": ("torch", "triton")}
-"""The packages that compute, by back end."""
+"""The packages of each back end that affect its speed."""
 
 
 @functools.cache
 def host_id() -> str:
-    """The same for every process on this machine, containers included: they share its memory.
+    """The id of this machine, equal in all its processes and containers, which share its memory.
 
-    A hash, because the number of this boot is nobody's business. After the next boot it is another.
+    It is a hash of the boot id, which stays private, and changes at the next boot.
     """
     try:
         boot = _BOOT_ID.read_text().strip()
@@ -41,11 +41,11 @@ def host_id() -> str:
 
 
 def device_identity(*, backend: str, accelerator: str, threads: int, sample_bytes: int) -> str:
-    """Changes when a device must be measured anew; says nothing else.
+    """A hash that changes when a device must be measured anew.
 
-    Processor and accelerator, its share of it, power (on its battery a laptop is slower), versions
-    of the software that computes, and `sample_bytes`, which it would be measured with: a device
-    with little memory is measured with less of a model.
+    It covers processor, accelerator, threads, power (a laptop is slower on its battery), versions
+    of the software that computes, and `sample_bytes`, the size of the measured sample of a model,
+    which is smaller with little memory.
     """
     facts = {
         "processor": _processor(),
@@ -64,14 +64,14 @@ def device_identity(*, backend: str, accelerator: str, threads: int, sample_byte
 
 
 def on_battery() -> bool:
-    """Whether the device runs on its battery just now."""
+    """Whether the device runs on its battery now."""
     battery = psutil.sensors_battery()
     return battery is not None and battery.power_plugged is False
 
 
 @functools.cache
 def _processor() -> list[str]:
-    """The lines that name the processors, each once: a phone's chip has several kinds."""
+    """The distinct lines that name processors: a phone's chip has several kinds."""
     try:
         lines = _CPU_INFO.read_text(errors="replace").splitlines()
     except OSError:

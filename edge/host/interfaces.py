@@ -1,4 +1,4 @@
-"""The network interfaces of this machine: what they are, and which one leads to an address."""
+"""The network interfaces of this machine, and the route to an address."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ InterfaceKind = Literal["Ethernet", "Wi-Fi", "loopback", "virtual"]
 
 _SYSTEM = Path("/sys/class/net")
 _UNKNOWN_MBITS = 65535
-"""What drivers say that do not know."""
+"""Drivers' values for an unknown speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """One interface, as the system describes it."""
+    """A network interface, as the system describes it."""
 
     name: str
     kind: InterfaceKind
     bits_per_s: int | None
-    """What it has agreed on with the other end of its cable; None: not known, or no cable."""
+    """The negotiated speed of its cable; None: not known, or no cable."""
     is_half_duplex: bool = False
 
 
 def interface_to(host: str, *, root: Path = _SYSTEM) -> Interface | None:
-    """Where packets to this address leave; None: not known."""
+    """The interface for packets to this address; None: not known."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as unsent:

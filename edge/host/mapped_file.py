@@ -1,4 +1,4 @@
-"""Pages of a mapped file that this process holds: they count as its memory while it does."""
+"""The resident pages of a mapped file, which count as this process's memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mappings_of(path: Path) -> Iterator[Mapping]:
 
 
 def let_go_of(mappings: Sequence[Mapping]) -> None:
-    """Their pages are read from the file again when they are used."""
+    """Drop the pages of mappings; they are read from the file again when they are used."""
     libc = ctypes.CDLL(None, use_errno=True)
     for start, end, _offset in mappings:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

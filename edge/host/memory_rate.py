@@ -1,4 +1,4 @@
-"""The rate at which this device reads memory. It limits decoding: each token reads every weight."""
+"""The memory read rate of this device, which limits decoding: each token reads every weight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 _BYTES_PER_THREAD = 128 << 20
-"""Far above any cache."""
+"""Bytes per array, far above any cache."""
 
 _ROUNDS = 5
 
@@ -17,14 +17,14 @@ _LEAST_BYTES = 1 << 20
 
 
 def most_read_bytes(threads: int) -> int:
-    """The size that the measurement wants; with less, it may read caches instead."""
+    """The preferred size of the measurement; with less, it may measure caches instead."""
     return threads * _BYTES_PER_THREAD
 
 
 def memory_read_bytes_per_s(threads: int, memory_bytes: int) -> float:
     """The best of a few rounds in which `threads` threads each read an array of their own.
 
-    The arrays take `memory_bytes` together, or as little as can be measured.
+    The arrays have `memory_bytes` together, or the least measurable size.
 
     An OR over 64-bit words: one load and one cheap operation a word, so memory decides (on the
     machine this was written on it reads as fast as a dot product, and faster than a sum).

@@ -1,4 +1,4 @@
-"""Trials of what this machine lets a process do: multicast, listening, writing."""
+"""Probes of multicast, listening and writing on this machine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import tempfile
 from pathlib import Path
 
 PROBE_GROUP = "239.255.83.69"
-"""A multicast group of the local site (RFC 2365), that nothing else is known to use."""
+"""A multicast group of the local site (RFC 2365) without other known uses."""
 
 PROBE_WITHIN_S = 0.5
 
 
 def multicast_failure(address: str) -> str | None:
-    """Why multicast sent on the interface with this IPv4 address does not come back; None: it does.
+    """Why multicast on the interface with this IPv4 address does not loop back; None: it does.
 
-    That is what this machine does itself: a router or an access point may still drop packets.
+    This tests this machine only: a router or an access point may still drop packets.
     """
     said = os.urandom(16)
     interface = socket.inet_aton(address)
@@ -39,7 +39,7 @@ def multicast_failure(address: str) -> str | None:
 
 
 def listen_failure(host: str, port: int) -> str | None:
-    """Why no daemon can listen there; None: one can."""
+    """Why a daemon cannot listen there; None: it can."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -54,7 +54,7 @@ def listen_failure(host: str, port: int) -> str | None:
 
 
 def write_failure(folder: Path) -> str | None:
-    """Why no file can be written there, or in what would hold it; None: one can."""
+    """Why the folder, or the nearest existing one above it, is not writable; None: it is."""
     try:
         with tempfile.TemporaryFile(dir=existing(folder)) as file:
             file.write(b"edge")
@@ -64,7 +64,7 @@ def write_failure(folder: Path) -> str | None:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """The folder, or the nearest existing one above it."""
     for each in (folder, *folder.absolute().parents):
         with contextlib.suppress(OSError):
             if each.is_dir():

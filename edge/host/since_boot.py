@@ -1,4 +1,4 @@
-"""A clock that goes on while the host is suspended, as the event loop's does not."""
+"""A clock that, unlike the event loop's, runs while the host is suspended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process of Edge starts another one."""
+"""The command line by which a process of Edge starts another one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def edge_command() -> list[str]:
-    """By this Python, this Edge; what it is to do follows.
+    """The start of a command line of this Edge with this Python; arguments follow.
 
-    What is called edge in the folder of this moment may be another one, such as a newer clone: then
-    Python is not to look there.
+    If the current folder has another package edge, such as a newer clone, Python must not search
+    there.
     """
-    with contextlib.suppress(OSError):  # the folder is gone
+    with contextlib.suppress(OSError):  # the current folder was removed
         if Path(__file__).parents[2].samefile(os.curdir):
             return [sys.executable, "-m", "edge"]
     return [sys.executable, "-P", "-m", "edge"]

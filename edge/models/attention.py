@@ -1,4 +1,4 @@
-"""Grouped-query attention with rotary positions, over all tokens or the last ones."""
+"""Grouped-query attention with rotary positions, with or without a sliding window."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from edge.errors import shown
 from edge.kernels.attention.reference import PackedAttention
-from edge.models.latent import Latent
+from edge.models.latent_attention import Latent
 from edge.models.parts import (
     MatrixSlice,
     PartWeights,
@@ -41,7 +41,7 @@ class Attention:
     head_size: int
     rotary: Rotary
     window: int | None
-    """How many last positions a query sees, itself included; None for all."""
+    """The sliding window in positions, the query's own included; None: full attention."""
     qkv_bias: bool
     output_bias: bool
     query_key_norm: bool
@@ -49,29 +49,30 @@ class Attention:
     value_norm: bool = False
     """Each head of value is normed, by no weights."""
     keys_are_values: bool = False
-    """Values are what keys are before they are normed: they have no matrix of their own."""
+    """Values are the keys before their norm, without a matrix of their own."""
     joint_norm: bool = False
-    """All heads of query are normed together, and all of key."""
+    """All query heads are normed together, and all key heads."""
     score_scale: float | None = None
-    """What products of queries and keys are multiplied by; None: 1 / sqrt(head_size)."""
+    """The scale of scores; None: 1 / sqrt(head_size)."""
     soft_cap: float | None = None
-    """Scores s become soft_cap · tanh(s / soft_cap); None: they stay."""
+    """Scores s become soft_cap · tanh(s / soft_cap); None: unchanged."""
     output_gate: bool = False
-    """What each head gives is multiplied by the sigmoid of a product of its own, whose rows follow
-    those of its query."""
+    """Each head's output is multiplied by the sigmoid of a gate, whose rows follow those of its
+    query."""
     has_sinks: bool = False
-    """Each head has one score more, of nothing: its weights add up to less than 1."""
+    """Attention sinks: a further score per head without a value, so that weights sum to less than
+    1."""
     latent: Latent | None = None
-    """Keys and values are made of a vector that all heads share; each query head has its own."""
+    """Multi-head latent attention: keys and values are made of one latent vector."""
     keys_of: int | None = None
-    """The layer whose keys and values these are: they are made of what that layer was given, by its
-    weights. None: they are its own."""
+    """The layer whose keys and values are shared; they are recomputed from that layer's input by
+    its weights. None: its own."""
     has_norm: bool = True
-    """What it is given is normed."""
+    """The input is normed."""
     norm_bias: bool = False
-    """What it is given is normed without its mean, and a bias is added."""
+    """The input's norm is a LayerNorm: it subtracts the mean and adds a bias."""
     has_post_norm: bool = False
-    """What it gives is normed before it is added."""
+    """The output is normed before it is added to the hidden state."""
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -146,7 +147,7 @@ class Attention:
 
     @property
     def value_size(self) -> int:
-        """Elements that a head gives."""
+        """The elements of a head's output."""
         return self.head_size if self.latent is None else self.latent.value_size
 
     def packed(self, epsilon: float) -> PackedAttention:
@@ -168,12 +169,12 @@ class Attention:
 
     @property
     def num_units(self) -> int:
-        """Query heads, or groups of them, that shards may have."""
+        """The number of units: query heads, or groups of them."""
         return 1 if self.joint_norm else self.num_heads
 
     @property
     def num_groups(self) -> int:
-        """KV heads likewise."""
+        """The number of KV heads, or groups of them."""
         return 1 if self.joint_norm else self.num_kv_heads
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
@@ -208,7 +209,7 @@ class Attention:
         return shapes
 
     def _norms(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the norms of the hidden state, by name."""
+        """The shapes of the norms of the hidden state, by name."""
         names = {
             "attention_norm": self.has_norm,
             "attention_norm_bias": self.norm_bias,
@@ -361,17 +362,17 @@ class Attention:
 
     @property
     def _value(self) -> str:
-        """The role that values are made of. Where keys are made of it, too, a shard has its rows
-        twice: one product more, and nothing else that would be unlike."""
+        """The role of the values' matrix. If keys use it, too, a shard has its rows twice, which
+        keeps the layout uniform."""
         return "key" if self.keys_are_values else "value"
 
     @property
     def _query_parts(self) -> int:
-        """Rows of the query's matrix for each element of a query."""
+        """Rows of the query's matrix per element of a query."""
         return 2 if self.output_gate else 1
 
     def _heads(self, units: range) -> range:
-        """Query heads of these units."""
+        """The query heads of these units."""
         return range(self.num_heads) if units and self.joint_norm else units
 
     def _kv_heads(self, units: range) -> tuple[int, ...]:

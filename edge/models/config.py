@@ -1,4 +1,4 @@
-"""Reads `config.json` values with the checks and the sentences that every family shares."""
+"""Checked reading of `config.json` values, with common error sentences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 class Config:
     """The values of one `config.json`; every getter names the field in its error.
 
-    `names` has other names of fields, for errors: those of the file that the values come from.
+    names: the fields' names in the original file, for errors.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Config:
         return value
 
     def size(self, name: str, default: Any = _MISSING, *, most: int = MAX_SIZE) -> int:
-        """An integer that something may be allocated by."""
+        """A positive integer that is safe to allocate by."""
         value = self.integer(name, default)
         if not 1 <= value <= most:
             raise self.error(f"{self._shown(name)} must lie in 1..{most}, not {shown(value)}")
@@ -52,7 +52,7 @@ class Config:
         return float(value)
 
     def positive(self, name: str, default: Any = _MISSING) -> float:
-        """A number that float32 computes with."""
+        """A number within float32's range."""
         value = self.number(name, default)
         if not value > 0:
             raise self.error(f"{self._shown(name)} must be positive, not {value}")
@@ -75,11 +75,11 @@ class Config:
         return value
 
     def filled(self, values: Mapping[str, Any]) -> Config:
-        """The same with these values where it says nothing: files leave out what is usual."""
+        """The configuration with defaults for absent fields."""
         return Config({**values, **self.values}, source=self.source, names=self._names)
 
     def changed(self, **values: Any) -> Config:
-        """The same with these values."""
+        """The configuration with these values replaced."""
         return Config({**self.values, **values}, source=self.source, names=self._names)
 
     def error(self, problem: str) -> CheckpointError:

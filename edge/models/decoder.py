@@ -1,4 +1,4 @@
-"""Describes decoders of the Llama shape, whose families write nearly everything the same way."""
+"""Descriptions of Llama-like decoders, whose families share most fields of config.json."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-"""By the names in files."""
+"""Activations by their names in files."""
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
@@ -43,12 +43,11 @@ def decoder(
     feed_forwards: Sequence[FeedForward | None] | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
-    """A decoder of the Llama shape.
+    """A Llama-like decoder.
 
-    `head_size` is the family's where the file names none; None shares out the hidden size.
-    `windows` and `rotaries` are those of each layer; so are `mixers` and `feed_forwards` where a
-    layer has another part than Llama's. A bias that is None is what the file says.
-    `mixer`, `feed_forward` and `model` are facts that are others than Llama's.
+    head_size: the family's default; None: the hidden size divided by the heads. windows, rotaries:
+    of each layer. mixers, feed_forwards: of each layer; None for Llama's part. Biases that are None
+    are read from the file. mixer, feed_forward, model: fields that differ from Llama's.
     """
     count = num_layers(config)
     num_heads = config.size("num_attention_heads")
@@ -109,7 +108,7 @@ def activation(config: Config, field: str = "hidden_act", usual: str = "silu") -
 
 
 def head_size_of(config: Config, usual: int | None = None) -> int:
-    """`usual`, or a share of the hidden size, where the file names none."""
+    """The size of a head; the default is `usual`, else the hidden size divided by the heads."""
     shared = config.size("hidden_size") // config.size("num_attention_heads")
     return config.size("head_dim", usual or shared)
 
@@ -119,14 +118,14 @@ def num_layers(config: Config) -> int:
 
 
 def one_window(config: Config) -> Sequence[int | None] | None:
-    """Windows of families that have the same one for every layer, or none."""
+    """The windows of families with the same one for every layer, or none."""
     if config.values.get("sliding_window") is None:
         return None
     return (config.integer("sliding_window"),) * num_layers(config)
 
 
 def layer_kinds(config: Config, *, usual: Sequence[str]) -> Sequence[str]:
-    """LOCAL or GLOBAL for each layer; the `usual` ones where the file has no `layer_types`."""
+    """LOCAL or GLOBAL for each layer; `usual` without `layer_types` in the file."""
     kinds = config.values.get("layer_types")
     if kinds is None:
         return usual
@@ -143,7 +142,7 @@ def layer_kinds(config: Config, *, usual: Sequence[str]) -> Sequence[str]:
 def layer_windows(
     config: Config, kinds: Sequence[str], *, usual: int | None = None
 ) -> Sequence[int | None]:
-    """Windows of layers of these kinds; `usual` where the file does not say how long they are."""
+    """The windows of layers of these kinds; `usual` is the default length."""
     if LOCAL not in kinds:
         return (None,) * len(kinds)
     window = (
@@ -155,7 +154,7 @@ def layer_windows(
 
 
 def switched_windows(config: Config) -> Sequence[int | None]:
-    """Windows of families that have a switch for them, and a first layer with one."""
+    """The windows of families with a switch for them and a first layer with one."""
     count = num_layers(config)
     if not config.flag("use_sliding_window", False):
         return (None,) * count

@@ -1,7 +1,6 @@
 """DeepSeek-V3 and R1: latent attention; experts, and a shared one, in all but the first layers.
 
-Layers behind the last, which predict further tokens and which checkpoints have as well, are not
-computed.
+The layers for multi-token prediction in checkpoints are not computed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Describes models most of whose layers are linear attention: Qwen's from Qwen3-Next on.
+"""Descriptions of hybrid decoders with mostly linear attention: Qwen's from Qwen3-Next on.
 
-The other layers are attention with gated outputs. Heads that predict further tokens, which
-checkpoints have as well, are not computed.
+The other layers are attention with gated outputs. The layers for multi-token prediction in
+checkpoints are not computed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from edge.models.spec import MAX_LAYERS, FeedForward, ModelSpec
 
 _LINEAR = "linear_attention"
 _PATTERN = 4
-"""One layer in this number is attention."""
+"""The default interval of layers with full attention."""
 _HEAD_SIZE = 256
 
 
 def delta_decoder(
     config: Config, *, family: str, feed_forwards: Sequence[FeedForward | None] | None = None
 ) -> ModelSpec:
-    """`feed_forwards`: as for `decoder`."""
+    """A hybrid decoder. feed_forwards: as for `decoder`."""
     config = config.filled({"hidden_act": "silu", "max_position_embeddings": 32768})
     if config.values["hidden_act"] not in ("silu", "swish"):
         raise config.error("hidden_act must be silu: the convolution's is the same")
@@ -49,7 +49,7 @@ def delta_decoder(
 
 
 def _kinds(config: Config) -> Sequence[str]:
-    """Kind of each layer."""
+    """The kind of each layer."""
     count = num_layers(config)
     kinds = config.values.get("layer_types")
     if kinds is None:

@@ -1,6 +1,6 @@
-"""A router, and gated feed-forward blocks of which each token goes through a few.
+"""Mixture of experts: a router, and gated feed-forward blocks of which each token uses a few.
 
-Some models have a shared expert in addition: a block that every token goes through.
+Some models have a shared expert in addition, a block that every token uses.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from edge.models.parts import (
 )
 
 SHARED = "shared."
-"""What names of a shared expert's weights begin with, within its layer."""
+"""The prefix of a shared expert's weights within its layer."""
 
 _NORMS_BEFORE = ("experts_norm", "router_norm")
 NORMS_BEHIND = ("shared_post_norm", "experts_post_norm")
-"""Norms of what the shared expert gives, and of what the others give, where those are apart."""
+"""The norms of the shared expert's output and of the others', if they are separate."""
 
 MAX_EXPERTS = 1024
 """Most experts of one layer; Kimi K2 has 384."""
@@ -39,11 +39,11 @@ MAX_EXPERTS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedExpert:
-    """A block that every token goes through, with the activation of the others."""
+    """A block that every token uses, with the activation of the others."""
 
     columns: int
     is_gated: bool
-    """What it gives is multiplied by the sigmoid of one product of each token's own."""
+    """The output is multiplied by the sigmoid of a gate per token."""
 
     def __post_init__(self) -> None:
         check_sizes(shared_expert_columns=self.columns)
@@ -52,44 +52,44 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A unit is a column of every expert, so that shards are in step whatever is chosen.
+    """A mixture of experts. A unit is a column of every expert, so that shards have equal work for
+    any routing.
 
-    Each shard with units has the whole router, and chooses for itself. Columns of a shared expert
-    are shared out as those of the others are.
+    Each shard with units has the whole router, and routes by itself. A shared expert's columns are
+    divided like the others'.
     """
 
     kind: ClassVar[str] = "experts"
 
     num_experts: int
     top_k: int
-    """How many each token goes through."""
+    """The number of experts per token."""
     columns: int
-    """Columns of each expert."""
+    """The columns of each expert."""
     activation: Activation
     renormalized: bool
-    """Weights of those that are chosen add up to 1."""
+    """The weights of the chosen experts are normalized to sum 1."""
     bias: bool = False
-    """The router's product and the experts' have biases."""
+    """The router and the experts have biases."""
     clamp: Clamp | None = None
     shared: SharedExpert | None = None
     scoring: Scoring = "softmax"
     has_correction: bool = False
-    """Experts are chosen by their scores and a number of each, which is no part of the weights."""
+    """A correction bias per expert affects the choice, but not the weights."""
     groups: int = 1
     chosen_groups: int = 1
-    """Number of the groups that experts are chosen from."""
+    """The number of groups that experts are chosen from."""
     weight_scale: float = 1.0
-    """What the weights of those that are chosen are multiplied by."""
+    """The scale of the chosen experts' weights."""
     least_sum: float = 0.0
-    """What is added to the sum that they are divided by, where they are renormalized."""
+    """The epsilon of the sum for renormalization."""
     is_apart: bool = False
-    """The shared expert, and the others, have norms of their own, before them and behind, and what
-    these give is added. The router's is a third one. Each expert's weights are multiplied by a
-    number of its own."""
+    """The shared expert and the others have separate norms before and behind them, and their
+    outputs are added. The router has a third norm. Each expert has a scale of its weights."""
     has_post_norm: bool = False
-    """What it gives is normed before it is added."""
+    """The output is normed before it is added to the hidden state."""
     has_scale: bool = False
-    """The hidden state is multiplied by a number of the layer, once that is added."""
+    """The hidden state is multiplied by a scale of the layer after the addition."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shared", made_of(SharedExpert, self.shared))
@@ -162,21 +162,21 @@ class Experts:
 
     @property
     def held(self) -> range:
-        """The places of those whose weights are here."""
+        """The places of the experts whose weights are on this shard."""
         return range(self.num_experts)
 
     @property
     def is_part(self) -> bool:
-        """Others are elsewhere."""
+        """Whether other shards have some of the experts."""
         return len(self.held) < self.num_experts
 
     @property
     def order(self) -> Sequence[int]:
-        """The number that the model gives the expert at each place."""
+        """The model's number of the expert at each place."""
         return range(self.num_experts)
 
     def whole(self, held: range, order: Sequence[int]) -> SomeExperts:
-        """These of them with all their columns, and none of the others."""
+        """A shard with these whole experts, and none of the others."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Experts)}
         return SomeExperts(
             **fields, first_held=held.start, num_held=len(held), numbers=tuple(order)
@@ -235,10 +235,9 @@ class Experts:
         )
 
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
-        """Values of one row: for each chosen expert what a gated block has, its inputs and results,
-        and those once more in the order of tokens, and weighted; and who has chosen what. For a
-        shared one what such a block has, and its results; where it is apart, further inputs, and
-        both results side by side."""
+        """The values of one row: for each chosen expert those of a gated block, its inputs and
+        outputs, and the weighted outputs in token order; and the routing. For a shared expert those
+        of a gated block, and its outputs; with separate norms, further inputs and both outputs."""
         shared = 0 if self.shared is None else 3 * self.shared.columns + 2 * hidden_size
         shared += 4 * hidden_size * self.is_apart
         return shared + self.top_k * (3 * self.columns + 5 * hidden_size + 4 * self.num_experts)
@@ -300,7 +299,7 @@ class Experts:
     def _biases(
         self, layer: str, hidden_size: int, units: range, *, is_first: bool
     ) -> Iterator[VectorSlice]:
-        """Those of all experts are one vector, one expert's after the other's."""
+        """The experts' biases, as one vector, expert by expert."""
         names = [expert_name(layer, self.order[place]) for place in self.held]
         columns = self._columns(units)
         yield self._of_each(f"{layer}router.bias")
@@ -313,19 +312,19 @@ class Experts:
             yield VectorSlice(name=f"{layer}experts_down_bias", parts=parts)
 
     def _columns(self, units: range) -> range:
-        """Columns, of each expert here, that a shard with these units has."""
+        """The columns of each expert that a shard with these units has."""
         return units
 
     def _adds_biases(self, *, is_first: bool) -> bool:
-        """Those of what the experts here give, which are added once."""
+        """The output biases of the experts on this shard, which are added once."""
         return is_first
 
     def _of_each(self, role: str) -> VectorSlice:
-        """A number of each of the layer's experts, in the order of their places."""
+        """A scale of each of the layer's experts, by place."""
         return VectorSlice(name=role, parts=tuple((role, run) for run in _runs(self.order)))
 
     def _shared_units(self, units: range) -> range:
-        """Columns of the shared expert that go with these of the others; all go with all."""
+        """The shared expert's columns for these units; all for all."""
         if self.shared is None:
             return range(0)
         start, stop = (
@@ -336,17 +335,17 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SomeExperts(Experts):
-    """What a shard has where experts are whole: of some all columns, of the others nothing.
+    """The experts of a shard in expert parallelism: some with all columns, the others not at all.
 
-    A unit is a column of the shared expert alone then. Shards of a stage have their experts one
-    after the other, so that all of them have the same router, whose rows are in that order: what
-    they choose is the same, and each computes of it what it has.
+    A unit is a column of the shared expert alone then. The shards of a stage have consecutive
+    experts in one order, which is that of the router's rows, so that all shards have the same
+    router and the same routing, and each computes its own experts.
     """
 
     first_held: int
     num_held: int
     numbers: tuple[int, ...] = ()
-    """See `order`; empty where only sizes matter."""
+    """See `order`; empty: only sizes matter."""
 
     @property
     def held(self) -> range:
@@ -364,24 +363,23 @@ class SomeExperts(Experts):
 
 
 def expert_name(layer: str, number: int) -> str:
-    """What names of an expert's matrices begin with: of a shard's its place, of a model's its
-    number."""
+    """The prefix of an expert's matrices, with its place in a shard or its number in a model."""
     return f"{layer}experts.{number}."
 
 
 def shared_name(layer: str) -> str:
-    """Likewise of a shared expert's."""
+    """The prefix of a shared expert's matrices."""
     return f"{layer}{SHARED}"
 
 
 def expert_number(name: str) -> int | None:
-    """Number, in its layer, of the expert that a matrix belongs to; None for other matrices."""
+    """The number, in its layer, of a matrix's expert; None: it is not an expert's."""
     _before, is_one, after = name.partition(".experts.")
     return int(after.partition(".")[0]) if is_one else None
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[range]:
-    """The same numbers in the same order, as few ranges."""
+    """The numbers in the same order, as few ranges."""
     start = 0
     for end in range(1, len(numbers) + 1):
         if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:

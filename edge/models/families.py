@@ -1,4 +1,4 @@
-"""The families Edge runs: for each, how its `config.json` and tensor names become data."""
+"""The model families that Edge runs: the mapping of `config.json` and tensor names to data."""
 
 from __future__ import annotations
 
@@ -42,20 +42,19 @@ FAMILIES = (
     "qwen3_next",
     "smollm3",
 )
-"""Each is a module of this package, named as `model_type` in `config.json`."""
+"""The families: modules of this package with the name of `model_type` in `config.json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """describe(config) → ModelSpec; tensor_name(role) → the name in the checkpoint.
+    """A family: describe(config) → ModelSpec; tensor_name(role) → the name in the checkpoint.
 
-    norm_offset: what is added to the weights of norms. fused: matrices of a layer that hold those
-    of several roles, one under the other, by what follows the layer's number in their names; a
-    checkpoint may have them, or each by the name of its role. fused_by_head: the same of linear
-    attention, all rows of one key head under those of another. stacked_experts: the same of
-    experts, in tensors [experts, rows, columns]. turned_experts: the same in tensors [experts,
-    columns, rows], where rows of several roles, weights or biases, lie in turn. turned: as fused,
-    of matrices that are [columns, rows].
+    norm_offset: added to the weights of norms. fused: matrices of a layer that hold several roles,
+    one under the other, by their names behind the layer's number; a checkpoint has them, or each
+    role by its own name. fused_by_head: the same for linear attention, with rows grouped by key
+    head. stacked_experts: the same for experts, in tensors [experts, rows, columns].
+    turned_experts: the same in tensors [experts, columns, rows], where rows of several roles,
+    weights or biases, alternate. turned: like fused, for matrices [columns, rows].
     """
 
     describe: Callable[[Config], ModelSpec]
@@ -75,17 +74,17 @@ WITH_PICTURES = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-"""Models that read pictures, too, by `model_type`, and what their text part is unless it says."""
+"""Multimodal models by `model_type`, with the default type of their text part."""
 
 
 def reads_pictures(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a model of which only the text part is computed here."""
+    """Whether a config.json is of a multimodal model, of which only the text part runs."""
     name = values.get("model_type")
     return isinstance(name, str) and name in WITH_PICTURES
 
 
 def note_on(values: Mapping[str, Any]) -> str:
-    """What whoever runs such a model should know; empty for most."""
+    """A note for the model's user; empty for most."""
     if not reads_pictures(values):
         return ""
     return (
@@ -95,7 +94,7 @@ def note_on(values: Mapping[str, Any]) -> str:
 
 
 def text_part(values: Mapping[str, Any], *, source: str) -> Mapping[str, Any]:
-    """The values of a config.json, or where the model reads pictures those of its text part."""
+    """The values of a config.json; of a multimodal model, those of its text part."""
     if not reads_pictures(values):
         return values
     text = Config(values, source=source).mapping("text_config")
@@ -114,7 +113,7 @@ _USUAL_TEXT = {
     "max_position_embeddings": 131_072,
     "sliding_window": 4096,
 }
-"""Mistral's usual values, which are left out where a configuration is a part of another."""
+"""Mistral's default values, which nested configurations leave out."""
 
 
 _MISSING = {
@@ -133,11 +132,11 @@ _MISSING = {
     "stablelm": ("llama", "LayerNorm"),
     "starcoder2": ("gpt2", "rotary positions"),
 }
-"""Families that do not run here: the nearest that does, and what is missing of it."""
+"""Families that do not run here: the nearest one that does, and the part that it lacks."""
 
 
 def unknown_family(name: object) -> str:
-    """Why a model of it does not run, and what does."""
+    """The error sentence for a model of an unknown family."""
     sentence = f"model_type {shown(name)} is not a family Edge runs"
     known = (*FAMILIES, *WITH_PICTURES)
     if isinstance(name, str):
@@ -145,17 +144,17 @@ def unknown_family(name: object) -> str:
         if near:
             sentence += f": the nearest is {near}, which lacks {missing}"
         elif alike := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
-            sentence += f"; {alike[0]} is called nearly the same"
+            sentence += f"; {alike[0]} has a similar name"
     return f"{sentence}; it runs {', '.join(sorted(known))}"
 
 
 def read_family(
     values: Mapping[str, Any], *, source: str, names: Mapping[str, str] | None = None
 ) -> tuple[Family, ModelSpec]:
-    """The family a configuration belongs to, and the model it describes.
+    """The family and the model of a configuration.
 
-    `names`: what fields are called where they come from, if that is no config.json.
-    Raises CheckpointError for an unknown family or values that make no model.
+    names: the fields' names in the original file, if that is not a config.json. Raises
+    CheckpointError for an unknown family or invalid values.
     """
     values = text_part(values, source=source)
     name = values.get("model_type")
@@ -167,7 +166,7 @@ def read_family(
         return family, family.describe(config)
     except ValueError as error:
         raise config.error(str(error)) from error
-    except ArithmeticError as error:  # what is made of numbers that are finite themselves
+    except ArithmeticError as error:  # a result of finite numbers may overflow
         raise config.error("it has numbers that nothing can be computed with") from error
 
 
@@ -217,7 +216,7 @@ _MODEL_ROLES = {
 
 
 def llama_tensor_name(role: str) -> str:
-    """The names Llama checkpoints use, and most families after it."""
+    """The tensor names of Llama checkpoints, and of most later families."""
     if role in _MODEL_ROLES:
         return _MODEL_ROLES[role]
     _layers, index, part, *suffix = role.split(".")

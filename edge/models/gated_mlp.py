@@ -24,7 +24,7 @@ from edge.models.parts import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedMlp:
-    """A unit is a column: a row of gate and of up, and a column of down."""
+    """A gated feed-forward block. A unit is a row of gate and of up, and a column of down."""
 
     kind: ClassVar[str] = "gated_mlp"
 
@@ -32,14 +32,14 @@ class GatedMlp:
     activation: Activation
     bias: bool
     has_norm: bool = True
-    """What it is given is normed."""
+    """The input is normed."""
     has_post_norm: bool = False
-    """What it gives is normed before it is added."""
+    """The output is normed before it is added to the hidden state."""
     has_scale: bool = False
-    """The hidden state is multiplied by a number of the layer, once that is added."""
+    """The hidden state is multiplied by a scale of the layer after the addition."""
     token_inputs: int | None = None
-    """How many numbers the layer has of each token. Once the block's are added, what the hidden
-    state is then is gated by these, and added; None: the layer has no inputs of its own."""
+    """The size of the layer's inputs per token. After the block, the hidden state is gated by these
+    inputs, and the result is added. None: the layer has none."""
 
     def __post_init__(self) -> None:
         check_sizes(ffn_columns=self.columns)
@@ -91,7 +91,7 @@ class GatedMlp:
         )
 
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
-        """Gate and up, their halves and what becomes of them; then the same of the token."""
+        """The outputs of gate and up, and their product; then the same for the token's inputs."""
         return max(3 * self.columns, 3 * (self.token_inputs or 0) + 2 * hidden_size)
 
     def of_units(self, units: range) -> GatedMlp | None:
@@ -109,7 +109,7 @@ class GatedMlp:
             yield MatrixSlice(
                 name=f"{layer}down", parts=((f"{layer}down.weight", hidden),), columns=units
             )
-        if self.token_inputs is not None:  # every shard computes this, so that nothing is summed
+        if self.token_inputs is not None:  # computed by every shard, so that no sum is needed
             inputs = range(self.token_inputs)
             first = self.token_inputs * layer_number(layer)
             rows = range(first, first + self.token_inputs)

@@ -1,4 +1,4 @@
-"""What the Gemmas have in common: four norms to a layer, whose weights are 1 less than they are."""
+"""The common parts of the Gemmas: four norms per layer, with weights stored less 1."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NORM_OFFSET = 1.0
 def gemma_facts(
     config: Config, *, context_tokens: int, caps: tuple[float | None, float | None]
 ) -> dict[str, Any]:
-    """Keywords of `decoder`. caps: of scores and of logits, where the file says nothing of them."""
+    """Keywords of `decoder`. caps: the default soft caps of scores and of logits."""
     score_cap, logit_cap = (
         None if config.values.get(name, usual) is None else config.positive(name, usual)
         for name, usual in zip(

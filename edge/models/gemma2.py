@@ -1,4 +1,4 @@
-"""Gemma 2: every other layer has a window, scores and logits have soft caps."""
+"""Gemma 2: a sliding window in every other layer, soft caps of scores and logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3: most layers have a window, and frequencies of their own."""
+"""Gemma 3: most layers have a sliding window, and their own rotary frequencies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge.models.rotary import Rotary
 from edge.models.spec import ModelSpec
 
 _PATTERN = 6
-"""One layer in this number sees all tokens."""
+"""The interval of layers with full attention."""
 
 
 def describe(config: Config) -> ModelSpec:
@@ -42,7 +42,7 @@ def describe(config: Config) -> ModelSpec:
 
 
 def _rotary(config: Config, kind: str) -> Rotary:
-    """Older files scale the frequencies of layers without a window alone."""
+    """The rotations; older files scale only the layers without a window."""
     head_size = head_size_of(config, HEAD_SIZE)
     if kind == GLOBAL:
         return read_rotary(config, head_size, layer_type=kind, theta=1_000_000.0)

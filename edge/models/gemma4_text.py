@@ -1,8 +1,7 @@
-"""Gemma 4: Gemma 3 whose layers without a window have heads of their own, and layers with a scale.
+"""Gemma 4: Gemma 3 with a different head size in layers of full attention, and a scale per layer.
 
-The small sizes (E2B, E4B) have inputs of each layer by token, and later layers that attend to the
-keys and values of earlier ones; of the large ones some have experts in addition to the feed-forward
-block of each layer.
+The small sizes (E2B, E4B) have inputs per layer and token, and later layers share the keys and
+values of earlier ones. Some large sizes have experts beside the feed-forward block of each layer.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from edge.models.rope import read_rotary
 from edge.models.spec import FeedForward, ModelSpec
 
 _PATTERN = 6
-"""One layer in this number sees all tokens."""
+"""The interval of layers with full attention."""
 _GLOBAL_HEAD_SIZE = 512
 _ROPE = {
     LOCAL: {"rope_type": "default", "rope_theta": 10_000.0},
     GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 _OF_LAYERS = ("head_dim", "num_key_value_heads")
-"""What layers may have of their own."""
+"""The fields that layers may have of their own."""
 
 
 def describe(config: Config) -> ModelSpec:
@@ -46,7 +45,7 @@ def describe(config: Config) -> ModelSpec:
     count = num_layers(config)
     usual = [LOCAL if (number + 1) % _PATTERN else GLOBAL for number in range(count)]
     kinds = [*layer_kinds(config, usual=usual)]
-    kinds[-1] = GLOBAL  # whatever the file says
+    kinds[-1] = GLOBAL  # always, regardless of the file
     if not config.mapping("rope_parameters"):
         config = config.changed(rope_parameters=_ROPE)
     facts = gemma_facts(config, context_tokens=131_072, caps=(None, None))
@@ -115,7 +114,7 @@ def _experts(config: Config) -> Experts:
 
 
 def _heads(config: Config, number: int, kind: str) -> tuple[int, int]:
-    """The size of a layer's heads, and how many KV heads it has."""
+    """The head size of a layer, and its number of KV heads."""
     size, kv_heads = head_size_of(config, HEAD_SIZE), config.size("num_key_value_heads")
     if "per_layer_config" not in config.values:
         if kind == LOCAL:
@@ -134,7 +133,7 @@ def _heads(config: Config, number: int, kind: str) -> tuple[int, int]:
 
 
 def _token_inputs(config: Config) -> int | None:
-    """How many each layer has; E2B and E4B have them unless the file says that there are none."""
+    """The size of the inputs per layer; by default E2B and E4B have them."""
     if config.integer("hidden_size_per_layer_input", 256) == 0:
         return None
     if config.flag("enable_moe_block", False):
@@ -148,8 +147,8 @@ def _token_inputs(config: Config) -> int | None:
 
 
 def _first_shared(config: Config, kinds: Sequence[str]) -> int:
-    """From which layer on they attend to the keys and values of one before: the last of its kind
-    that has its own."""
+    """The first layer that shares keys and values: of the last earlier layer of its kind with its
+    own."""
     shared = config.values.get("num_kv_shared_layers")
     count = config.integer("num_kv_shared_layers", 0) if shared else 0
     first = len(kinds) - count

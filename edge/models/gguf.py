@@ -1,7 +1,6 @@
-"""What a GGUF file says of a model, in the words of a Hugging Face checkpoint.
+"""Conversion of GGUF metadata to the values of a `config.json`.
 
-Its metadata become the values of a `config.json`, so families are described in one place. Knows
-keys and names of tensors; reads no file.
+So families are described in one place. Knows keys and names of tensors; reads no file.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from edge.models.spec import MAX_LAYERS
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 ROPE_FACTORS = (_ROPE_FREQUENCIES, _SHORT, _LONG)
-"""Tensors that rotary frequencies are divided by: Llama 3's; Phi's in short and long contexts."""
+"""Tensors of divisors of rotary frequencies: Llama 3's; Phi's for short and long contexts."""
 
 _REQUIRED = {
     "hidden_size": "embedding_length",
@@ -43,26 +42,26 @@ _OPTIONAL = {
 }
 
 _FURTHER_LAYERS = "nextn_predict_layers"
-"""Behind the last, counted with the others: they predict further tokens, and are not computed."""
+"""The layers for multi-token prediction, counted with the others and not computed."""
 
 _PLAIN: Mapping[str, tuple[object, ...]] = {
     "expert_count": (0,),
     "attention.causal": (True,),
     "logit_scale": (0, 1),
 }
-"""What some keys must be, where they are there: anything else is another model than is computed."""
+"""The only supported values of some keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufModel:
-    """A model's description: the values of a config.json, and the keys that they come from."""
+    """A model's description: the values of a config.json, and the GGUF keys that they come from."""
 
     architecture: Architecture
     values: Mapping[str, Any]
     keys: Mapping[str, str]
 
     def interleaved(self, num_layers: int, head_size: int) -> dict[str, int]:
-        """Head size of each tensor whose rows are turned, by the name of the tensor."""
+        """The head size of each tensor with permuted rows, by its name."""
         if not self.architecture.interleaves:
             return {}
         return {
@@ -80,10 +79,9 @@ def describe_gguf(
     rope_factors: Mapping[str, NDArray[np.float32]],
     source: str,
 ) -> GgufModel:
-    """From the metadata, the shapes of the tensors and the values of those in ROPE_FACTORS.
+    """The description from metadata, shapes of tensors, and values of those in ROPE_FACTORS.
 
-    Raises CheckpointError for an architecture that is not known, naming those that are, for keys
-    that are missing, and for what is not computed here.
+    Raises CheckpointError for an unknown architecture, missing keys and unsupported values.
     """
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -150,7 +148,7 @@ def describe_gguf(
 def claimed_config(
     metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, source: str
 ) -> dict[str, Any]:
-    """As far as there are any, the values of a config.json, of whatever architecture; unchecked."""
+    """The unchecked values of a config.json, for any architecture, as far as there are any."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         return {}
@@ -169,7 +167,7 @@ def claimed_config(
 
 
 def unknown_tensors(names: Iterable[str], known: Collection[str], num_layers: int) -> list[str]:
-    """Tensors of layers that no formula here uses; a model that has them needs them."""
+    """The tensors of layers that Edge does not know; a model that has them needs them."""
     return sorted(
         name
         for name in names
@@ -185,7 +183,7 @@ def _of(metadata: Mapping[str, Any], key: str, default: object, source: str) -> 
 
 
 def _value(value: object, key: str, source: str) -> object:
-    """A number as it was before it was float32; of numbers for each layer, the one they all are."""
+    """A number as it was before it became float32; of a list for layers, the common value."""
     if isinstance(value, np.ndarray):
         if not value.size or (value != value[0]).any():
             raise CheckpointError(
@@ -201,7 +199,7 @@ def _value(value: object, key: str, source: str) -> object:
 
 
 def _of_layers(metadata: Mapping[str, Any], key: str, num_layers: object, source: str) -> list[int]:
-    """A number for each layer; one number is that of all."""
+    """A number for each layer, from a list or a common number."""
     found = metadata.get(key)
     if type(found) is int and type(num_layers) is int and num_layers <= MAX_LAYERS:
         return [found] * num_layers
@@ -218,7 +216,7 @@ def _of_layers(metadata: Mapping[str, Any], key: str, num_layers: object, source
 
 
 def _turned(metadata: Mapping[str, Any], name: str, head_size: int, source: str) -> int:
-    """How many elements of a head turn."""
+    """The number of a head's rotary elements."""
     turned = _of(metadata, f"{name}.rope.dimension_count", head_size, source)
     values = _of(metadata, f"{name}.attention.value_length", head_size, source)
     is_partial = type(turned) is int and 0 < turned <= head_size
@@ -247,7 +245,7 @@ def _rope(
     rope_factors: Mapping[str, NDArray[np.float32]],
     source: str,
 ) -> dict[str, Any]:
-    """`rope_parameters` without the base, which is a value of its own."""
+    """`rope_parameters` without the base, which is a separate value."""
     scaling = f"{name}.rope.scaling"
     gain = _of(metadata, f"{scaling}.attn_factor", 1.0, source)
     if _SHORT in rope_factors and _LONG in rope_factors:

@@ -1,6 +1,6 @@
-"""The architectures of GGUF files: which keys say what, and what their tensors are called.
+"""The architectures of GGUF files: their keys and the names of their tensors.
 
-Each is named as in `general.architecture`. What llama.cpp knows of one without a key is here, too.
+Names are those of `general.architecture`. Facts that llama.cpp knows without a key are here, too.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ STACKED_EXPERTS: Mapping[str, tuple[str, ...]] = {
     "ffn_gate_up_exps": ("gate", "up"),
     "ffn_down_exps": ("down",),
 }
-"""Tensors with the matrices, or the biases, of all experts of a layer, and which those are."""
+"""The tensors with the matrices or biases of all experts of a layer, by role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What is known of a value of `general.architecture`.
+    """The facts of a value of `general.architecture`.
 
-    interleaves: rows of query and key lie as llama.cpp's rotation of neighbours wants them.
-    model_type: as a config.json has it, where that is another.
-    keys: of further fields, those in `needed` of fields that every file has. plain: what further
-    keys must be, the first where a file has none. by_layer: of fields with a number for each layer.
-    roles: names of tensors that are called otherwise than in most, or that most have not. fused: as
-    of a Family, by what a tensor is called in its layer.
-    has_window: one of layers that have one, which the family knows.
+    interleaves: rows of query and key are permuted for llama.cpp's rotation of neighbours.
+    model_type: of config.json, if it differs.
+    keys: of further fields; those in `needed` are in every file. plain: supported values of further
+    keys, the default first. by_layer: fields with a number for each layer.
+    roles: names of tensors that differ from the usual ones, or are additional. fused: as of a
+    Family, by the name of a tensor in its layer.
+    has_window: whether there is a sliding window, in layers that the family knows.
     tiles_values: value heads of linear attention are in llama.cpp's order (see
     `edge/weights/gguf/linear.py`).
-    may_lack: of fields that every other file has.
-    finish: adds to the values of the config.json what llama.cpp knows without a key, or what
-    follows from which tensors there are. It raises ValueError.
+    may_lack: optional fields that are required elsewhere.
+    finish: adds values to the config.json that llama.cpp knows without a key, or that follow from
+    the present tensors. Raises ValueError.
     """
 
     interleaves: bool = False
@@ -94,11 +94,11 @@ class Architecture:
     )
 
     def tensor_name(self, role: str) -> str:
-        """The name of a role's tensor; of one that is a part of another tensor, a name for that."""
+        """The name of a role's tensor; for a part of a fused tensor, a made-up name."""
         if not role.startswith("layers."):
             return self.roles.get(role) or _MODEL_ROLES[role]
         _layers, index, part, *suffix = role.split(".")
-        if part == "experts":  # as files had them before those of a layer were one tensor
+        if part == "experts":  # older files have a tensor per expert
             number, matrix, kind = suffix
             return ".".join(["blk", index, _LAYER_ROLES[matrix], number, kind])
         if part == "shared":
@@ -112,7 +112,7 @@ class Architecture:
 
 
 def _gemma(large: int) -> Callable[[dict[str, Any], Mapping[str, tuple[int, ...]]], None]:
-    """`large`: layers of the model whose scores are scaled otherwise than the others'."""
+    """large: the number of layers of the size with another scale of scores."""
 
     def finish(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
         hidden, heads = values["hidden_size"], values["num_attention_heads"]
@@ -120,14 +120,14 @@ def _gemma(large: int) -> Callable[[dict[str, Any], Mapping[str, tuple[int, ...]
         if values["num_hidden_layers"] == large and type(hidden) is type(heads) is int and heads:
             size = hidden // heads
         values["query_pre_attn_scalar"] = size
-        # Only layers without a window are scaled, where layers turn in two ways.
+        # With two kinds of rotations, only layers without a window are scaled.
         values["rope_scaling"] = values.pop("rope_parameters")
 
     return finish
 
 
 def _gemma4(values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Its layers differ in windows, rotations, heads and columns."""
+    """Gemma 4's layers, which differ in windows, rotations, heads and columns."""
     count, is_local = values["num_hidden_layers"], values.pop("is_local")
     values["layer_types"] = ["sliding_attention" if each else "full_attention" for each in is_local]
     columns, shared = values.pop("columns_of_layers"), values.get("num_kv_shared_layers", 0)
@@ -165,7 +165,7 @@ def _gemma4(values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> No
     rope, local = values["rope_parameters"], values.pop("local_rope_theta", 10_000.0)
     factors = rope.get("factors")
     if rope.get("rope_type") == "factors" and set(factors) <= {1.0, max(factors)}:
-        # So converters write that a part of each head turns.
+        # Converters write partial rotation this way.
         rope = {
             "rope_type": "proportional",
             "partial_rotary_factor": factors.count(1.0) / len(factors),
@@ -205,7 +205,7 @@ def _glm4_moe(values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _lfm2(values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Layers without keys and values are convolutions."""
+    """LFM2's layers; those without KV heads are convolutions."""
     heads = values.pop("kv_heads_of_layers")
     different = sorted({each for each in heads if each})
     if len(different) != 1:
@@ -222,7 +222,7 @@ def _lfm2(values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None
 
 
 def _normed(is_normed: bool) -> Callable[[dict[str, Any], Mapping[str, tuple[int, ...]]], None]:
-    """Whether weights of those experts that are chosen are made to add up to 1."""
+    """Whether the chosen experts' weights are renormalized."""
 
     def finish(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
         values["norm_topk_prob"] = is_normed
@@ -250,7 +250,7 @@ _SIGMOID: Mapping[str, tuple[object, ...]] = {"expert_gating_func": (2,)}
 
 
 def _delta(values: dict[str, Any], _shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Value heads are told by their size in all."""
+    """The number of value heads follows from their total size."""
     whole, heads = values.pop("linear_values"), values["linear_num_value_heads"]
     if type(whole) is not int or type(heads) is not int or heads < 1 or whole % heads:
         raise ValueError(

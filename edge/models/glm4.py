@@ -1,4 +1,4 @@
-"""GLM-4 (0414): neighbours turn, in half of each head; parts are normed before and after."""
+"""GLM-4 (0414): interleaved rotation of half of each head; norms before and after each part."""
 
 from __future__ import annotations
 

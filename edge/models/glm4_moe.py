@@ -1,7 +1,6 @@
-"""GLM-4.5 and later with experts: the first layers without, the others with shared ones, too.
+"""GLM-4.5 and later with experts: in all but the first layers, with shared experts.
 
-A layer behind the last, which predicts further tokens and which checkpoints have as well, is not
-computed.
+The layer for multi-token prediction in checkpoints is not computed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def describe(config: Config) -> ModelSpec:
 
 
 def experts_beside_shared(config: Config) -> Experts:
-    """Those of this family, and of DeepSeek's."""
+    """The experts of this family, and of DeepSeek's."""
     check_routing(config, scoring_func="sigmoid", topk_method="noaux_tc")
     columns = config.size("moe_intermediate_size", 1408)
     shared = config.size("n_shared_experts", 1, most=MAX_EXPERTS)

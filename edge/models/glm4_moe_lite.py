@@ -1,7 +1,6 @@
 """GLM-4.7-Flash: latent attention; experts, and a shared one, in all layers but the first.
 
-A layer behind the last, which predicts further tokens and which checkpoints have as well, is not
-computed.
+The layer for multi-token prediction in checkpoints is not computed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GPT-2: learned positions, norms with biases, and feed-forward blocks without gates.
 
-Its matrices are [inputs, outputs] in its files, those of query, key and value in one. Some files
-have the bare names of the model without its head.
+Matrices are [inputs, outputs] in the files; query, key and value are fused. Some files have the
+names of the model without its head.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIELDS = {
     "intermediate_size": ("n_inner", None),
     "vocab_size": ("vocab_size", 50_257),
 }
-"""What others call them: its own names, and what is usual."""
+"""The usual names of fields, by its own ones, and their defaults."""
 
 
 def describe(config: Config) -> ModelSpec:
@@ -106,7 +106,7 @@ _OF_LAYER = {
     "mlp_norm": "ln_2.weight",
     "mlp_norm_bias": "ln_2.bias",
 }
-"""No file has its matrices by these names, which are those of what is taken out of `turned`."""
+"""Names for the parts of the matrices in `turned`, which no file has."""
 
 
 def tensor_name(role: str) -> str:

@@ -9,9 +9,8 @@ from edge.models.spec import ModelSpec
 
 
 def describe(config: Config) -> ModelSpec:
-    """What each part adds is multiplied by r. A norm gives the same of a multiple of what it is
-    given, but for its epsilon: so the hidden state is kept divided by r, and parts add as usual.
-    """
+    """Each part's output is multiplied by r. A norm is invariant to scale, except for its epsilon:
+    so the hidden state is kept divided by r, and parts add as usual."""
     part = config.positive("residual_multiplier", 1.0)
     return decoder(
         config,

@@ -1,4 +1,4 @@
-"""Layers of latent attention, as families after DeepSeek-V2 write them."""
+"""Latent attention in the config.json fields of families after DeepSeek-V2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from edge.models.attention import Attention
 from edge.models.config import Config
 from edge.models.families import llama_tensor_name
-from edge.models.latent import Latent
+from edge.models.latent_attention import Latent
 from edge.models.rope import read_rotary
 
 
@@ -38,7 +38,7 @@ def latent_attention(config: Config) -> Attention:
 
 
 def _gain(config: Config) -> float:
-    """Gain of scores, where the context is longer than the one that was trained in (YaRN)."""
+    """YaRN's gain of scores for contexts beyond the trained one."""
     found: dict[str, Any] = {**config.mapping("rope_scaling"), **config.mapping("rope_parameters")}
     rope = Config(found, source=f"{config.source}: rope_parameters")
     share = rope.number("mscale_all_dim", 0.0)

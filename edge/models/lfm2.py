@@ -1,4 +1,4 @@
-"""LFM2: gated convolutions over a few last tokens in most layers, attention in the others."""
+"""LFM2: short gated convolutions in most layers, attention in the others."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def convolution_decoder(
     columns: int,
     feed_forwards: Sequence[FeedForward | None] | None = None,
 ) -> ModelSpec:
-    """`columns`: of plain feed-forward blocks; `feed_forwards`: as for `decoder`."""
+    """LFM2's decoder. columns: of plain feed-forward blocks. feed_forwards: as for `decoder`."""
     if activation(config) != "silu":
         raise config.error("hidden_act must be silu: blocks of this family have no other")
     count = num_layers(config)
     hidden = config.size("hidden_size")
-    # What shards have of a convolution may be any channels; heads of attention are as many.
+    # A convolution may be split at any channels; it has as many units as attention has heads.
     units = math.gcd(hidden, config.size("num_attention_heads"))
     mixer = ShortConvolution(
         num_units=units,
@@ -71,7 +71,7 @@ def convolution_decoder(
 
 
 def _kinds(config: Config) -> Sequence[str]:
-    """Kind of each layer."""
+    """The kind of each layer."""
     count, kinds = num_layers(config), config.values.get("layer_types")
     if kinds is None:
         numbers = config.values.get("full_attn_idxs")
@@ -86,8 +86,8 @@ def _kinds(config: Config) -> Sequence[str]:
 
 
 def _columns(config: Config) -> int:
-    """Columns of the feed-forward blocks: two thirds of what is said, times a number, up to a
-    multiple."""
+    """The columns of the feed-forward blocks: two thirds of the file's size, times a factor,
+    rounded up to a multiple."""
     columns = config.size("block_ff_dim", config.size("intermediate_size"))
     if not config.flag("block_auto_adjust_ff_dim", True):
         return columns

@@ -1,4 +1,4 @@
-"""Linear attention by the gated delta rule: a state of fixed size in place of keys and values."""
+"""Linear attention by the gated delta rule: a state of fixed size in place of a KV cache."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from edge.models.parts import (
 )
 
 MAX_CONVOLUTION = 64
-"""Tokens that the convolution sees; models have 4."""
+"""Most tokens in the convolution's window; models have 4."""
 
 _MATRICES = ("query", "key", "value", "gate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAttention:
-    """A unit is a key head with its query head, and the value heads that read it."""
+    """Linear attention. A unit is a key head with its query head and its value heads."""
 
     kind: ClassVar[str] = "linear_attention"
     state_names: ClassVar[tuple[str, ...]] = ("channels", "state")
-    """Names of the states that `state_shapes` are the shapes of."""
+    """The names of the states in `state_shapes`."""
 
     num_key_heads: int
     num_value_heads: int
@@ -36,7 +36,7 @@ class LinearAttention:
     """Elements of a head of query or key."""
     value_size: int
     convolution: int
-    """How many last tokens the convolution before the heads sees, each by itself."""
+    """The window, in tokens, of the depthwise convolution before the heads."""
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -64,7 +64,7 @@ class LinearAttention:
 
     @property
     def num_groups(self) -> int:
-        """No two units share weights."""
+        """The KV heads that units share: none."""
         return self.num_key_heads
 
     @property
@@ -74,13 +74,13 @@ class LinearAttention:
 
     @property
     def channels(self) -> int:
-        """That the convolution goes over: queries, keys and values."""
+        """The channels of the convolution: queries, keys and values."""
         return 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of one request's states, float32: what the convolution saw last, and the state of
-        each value head."""
+        """The shapes of one request's states, float32: the convolution's last inputs, and the state
+        of each value head."""
         return (
             (self.convolution - 1, self.channels),
             (self.num_value_heads, self.key_size, self.value_size),
@@ -88,7 +88,7 @@ class LinearAttention:
 
     @property
     def state_values(self) -> int:
-        """Numbers in both."""
+        """The number of elements of both states."""
         recurrent = self.num_value_heads * self.key_size * self.value_size
         return (self.convolution - 1) * self.channels + recurrent
 
@@ -180,7 +180,8 @@ class LinearAttention:
         yield whole_vector(f"{layer}linear_scale", self.value_size)
 
     def _rows(self, units: range) -> tuple[range, range, range]:
-        """Value heads of these units, rows of their queries, or keys, and of their values."""
+        """The value heads of these units, the rows of their queries or keys, and of their
+        values."""
         heads = range(units.start * self.value_heads, units.stop * self.value_heads)
         return (
             heads,

@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral with YaRN, whose queries grow past the context it was trained in."""
+"""Ministral 3: Mistral with YaRN, and scaled queries beyond the trained context."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _ROPE = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""Rotation where a file says nothing of it."""
+"""The default rotation."""
 
 
 def describe(config: Config) -> ModelSpec:
-    """The context ends where queries would begin to grow, which is not computed here."""
+    """The context, limited to where the scaling of queries would begin, which is not computed."""
     config = config.filled(_USUAL)
     if config.values.get("rope_parameters") is None:
         config = config.changed(rope_parameters=_ROPE)

@@ -1,4 +1,4 @@
-"""OLMo 2: what parts give is normed, not what they are given; heads are normed together."""
+"""OLMo 2: outputs of parts are normed, not inputs; all heads are normed together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with windows in three of four layers, whose frequencies are not scaled."""
+"""OLMo 3: OLMo 2 with sliding windows in three of four layers, without scaled frequencies."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Parts: the halves of a layer as data, whatever they compute; and slices of weights.
+"""The interface of a layer's two parts as data, and slices of weights for tensor parallelism.
 
-A layer is a mixer, which looks at other tokens, and a feed-forward block, which does not. Both read
-the hidden state, and what they make is added to it; either may be normed. Both are shared out in
-units (heads, columns), and some units of a part are a smaller part of the same kind: what produces
-units is cut by rows and what consumes them by columns, so one sum after each part is all a layer
-needs (Shoeybi et al., Megatron-LM, 2019).
+A layer is a mixer, which reads other tokens, and a feed-forward block, which does not. Both read
+the hidden state, and add their output to it; input or output may be normed. Both are divided into
+units (heads, columns), and a range of units is a smaller part of the same kind. Matrices that
+produce units are split by rows and those that consume them by columns, so that a layer needs one
+sum after each part (Shoeybi et al., Megatron-LM, 2019).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from edge.errors import shown
 
 MAX_SIZE = 1 << 24
-"""No dimension of a model is larger than this; a larger one is a damaged file or a hostile peer."""
+"""The largest dimension of a model; a larger one is a damaged file or a hostile peer."""
 
 _LARGEST_NUMBER = 1e38
-"""Float32 ends there."""
+"""The largest float32."""
 
 _Made = TypeVar("_Made")
 
 Rows = tuple[tuple[str, range], ...]
-"""(role, rows) of whole weights, in order."""
+"""(role, rows) of the sources of a slice, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class MatrixSlice:
 
     name: str
     parts: Rows
-    """Rows index the whole matrix."""
+    """The rows of the whole matrices."""
     columns: range
-    """Columns of the whole matrix; all of them for a slice by rows."""
+    """The columns of the whole matrix; all of them for a slice by rows."""
     grade: int = 0
-    """Grade of its layer; see LayerSpec."""
+    """The grade of its layer; see LayerSpec."""
 
     @property
     def num_rows(self) -> int:
@@ -52,7 +52,7 @@ class VectorSlice:
     name: str
     parts: Rows
     row_size: int = 1
-    """Elements in each row; more for weights that are no vectors in the checkpoint."""
+    """Elements per row; more than 1 for weights that are matrices in the checkpoint."""
 
     @property
     def num_elements(self) -> int:
@@ -61,59 +61,60 @@ class VectorSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """How many weights something has."""
+    """A number of weights."""
 
     matrices: tuple[tuple[str, float], ...] = ()
-    """In matrices, by role within the layer. Of a unit it may be a mean, and so a fraction."""
+    """Weights in matrices, by role within the layer; for a unit a mean, which may be a fraction."""
     vector: int = 0
-    """In norms and biases, which are float32."""
+    """Weights in norms and biases, which are float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartWeights:
-    """What a whole part's weights consist of."""
+    """The division of a part's weights: by unit, shared by units, by shard."""
 
     unit: Weights
     """Weights of each unit: a query head, a column."""
     group: Weights = Weights()
-    """Weights that several units share: a KV head's."""
+    """Weights that several units share, such as a KV head's."""
     fixed: Weights
-    """Held by every shard that has a unit."""
+    """Weights of every shard with a unit."""
 
 
 class Part(Protocol):
     """One half of a layer as data."""
 
     kind: ClassVar[str]
-    """In JSON."""
+    """The name of the kind in JSON."""
 
     @property
     def has_post_norm(self) -> bool: ...
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
-        """Its weights by role within the layer; matrices are [outputs, inputs]."""
+        """The shapes of its weights by role within the layer; matrices are [outputs, inputs]."""
         ...
 
     def weights(self, hidden_size: int) -> PartWeights: ...
 
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
-        """Values that are alive at once for each row of a step, however kernels keep them."""
+        """The number of live values per row of a step, for any kernels."""
         ...
 
     def of_units(self, units: range) -> Self | None:
-        """What a shard with these units computes; None for none."""
+        """The part of a shard with these units; None: it has none."""
         ...
 
     def matrices(self, layer: str, hidden_size: int, units: range) -> Iterator[MatrixSlice]:
-        """What such a shard multiplies by; `layer` is the prefix of its roles."""
+        """The matrices of such a shard. layer: the prefix of the roles."""
         ...
 
     def vectors(
         self, layer: str, hidden_size: int, units: range, *, is_first: bool
     ) -> Iterator[VectorSlice]:
-        """Its norms and biases. The first shard with units adds what is to be added once.
+        """The norms and biases of such a shard. The first one with units adds output biases, which
+        are added once.
 
-        Every shard of the layer norms what all of them made, whether or not it has units.
+        Every shard of the layer norms the sum, with or without units.
         """
         ...
 
@@ -123,7 +124,7 @@ def whole_vector(role: str, length: int) -> VectorSlice:
 
 
 def layer_number(layer: str) -> int:
-    """Number of the layer whose roles begin like this; 0 where they are without one."""
+    """The number of the layer with this prefix; 0: it has none."""
     return int(layer.split(".")[1]) if layer else 0
 
 
@@ -140,21 +141,21 @@ def check_flags(**flags: bool) -> None:
 
 
 def finite(value: object) -> float:
-    """A finite number from JSON, as it is. ValueError for anything else."""
+    """A finite number from JSON. Raises ValueError for other values."""
     if type(value) not in (int, float) or not abs(value) < _LARGEST_NUMBER:  # type: ignore[arg-type]
         raise ValueError(f"{shown(value)} is not a finite number")
     return float(value)  # type: ignore[arg-type]
 
 
 def made_of(cls: type[_Made], value: object) -> _Made | None:
-    """As it is, or from JSON. Raises ValueError."""
+    """An instance, or one from JSON. Raises ValueError."""
     if value is None or isinstance(value, cls):
         return value
     return cls(**exact_fields(cls, value))
 
 
 def exact_fields(cls: Any, value: object, *others: str) -> Mapping[str, Any]:
-    """The fields of a dataclass from JSON, and `others`: all of them, and no more. ValueError."""
+    """Exactly the fields of a dataclass, and `others`, from JSON. Raises ValueError."""
     names = {field.name for field in dataclasses.fields(cls)}.union(others)
     if not isinstance(value, Mapping) or set(value) != names:
         raise ValueError("a model description has other fields than this version knows")

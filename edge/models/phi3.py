@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama with fused matrices, and frequencies for long contexts."""
+"""Phi-3 and Phi-4: Llama with fused matrices and LongRoPE."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edge.models.families import Family, llama_tensor_name
 from edge.models.spec import ModelSpec
 
 _OLD_NAMES = ("su", "yarn")
-"""Names of longrope in older files."""
+"""The names of LongRoPE in older files."""
 
 
 def describe(config: Config) -> ModelSpec:

@@ -22,7 +22,7 @@ from edge.models.parts import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainMlp:
-    """A unit is a column: a row of up, and a column of down."""
+    """A feed-forward block without a gate. A unit is a row of up, and a column of down."""
 
     kind: ClassVar[str] = "plain_mlp"
 
@@ -30,7 +30,7 @@ class PlainMlp:
     activation: Activation
     bias: bool
     norm_bias: bool = False
-    """What it is given is normed without its mean, and a bias is added."""
+    """The input's norm is a LayerNorm: it subtracts the mean and adds a bias."""
 
     def __post_init__(self) -> None:
         check_sizes(ffn_columns=self.columns)
@@ -72,7 +72,7 @@ class PlainMlp:
         )
 
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
-        """What up gives, with its bias, and what becomes of it."""
+        """The output of up with its bias, and its activation."""
         return 3 * self.columns
 
     def of_units(self, units: range) -> PlainMlp | None:

@@ -1,4 +1,4 @@
-"""Qwen2: Llama with biases on query, key and value, and a window from some layer on."""
+"""Qwen2: Llama with biases on query, key and value, and a sliding window from some layer on."""
 
 from __future__ import annotations
 

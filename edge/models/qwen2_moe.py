@@ -1,4 +1,4 @@
-"""Qwen2 with experts: in some layers, or in all, and one that every token goes through."""
+"""Qwen2 with experts, in some layers or in all, and a shared expert."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe(config: Config) -> ModelSpec:
 
 
 def _windows(config: Config) -> Sequence[int | None]:
-    """Windows of the layers: of every other one of the first, where the file does not name them."""
+    """The windows of the layers; by default of every other one of the first layers."""
     count = num_layers(config)
     if not config.flag("use_sliding_window", False):
         return (None,) * count

@@ -1,4 +1,4 @@
-"""Qwen3.5 with experts in every layer, and one in each that every token goes through."""
+"""Qwen3.5 with experts and a shared expert in every layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge.models.spec import ModelSpec
 
 _USUAL = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512}
 _ALWAYS = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
-"""Whatever the file says: the family has no such fields."""
+"""Fixed values of fields that the family does not have."""
 
 
 def describe(config: Config) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""Qwen3 with experts: in every layer, or in some of them, in place of the feed-forward block."""
+"""Qwen3 with experts in place of the feed-forward block, in some layers or in all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next: as Qwen3.5, with experts in some layers or in all, and other names of matrices."""
+"""Qwen3-Next: like Qwen3.5, with experts in some layers or in all, and other tensor names."""
 
 from __future__ import annotations
 

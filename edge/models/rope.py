@@ -1,6 +1,6 @@
-"""Reads which rotary positions a `config.json` asks for: all kinds that `transformers` knows.
+"""Rotary positions from a `config.json`: all kinds that `transformers` knows.
 
-Frequencies are formed in float32, because the reference implementation does.
+Frequencies are computed in float32, like the reference implementation's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge.models.config import LEAST_FLOAT32, Config
 from edge.models.rotary import Rotary
 
 MAX_HEAD_SIZE = 4096
-"""Reading a configuration takes as long as this is; models have 64 to 512."""
+"""Largest head size, which bounds the time to read a configuration; models have 64 to 512."""
 
 USUAL_THETA = 10000.0
 
@@ -27,16 +27,16 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rope:
-    """The values of one rotation, as its kind reads them."""
+    """The inputs of one rotation, for the reader of its kind."""
 
     config: Config
-    """Values of `rope_parameters`."""
+    """The values of `rope_parameters`."""
     theta: float
     elements: int
-    """Elements of a head that turn."""
+    """The rotary elements of a head."""
     head_size: int
     context_tokens: int
-    """Context of the whole model's configuration."""
+    """The context of the model's configuration."""
     trained_tokens: int
     """The longest context before frequencies were scaled."""
 
@@ -46,12 +46,12 @@ class _Rope:
 
     @property
     def periods(self) -> Array:
-        """Plain ones: positions for an angle of 1."""
+        """The wavelengths of plain rotation: positions per radian."""
         return np.power(np.float32(self.theta), self.exponents).astype(np.float32)
 
     @property
     def frequencies(self) -> Array:
-        """Plain ones."""
+        """The inverse frequencies of plain rotation."""
         return (np.float32(1.0) / self.periods).astype(np.float32)
 
 
@@ -64,11 +64,10 @@ def read_rotary(
     partial: float = 1.0,
     is_interleaved: bool = False,
 ) -> Rotary:
-    """The rotation of a model's heads, or of its layers of one type, where they differ.
+    """The rotation of a model's heads, or of its layers of one type if they differ.
 
-    `rope_parameters` is what current files hold, `rope_theta` and `rope_scaling` older ones.
-    `theta`, and `partial`, the part of a head that turns: where the file names none.
-    Raises CheckpointError for a kind that is not known.
+    Current files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`. theta, and
+    partial (the rotary part of a head): defaults. Raises CheckpointError for an unknown kind.
     """
     values = {**config.mapping("rope_scaling"), **config.mapping("rope_parameters")}
     source = f"{config.source}: rope_parameters"
@@ -101,7 +100,7 @@ def read_rotary(
         context_tokens=context_tokens,
         trained_tokens=config.size(trained, rope.size(trained, context_tokens)),
     )
-    with np.errstate(all="ignore"):  # what is no number is refused where the rotation is made
+    with np.errstate(all="ignore"):  # Rotary refuses NaN
         found = _KINDS[kind](described)
     return Rotary(
         inverse_frequencies=_numbers(found["short"]),
@@ -125,13 +124,14 @@ def _linear(rope: _Rope) -> Mapping[str, Any]:
 
 
 def _dynamic(rope: _Rope) -> Mapping[str, Any]:
-    """Others than plain ones only past max_position_embeddings, where no request goes here."""
+    """Plain frequencies: dynamic scaling begins past max_position_embeddings, which no request
+    exceeds here."""
     rope.config.positive("factor")
     return {"short": rope.frequencies}
 
 
 def _proportional(rope: _Rope) -> Mapping[str, Any]:
-    """All of a head is paired, and the last pairs stand still."""
+    """Pairs over the whole head, of which the last ones do not rotate."""
     factor = np.float32(rope.config.positive("factor", 1.0))
     exponents = np.arange(0, rope.elements, 2, dtype=np.float32) / np.float32(rope.head_size)
     turning = np.float32(1.0) / np.power(np.float32(rope.theta), exponents)
@@ -158,15 +158,15 @@ def _llama3(rope: _Rope) -> Mapping[str, Any]:
 
 
 def _yarn(rope: _Rope) -> Mapping[str, Any]:
-    """Peng et al., YaRN, 2023: pairs that turn often in the trained context keep their frequency,
-    those that never turn once are slowed, a ramp between."""
+    """Peng et al., YaRN, 2023: pairs with many turns in the trained context keep their frequency,
+    those with less than one are slowed, a ramp between."""
     config = rope.config
     factor = _factor(rope)
     fast = config.positive("beta_fast", 32.0)
     slow = config.positive("beta_slow", 1.0)
 
     def pair(turns: float) -> float:
-        """Which turns so often in the trained context."""
+        """The index of the pair with this number of turns in the trained context."""
         log = math.log(rope.trained_tokens / (turns * 2 * math.pi))
         return rope.elements * log / (2 * math.log(rope.theta))
 
@@ -198,7 +198,7 @@ def _yarn_scale(config: Config, factor: float) -> float:
 
 
 def _longrope(rope: _Rope) -> Mapping[str, Any]:
-    """Ding et al., LongRoPE, 2024: a divisor for each frequency, others for long contexts."""
+    """Ding et al., LongRoPE, 2024: a divisor per frequency, different for long contexts."""
     config = rope.config
     factor, trained = _factor(rope), rope.trained_tokens
     scale = 1.0
@@ -215,7 +215,7 @@ def _longrope(rope: _Rope) -> Mapping[str, Any]:
 
 
 def _factors(rope: _Rope) -> Mapping[str, Any]:
-    """How GGUF files keep what llama3 scaling comes to."""
+    """Divisors of frequencies, the form of llama3 scaling in GGUF files."""
     return {"short": _divided(rope, "factors")}
 
 
@@ -224,7 +224,7 @@ def _factor(rope: _Rope) -> float:
 
 
 def _divided(rope: _Rope, name: str) -> Array:
-    """Plain frequencies, each by a number of its own."""
+    """Plain frequencies, each divided by a number of its own."""
     factors, count = rope.config.values.get(name), rope.elements // 2
     if (
         not isinstance(factors, list)

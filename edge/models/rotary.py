@@ -1,4 +1,4 @@
-"""Rotary positions as data: which angles the elements of a head turn by. Knows no configuration."""
+"""Rotary positions as data: the angles of a head's elements. Knows no configuration."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotary:
-    """The first elements of a head turn, two by two, by position · frequency; the others stay."""
+    """A rotation of a head's first elements in pairs, by position · frequency."""
 
     inverse_frequencies: tuple[float, ...]
-    """Angle per position, one for each pair; none where nothing turns."""
+    """The angle per position of each pair; empty: no rotation."""
     long_inverse_frequencies: tuple[float, ...] = ()
-    """Those of sessions whose context is longer than `trained_tokens`, where they are others."""
+    """The frequencies of sessions with a context beyond `trained_tokens`; empty: the same ones."""
     trained_tokens: int = 0
     scale: float = 1.0
-    """What turned elements are multiplied by."""
+    """The scale of rotated elements."""
     is_interleaved: bool = False
-    """A pair are neighbours; else an element and the one half of the turned ones further on."""
+    """Pairs are neighbours; else an element and the one half of the rotary elements further on."""
 
     def __post_init__(self) -> None:
         for name in ("inverse_frequencies", "long_inverse_frequencies"):
@@ -46,19 +46,19 @@ class Rotary:
 
     @property
     def turned_elements(self) -> int:
-        """Elements of a head that turn."""
+        """The rotary elements of a head."""
         return 2 * len(self.inverse_frequencies)
 
     def is_long(self, context_tokens: int) -> bool:
-        """Whether a session that takes requests of N tokens has the long frequencies.
+        """Whether a session for requests of N tokens has the long frequencies.
 
-        All its requests turn alike, however short they are: a choice by the length of a request
-        would need other keys once a reply passes `trained_tokens`.
+        All its requests use the same ones, short requests, too: a choice by request would need
+        other keys once a reply passes `trained_tokens`.
         """
         return bool(self.long_inverse_frequencies) and context_tokens > self.trained_tokens
 
     def frequencies(self, context_tokens: int) -> tuple[float, ...]:
-        """Inverse frequencies of a session that takes requests of `context_tokens` tokens."""
+        """The inverse frequencies of a session for requests of `context_tokens` tokens."""
         is_long = self.is_long(context_tokens)
         return self.long_inverse_frequencies if is_long else self.inverse_frequencies
 
@@ -69,7 +69,7 @@ class Rotary:
 
 
 def rotary_of(value: object) -> Rotary:
-    """As it is, or from JSON. Raises ValueError."""
+    """A Rotary, or one from JSON. Raises ValueError."""
     return value if isinstance(value, Rotary) else Rotary(**exact_fields(Rotary, value))
 
 

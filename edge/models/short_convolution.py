@@ -1,4 +1,4 @@
-"""A gated convolution over a few last tokens: those are its state, in place of keys and values."""
+"""A short gated convolution, whose state is the last few inputs in place of a KV cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MATRICES = ("short_before", "short_after", "short_value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvolution:
-    """A unit is some channels."""
+    """A short gated convolution. A unit is a group of channels."""
 
     kind: ClassVar[str] = "short_convolution"
     state_names: ClassVar[tuple[str, ...]] = ("channels",)
@@ -33,7 +33,7 @@ class ShortConvolution:
     unit_channels: int
     """Channels of each unit."""
     convolution: int
-    """How many last tokens it sees."""
+    """The window in tokens."""
     bias: bool
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class ShortConvolution:
 
     @property
     def num_groups(self) -> int:
-        """No two units share weights."""
+        """The KV heads that units share: none."""
         return self.num_units
 
     @property
@@ -61,7 +61,7 @@ class ShortConvolution:
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shape of one request's state, float32: what it saw last."""
+        """The shape of one request's state, float32: the last inputs."""
         return ((self.convolution - 1, self.channels),)
 
     @property
@@ -93,7 +93,7 @@ class ShortConvolution:
         )
 
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
-        """The fused product and its parts, and what each step makes of them."""
+        """The fused product, its parts, and their products."""
         return 9 * self.channels
 
     def of_units(self, units: range) -> ShortConvolution | None:

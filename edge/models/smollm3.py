@@ -1,4 +1,4 @@
-"""SmolLM3: Llama in which some layers know no positions."""
+"""SmolLM3: Llama with some layers without positions (NoPE)."""
 
 from __future__ import annotations
 

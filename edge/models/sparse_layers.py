@@ -1,4 +1,4 @@
-"""Which layers of a model have experts, as families after Qwen2-MoE write it."""
+"""The layers with experts, in the config.json fields of families after Qwen2-MoE."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from edge.models.spec import MAX_LAYERS
 
 
 def num_experts(config: Config) -> int:
-    """Under either of its two names."""
+    """The number of experts, under either of its two names."""
     has_local = config.values.get("num_experts") is None
     name = "num_local_experts" if has_local and "num_local_experts" in config.values else ""
     return config.size(name or "num_experts", most=MAX_EXPERTS)
 
 
 def check_routing(config: Config, **known: str) -> None:
-    """Check that these fields say what the family computes. Raises CheckpointError for anything
-    else."""
+    """Raises CheckpointError unless these fields have the family's only values."""
     for name, value in known.items():
         if config.values.get(name, value) != value:
             raise config.error(f"{name} must be {value}, which is what this family computes")
 
 
 def shared_expert(config: Config, usual: int) -> SharedExpert:
-    """As Qwen's families have one; `usual` columns where the file does not say how many."""
+    """The shared expert of Qwen's families. usual: the default of its columns."""
     columns = config.size("shared_expert_intermediate_size", usual)
     return SharedExpert(columns=columns, is_gated=True)
 
@@ -34,10 +33,7 @@ def shared_expert(config: Config, usual: int) -> SharedExpert:
 def sparse_layers(
     config: Config, *, renormalized: bool = False, shared: SharedExpert | None = None
 ) -> Sequence[Experts | None]:
-    """For each layer its experts, or None for a plain block.
-
-    `renormalized`: where the file does not say.
-    """
+    """The experts of each layer; None for a plain block. renormalized: the default."""
     check_routing(config, scoring_func="softmax", topk_method="greedy")
     experts = Experts(
         num_experts=num_experts(config),

@@ -1,7 +1,7 @@
-"""A model as data: what its layers compute and how large they are.
+"""A model as data: the operators and sizes of its layers.
 
-Knows no file names, no split and no back end. It crosses the wire as JSON, so a peer needs to know
-operators, never families.
+Knows no file names, no split and no back end. It is sent to peers as JSON, so peers know operators,
+but no families.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from edge.models.short_convolution import ShortConvolution
 
 MAX_LAYERS = 4096
 MAX_KV_HEADS = 1 << 16
-"""In all layers together: a layout has slices of each. 126 layers of 128 are 16 thousand."""
+"""Most KV heads in all layers: a layout has slices of each. 126 layers of 128 are 16 thousand."""
 MAX_EXPERTS_IN_ALL = 1 << 16
-"""In all layers together: each has weights of its own, which are told one by one. 60 layers of 512
-are 31 thousand."""
+"""Most experts in all layers: each is listed with its own weights. 60 layers of 512 are 31
+thousand."""
 _LONGEST_FAMILY = 100
 MAX_KINDS = 64
-"""Kinds of layers in one model."""
+"""Most kinds of layers in one model."""
 
 WithState = LinearAttention | ShortConvolution
-"""Those that have a state of each request in place of keys and values."""
+"""The mixers with a state per request in place of a KV cache."""
 Mixer = Attention | WithState
-"""The half of a layer that looks at other tokens. A further kind is a class with the verbs of
+"""The half of a layer that reads other tokens. A further kind is a class with the methods of
 `Part`, named here."""
 FeedForward = GatedMlp | PlainMlp | Experts
-"""The half that does not; likewise."""
+"""The half of a layer that does not read other tokens."""
 
 _MIXERS: Mapping[str, type[Mixer]] = {
     kind.kind: kind for kind in (Attention, LinearAttention, ShortConvolution)
@@ -63,23 +63,23 @@ ALL_NEEDS = frozenset(
         *(_SCALED, _POSITIONS, _OWN_INPUTS, _SHARED_KEYS, _APART),
     )
 )
-"""Whatever `ModelSpec.needs` may name."""
+"""All possible names in `ModelSpec.needs`."""
 
 TABLES = frozenset(("embedding", "token_table"))
-"""Roles of matrices of which rows are looked up: nothing is multiplied with them."""
+"""The roles of lookup tables, which are not multiplied."""
 
 _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """Two parts that read the hidden state and are added to it, one after the other."""
+    """A layer: two parts that in turn read the hidden state and add to it."""
 
     mixer: Mixer
     feed_forward: FeedForward
     grade: int = 0
-    """Tells layers apart that are alike in all but the format of their weights: a format may hold
-    some layers finer than others, and then plans count them, and cut them, by themselves."""
+    """The grade of its weight format. A format may be finer in some layers; plans then count and
+    split layers by grade."""
 
     def __post_init__(self) -> None:
         if type(self.grade) is not int or not 0 <= self.grade < MAX_KINDS:
@@ -106,29 +106,29 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder. Most models have one kind of layer, some a few, none has as many as layers."""
+    """A decoder. Most models have one kind of layer, some a few."""
 
     family: str
     hidden_size: int
     vocab_size: int
     context_tokens: int
-    """Positions the model was made for; a prompt and its answer must fit."""
+    """The longest context that the model was trained for."""
     norm_epsilon: float
     tied_embeddings: bool
     embedding_scale: float = 1.0
-    """What rows of the embedding are multiplied by."""
+    """The scale of the embedding's rows."""
     learned_positions: bool = False
-    """A table has a row for each position, which is added to that of the token."""
+    """Learned positions: a row per position is added to the token's."""
     norm_bias: bool = False
-    """The last norm takes the mean away first, and adds a bias."""
+    """The last norm is a LayerNorm with a bias."""
     logit_scale: float = 1.0
-    """What the head's products are multiplied by."""
+    """The scale of logits."""
     logit_soft_cap: float | None = None
-    """Logits x become soft_cap · tanh(x / soft_cap) then; None: they stay."""
+    """Logits x then become soft_cap · tanh(x / soft_cap); None: unchanged."""
     kinds: tuple[LayerSpec, ...]
-    """Different ones, in the order in which layers first have them; `by_kind` makes them."""
+    """The different kinds of layers, in order of their first layer; `by_kind` makes them."""
     layers: tuple[int, ...]
-    """For each layer, which of the kinds it is."""
+    """The index of each layer's kind."""
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -175,7 +175,7 @@ class ModelSpec:
             raise ValueError(f"a model has at most {MAX_EXPERTS_IN_ALL} experts in all its layers")
 
     def _check_keys(self) -> None:
-        """Raises ValueError where a layer has keys of one that it cannot have them of."""
+        """Raises ValueError if a layer cannot share the keys of the layer that it names."""
         attentions = self.attentions
         for number, each in attentions.items():
             if each.keys_of is None:
@@ -198,12 +198,12 @@ class ModelSpec:
 
     @property
     def token_inputs(self) -> int:
-        """How many numbers each layer has of each token; 0 for none."""
+        """The size of the inputs per layer and token; 0: none."""
         block = self.kinds[0].feed_forward
         return (block.token_inputs or 0) if isinstance(block, GatedMlp) else 0
 
     def kept(self, layer: int) -> tuple[int, ...]:
-        """Layers before this one whose input it or later ones need once more, in order."""
+        """The earlier layers whose input this or a later layer needs again, in order."""
         found = {
             each.keys_of
             for number, each in self.attentions.items()
@@ -213,7 +213,7 @@ class ModelSpec:
 
     @property
     def lenders(self) -> frozenset[int]:
-        """Layers whose input later ones need once more."""
+        """The layers whose input later ones need again."""
         mixers = (kind.mixer for kind in self.kinds)
         found = (each.keys_of for each in mixers if isinstance(each, Attention))
         return frozenset(each for each in found if each is not None)
@@ -224,25 +224,24 @@ class ModelSpec:
 
     @property
     def partial_parts(self) -> int:
-        """Width of the widest sum over a stage's shards, in widths of a hidden state."""
+        """The width of the widest sum over a stage's shards, in hidden states."""
         blocks = (kind.feed_forward for kind in self.kinds)
         return 1 + any(isinstance(each, Experts) and each.is_apart for each in blocks)
 
     @property
     def attentions(self) -> dict[int, Attention]:
-        """By layer, where it has some."""
+        """The experts by layer, for layers that have some."""
         mixers = {number: self.layer(number).mixer for number in range(self.num_layers)}
         return {number: each for number, each in mixers.items() if isinstance(each, Attention)}
 
     @property
     def attention(self) -> Attention:
-        """That of the first layer that has some."""
+        """The experts of the first layer that has some."""
         return next(iter(self.attentions.values()))
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What a back end must have kernels for: its kinds of parts, and what some of those have in
-        addition."""
+        """The features that a back end must have kernels for: kinds of parts, and variants."""
         attentions = self.attentions.values()
         found = [
             name
@@ -264,20 +263,20 @@ class ModelSpec:
 
     @property
     def has_states(self) -> bool:
-        """Requests have more than keys and values: what cannot be cut at any of their tokens."""
+        """Whether requests have states, which cannot be cut at any token like a KV cache."""
         return any(isinstance(kind.mixer, WithState) for kind in self.kinds)
 
     def layer(self, number: int) -> LayerSpec:
         return self.kinds[self.layers[number]]
 
     def to_json(self) -> dict[str, Any]:
-        """Every kind once, however many layers are of it."""
+        """The model as JSON, each kind of layer once."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**fields, "kinds": [kind.to_json() for kind in self.kinds]}
 
     @classmethod
     def from_json(cls, value: object) -> ModelSpec:
-        """Raises ValueError for anything that `to_json` could not have written."""
+        """A model from JSON. Raises ValueError for a value that `to_json` cannot write."""
         fields = dict(exact_fields(cls, value))
         for name, most in (("kinds", MAX_KINDS), ("layers", MAX_LAYERS)):
             if not isinstance(fields[name], list | tuple) or len(fields[name]) > most:
@@ -296,7 +295,7 @@ def by_kind(layers: Sequence[LayerSpec]) -> dict[str, Any]:
 
 
 def graded(spec: ModelSpec, grades: Sequence[int]) -> ModelSpec:
-    """The same with these grades of its layers."""
+    """The model with these grades of its layers."""
     layers = [
         dataclasses.replace(spec.layer(number), grade=grade) for number, grade in enumerate(grades)
     ]

@@ -18,12 +18,12 @@ from edge.memory.baseline import USUAL_BASELINE_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
 from edge.models.attention import Attention
-from edge.models.claims import Claims, Rope
 from edge.models.linear_attention import LinearAttention
 from edge.models.spec import MAX_LAYERS, Mixer, ModelSpec, tensor_shapes
+from edge.models.unchecked_config import Claims, Rope
 from edge.partition import ModelFacts
 from edge.planning.load_options import LoadOptions
-from edge.text.description import TokenizerFacts
+from edge.text.tokenizer_facts import TokenizerFacts
 from edge.weights.format_sizes import bytes_per_weight, in_words
 from edge.weights.formats import DTYPES, KV_DTYPES, Dtype, KvDtype, weight_format
 from edge.weights.header import Form, Header, StoredTensor

@@ -1,15 +1,15 @@
 """How does text become tokens, and tokens text?
 
-Tokenizer            text ↔ token ids, chats → prompts        (tokenizer.py)
-TextStream           token ids → text that grows              (stream.py)
-TokenizerFiles       what a folder or a GGUF file says of one (files.py, gguf.py)
-AnswerForm           how a model writes its answers           (answer_forms.py, call_forms.py)
-AnswerParser         an answer → what is said, thought, called (answer_parser.py)
-Grammars             what an answer must be → which tokens may come (grammar.py, forced_calls.py)
-tool_schemas         Python functions → schemas for templates  (tool_schema.py)
-read_end_ids         where answers end                        (generation_config.py)
-read_sampling        how its makers choose tokens             (likewise)
-unused_settings      what else they say of that               (likewise)
+Tokenizer            text ↔ token ids, chats → prompts     (tokenizer.py)
+TextStream           token ids → streaming text            (stream.py)
+TokenizerFiles       the files of a folder or a GGUF file  (files.py, gguf.py)
+AnswerForm           the model's format of answers         (answer_forms.py, tool_call_forms.py)
+AnswerParser         an answer → thinking, text and calls  (answer_parser.py)
+Grammars             a grammar → the allowed next tokens   (grammar.py, tool_call_grammars.py)
+tool_schemas         Python functions → JSON schemas       (tool_schema.py)
+read_end_ids         the end tokens                        (generation_config.py)
+read_sampling        the default sampling parameters       (generation_config.py)
+unused_settings      the settings that Edge ignores        (generation_config.py)
 """
 
 from edge.text.files import TokenizerFiles, read_tokenizer_files

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge.text.call_forms import CALL_FORMS, CallForm, call_form
 from edge.text.thinking import THINKING_MARKS, ThinkingMarks, thinking_marks
+from edge.text.tool_call_forms import CALL_FORMS, CallForm, call_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """A streaming parser of answers into thinking, text and tool calls. Pure.
 
 The parts do not depend on how the text is cut into pieces, and a character is read a bounded number
-of times. `call_forms.py` has the forms of tool calls. Only a call of an offered tool is a call; all
-else stays text, to the letter.
+of times. `tool_call_forms.py` has the forms of tool calls. Only a call of an offered tool is a
+call; all else stays text, to the letter.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import partial
 
 from edge.text.answer_forms import AnswerForm
 from edge.text.answer_parts import AnswerPart, ReadAnswer, Said, Thought, ToolCall
-from edge.text.call_bodies import Body, ChosenBody, Ended
-from edge.text.call_forms import CallForm
 from edge.text.channels import ChannelReader
 from edge.text.thinking import ThinkingSplitter, before_partial
+from edge.text.tool_call_bodies import Body, ChosenBody, Ended
+from edge.text.tool_call_forms import CallForm
 from edge.text.tool_types import ToolTypes
 
 _MOST_AT_ONCE = 4096

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from edge.text.call_bodies import Body, JsonBody, json_calls
+from edge.text.tool_call_bodies import Body, JsonBody, json_calls
 from edge.text.tool_types import ToolTypes
 
 _BETWEEN = " \t\r\n;,"

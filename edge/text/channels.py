@@ -17,8 +17,8 @@ from collections.abc import Container, Iterator
 from typing import Literal
 
 from edge.text.answer_parts import AnswerPart, Said, Thought
-from edge.text.call_bodies import json_calls
 from edge.text.thinking import before_partial
+from edge.text.tool_call_bodies import json_calls
 
 START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
 MESSAGE, END = "<|message|>", "<|end|>"

@@ -17,7 +17,10 @@ import numpy as np
 
 from edge.errors import CheckpointError
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.text.description import (
+from edge.text.files import TOKENIZER, SpecialToken, TokenizerFiles
+from edge.text.generation_config import sampling_of
+from edge.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from edge.text.tokenizer_facts import (
     BYTE_FALLBACK,
     BYTE_LEVEL,
     MAX_NAMED,
@@ -25,9 +28,6 @@ from edge.text.description import (
     TokenizerFacts,
     short_tokens,
 )
-from edge.text.files import TOKENIZER, SpecialToken, TokenizerFiles
-from edge.text.generation_config import sampling_of
-from edge.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _MODEL = "tokenizer.ggml.model"
 _TOKENS = "tokenizer.ggml.tokens"

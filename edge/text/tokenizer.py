@@ -22,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edge.errors import CheckpointError, EdgeError, RequestError
 from edge.text.answer_forms import AnswerForm, answer_form
-from edge.text.begun_answers import begun_answer, up_to_answer
+from edge.text.assistant_prefill import begun_answer, up_to_answer
 from edge.text.chat_template import ChatTemplate
 from edge.text.cleanup import clean_up_spaces
 from edge.text.detokenizer import Vocabulary

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edge.errors import CheckpointError
-from edge.models.claims import Claims, claims_of
 from edge.models.families import read_family
 from edge.models.gguf import claimed_config
 from edge.models.spec import ModelSpec
+from edge.models.unchecked_config import Claims, claims_of
 from edge.offload import GgufFile, GgufStore, SafetensorsStore, StoreError, is_gguf, open_gguf
 from edge.text import read_end_ids, read_tokenizer_files
-from edge.text.description import TokenizerFacts, describe_tokenizer
 from edge.text.files import TOKENIZER, read_json
 from edge.text.gguf import describe_gguf_tokenizer, gguf_end_ids, gguf_templates, has_tokenizer
+from edge.text.tokenizer_facts import TokenizerFacts, describe_tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.encoding import Encoding, Rounded
 from edge.weights.folder_form import CONFIG

@@ -48,7 +48,7 @@ from edge.protocol.fields import to_json
 from edge.protocol.measurements import LinkGlance, LinkTimes, Span
 from edge.text import Tokenizer, read_tokenizer_files
 from edge.text.chat_template import ChatTemplate
-from edge.text.description import describe_tokenizer
+from edge.text.tokenizer_facts import describe_tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.expert_uses import keep_expert_uses, known_expert_uses
 from edge.weights.formats import weight_format

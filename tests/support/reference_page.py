@@ -28,13 +28,13 @@ import edge
 import edge.errors
 from edge.api.local_peers import LocalSettings
 from edge.cli.main import cli
-from edge.models.claims import Rope
+from edge.models.unchecked_config import Rope
 from edge.option_fields import option_facts
 from edge.partition import Stage, Term
 from edge.partition.fit import placement
 from edge.protocol.step_times import StepTimes
 from edge.studies.inspection import HeldAs, KvFacts, LayerKind, StoredType
-from edge.text.description import TokenizerFacts
+from edge.text.tokenizer_facts import TokenizerFacts
 from edge.weights import formats
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"

@@ -28,7 +28,6 @@ from edge.models.spec import tensor_shapes
 from edge.offload import GgufFile, SafetensorsFile, StoreError
 from edge.server.keys import read_keys
 from edge.text import Tokenizer
-from edge.text.description import describe_tokenizer
 from edge.text.files import TOKENIZER, read_json, read_tokenizer_files
 from edge.text.gguf import (
     describe_gguf_tokenizer,
@@ -37,6 +36,7 @@ from edge.text.gguf import (
     gguf_templates,
     gguf_tokenizer_files,
 )
+from edge.text.tokenizer_facts import describe_tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.gguf.form import gguf_spec
 from edge.weights.header import read_header

@@ -12,7 +12,7 @@ import pytest
 
 import edge
 from edge.api.local_peers import _command_lines
-from edge.cli.wrong_usage import as_sentence, remedy_of
+from edge.cli.usage_errors import as_sentence, remedy_of
 from edge.errors import shown
 from tests.architecture.test_docs import MODULES
 from tests.architecture.test_names import REPOSITORY

@@ -24,7 +24,7 @@ from edge.kernels.kv_cache.cache_size import (
 from edge.kernels.latent_heads.onnx import latent_heads
 from edge.kernels.rms_norm.onnx import rms_norm
 from edge.models.attention import Attention
-from edge.models.latent import Latent
+from edge.models.latent_attention import Latent
 
 
 def lower_attention(

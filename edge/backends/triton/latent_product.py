@@ -12,7 +12,7 @@ from edge.backends.triton.weights import Product
 from edge.kernels.latent_heads.triton import latent_heads
 from edge.kernels.rms_norm.triton import rms_norm
 from edge.models.attention import Attention
-from edge.models.latent import Latent
+from edge.models.latent_attention import Latent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

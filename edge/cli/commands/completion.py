@@ -8,7 +8,7 @@ import click
 import platformdirs
 from click.shell_completion import get_completion_class
 
-from edge.cli.own_files import write_own
+from edge.cli.generated_files import write_own
 from edge.errors import RequestError
 
 _BY_HAND = {

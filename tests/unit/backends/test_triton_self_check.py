@@ -13,7 +13,7 @@ from edge.backends.registry import open_backend
 from edge.errors import RequestError
 from edge.kernels.gated_mlp.reference import Clamp
 from edge.models.experts import Experts, SharedExpert
-from edge.models.latent import Latent
+from edge.models.latent_attention import Latent
 from edge.models.linear_attention import LinearAttention
 from edge.models.plain_mlp import PlainMlp
 from edge.models.rotary import Rotary

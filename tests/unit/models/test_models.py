@@ -614,7 +614,7 @@ def test_which_layers_are_linear_attention() -> None:
             {"model_type": "qwen3_5_text", "linear_conv_kernel_dim": 65},
             "a convolution sees 2 to 64 tokens",
         ),
-        ({"model_type": "lama"}, "llama is called nearly the same; it runs deepseek_v3, gemma2"),
+        ({"model_type": "lama"}, "llama has a similar name; it runs deepseek_v3, gemma2"),
         ({"model_type": "mistral3", "text_config": [1]}, "text_config must be an object"),
         ({"model_type": "gemma3", "text_config": {"model_type": "t5"}}, "'t5' is not a family"),
         ({"model_type": None}, "model_type None is not a family"),

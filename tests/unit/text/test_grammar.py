@@ -17,10 +17,10 @@ from edge.text import Tokenizer
 from edge.text.answer_forms import AnswerForm
 from edge.text.answer_parser import read_answer
 from edge.text.answer_parts import ToolCall
-from edge.text.call_forms import CALL_FORMS
 from edge.text.detokenizer import Vocabulary
-from edge.text.forced_calls import calls_grammar
 from edge.text.grammar import Grammar, Grammars, Matcher, schema_grammar
+from edge.text.tool_call_forms import CALL_FORMS
+from edge.text.tool_call_grammars import calls_grammar
 from edge.text.tool_types import tool_types
 from tests.support.call_templates import CALL_TEMPLATES, answer_of, random_schema
 from tests.support.small_tokenizers import KINDS, letters

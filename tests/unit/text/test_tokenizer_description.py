@@ -9,7 +9,7 @@ import pytest
 
 from edge.errors import CheckpointError
 from edge.text import Tokenizer, read_end_ids, read_tokenizer_files
-from edge.text.description import MAX_NAMED, describe_tokenizer
+from edge.text.tokenizer_facts import MAX_NAMED, describe_tokenizer
 from tests.support.small_tokenizers import CHAT_TEMPLATE, KINDS, byte_level, write_checkpoint
 
 DEMO = Path(__file__).parents[3] / "demos" / "model"

@@ -16,11 +16,11 @@ from edge.text import TextStream, Tokenizer
 from edge.text.answer_forms import AnswerForm, answer_form
 from edge.text.answer_parser import AnswerParser, read_answer
 from edge.text.answer_parts import AnswerPart, ReadAnswer, Said, ToolCall
-from edge.text.call_bodies import Body, Ended
-from edge.text.call_forms import CALL_FORMS
 from edge.text.channels import ChannelReader
-from edge.text.forced_calls import calls_grammar
 from edge.text.grammar import Grammars
+from edge.text.tool_call_bodies import Body, Ended
+from edge.text.tool_call_forms import CALL_FORMS
+from edge.text.tool_call_grammars import calls_grammar
 from edge.text.tool_types import ToolTypes, tool_types, typed
 from tests.support.call_templates import CALL_TEMPLATES, answer_of, cut, parts_of
 from tests.support.small_tokenizers import byte_fallback, byte_level, write_checkpoint

@@ -1,6 +1,6 @@
-"""What a configuration says of a model, whether or not it is one that is computed here. Pure.
+"""The unchecked values of a config.json, for `edge inspect` of any model. Pure.
 
-For people who ask what a file is. Nothing is believed: what is no proper value counts as not said.
+An invalid value counts as absent.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotary positions, as they are described."""
+    """The description of rotary positions."""
 
     theta: float | None
     """The base of the frequencies."""
     scaling: str | None
-    """How they are scaled, in the configuration's word; None: not at all."""
+    """The configuration's name of their scaling; None: not scaled."""
     factor: float | None
-    """By how much; None where there are several numbers, or none."""
+    """The factor of the scaling; None: several numbers, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """The values of a config.json that say how large a model is; None: not said."""
+    """The values of a config.json about a model's size; None: absent."""
 
     family: str | None
     hidden_size: int | None
@@ -47,15 +47,14 @@ class Claims:
     window: int | None
     tied_embeddings: bool | None
     quantized_by: str | None
-    """The method, where the weights were quantised before they were published."""
+    """The method by which published weights were quantized."""
     rope: Rope | None
     note: str
-    """What whoever runs it should know; empty for most."""
+    """Notes for the user; empty for most models."""
 
 
 def claims_of(config: Mapping[str, Any]) -> Claims:
-    """Claims in the values of a config.json; where a text model is a part of a larger one, in that
-    part."""
+    """The claims of a config.json; of a multimodal model, those of its text part."""
     note, part = note_on(config), config.get("text_config")
     if "hidden_size" not in config and isinstance(part, Mapping):
         config = {**config, **part}
@@ -82,7 +81,8 @@ def claims_of(config: Mapping[str, Any]) -> Claims:
 
 
 def _rope(config: Mapping[str, Any]) -> Rope | None:
-    """`rope_parameters` is what current files hold, `rope_theta` and `rope_scaling` older ones."""
+    """The rotary positions: of `rope_parameters` in current files, else `rope_theta` and
+    `rope_scaling`."""
     found: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(part := config.get(key), Mapping):

@@ -1,7 +1,7 @@
-"""What attention has whose keys and values are made of a vector that all heads share.
+"""The parts of DeepSeek's multi-head latent attention (MLA).
 
-DeepSeek's multi-head latent attention. Every shard has the products that make that vector; those
-that make heads of it are cut by heads.
+Keys and values are made of a latent vector that all heads share. Every shard has the matrices that
+make the vector; those that make heads from it are split by heads.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from edge.models.parts import MatrixSlice, Rows, VectorSlice, check_flags, check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
-    """Queries may be made of a vector of their own; both vectors are normed."""
+    """The sizes of latent attention. Queries may have a latent vector of their own; both vectors
+    are normed."""
 
     query_rank: int | None
-    """Elements of that of queries; None: they are made of the hidden state."""
+    """Elements of the queries' latent vector; None: they are made of the hidden state."""
     rank: int
-    """Elements of that of keys and values."""
+    """Elements of the latent vector of keys and values."""
     shared_size: int
-    """Elements of each key that turn, and that all heads share."""
+    """The rotary elements of each key, which all heads share."""
     value_size: int
     """Elements of a head's values, at most those of its keys."""
     bias: bool
-    """The products that make the vectors have biases."""
+    """The matrices that make the latent vectors have biases."""
     norm_epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -38,7 +39,7 @@ class Latent:
 
     @property
     def rows(self) -> int:
-        """Rows of the product that makes what heads share."""
+        """Rows of the matrix that makes the shared part of keys and values."""
         return self.rank + self.shared_size
 
     def shapes(
@@ -67,7 +68,7 @@ class Latent:
     def matrices(
         self, layer: str, hidden_size: int, heads: range, head_size: int
     ) -> Iterator[MatrixSlice]:
-        """All but the last product."""
+        """The slices of all matrices but the output's."""
         down: Rows = ((f"{layer}kv_down.weight", range(self.rows)),)
         query, inputs = f"{layer}query.weight", range(hidden_size)
         if self.query_rank is not None:
@@ -94,7 +95,7 @@ class Latent:
             yield VectorSlice(name=f"{layer}latent.bias", parts=down)
 
     def _queries(self, heads: range, head_size: int) -> Iterator[range]:
-        """Ranges of each head's elements: those that turn, which are the last, and then the
+        """The ranges of each head's elements: the rotary ones, which are the last, then the
         others."""
         for head in heads:
             start, stop = head * head_size, (head + 1) * head_size
@@ -103,7 +104,7 @@ class Latent:
                 yield range(start, stop - self.shared_size)
 
     def _key_value(self, role: str, heads: range, head_size: int) -> Rows:
-        """What keys have of their own, of all heads, and then values."""
+        """The ranges of all heads' own key elements, then of values."""
         own = head_size - self.shared_size
         starts = [head * (own + self.value_size) for head in heads]
         keys = [range(start, start + own) for start in starts if own]

@@ -1,6 +1,6 @@
 """Grammars that force tool calls in the format of a model's chat template. Pure.
 
-`call_forms.py` selects the format, and parses it.
+`tool_call_forms.py` selects the format, and parses it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ from functools import partial
 
 from edge.text.answer_parts import ToolCall
 from edge.text.bare_calls import bare_json, bare_line
-from edge.text.call_bodies import (
+from edge.text.channels import CHANNEL, CONSTRAIN, END, MESSAGE, START
+from edge.text.lenient_values import gemma_call, python_calls, python_lines
+from edge.text.tool_call_bodies import (
     Body,
     ChosenBody,
     ClosedBody,
@@ -36,9 +38,7 @@ from edge.text.call_bodies import (
     Parse,
     json_calls,
 )
-from edge.text.channels import CHANNEL, CONSTRAIN, END, MESSAGE, START
-from edge.text.forced_calls import ArgumentShape, CallShape, json_shape
-from edge.text.loose_values import gemma_call, python_calls, python_lines
+from edge.text.tool_call_grammars import ArgumentShape, CallShape, json_shape
 from edge.text.tool_types import ToolTypes, typed
 
 Bare = Callable[[ToolTypes, str], "tuple[Body, int] | str | None"]
