@@ -1,4 +1,4 @@
-"""Processes of ours that end when their input does, and what they take of memory."""
+"""Child processes that end with their input, and their memory."""
 
 from __future__ import annotations
 

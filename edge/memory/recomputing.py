@@ -1,4 +1,4 @@
-"""What keys and values would cost to compute again: by that it is decided which ones go. Pure."""
+"""The cost of computing keys and values again, which decides their eviction. Pure."""
 
 from __future__ import annotations
 

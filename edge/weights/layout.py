@@ -19,7 +19,7 @@ from edge.partition import LayerSlice, Plan, Shard, Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLayer:
-    """What a shard computes of a layer: its parts in local sizes, None where it has no units."""
+    """A shard's part of a layer, in local sizes; None for a part without units."""
 
     mixer: Mixer | None
     feed_forward: FeedForward | None
@@ -188,7 +188,7 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
 
 
 def token_table(number: int) -> str:
-    """What a shard's file calls one of its `token_tables`."""
+    """Name of one of the `token_tables` in a shard's file."""
     return f"token_table.{number}"
 
 

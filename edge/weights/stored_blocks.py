@@ -1,6 +1,6 @@
-"""Matrices that a checkpoint itself holds as codes: which kind each is, and how they are read.
+"""Matrices that a checkpoint holds as codes: the kind of each, and how it is read.
 
-Knows nothing of file formats: whoever knows one says which kinds there are, and reads the codes.
+Knows nothing of file formats: their modules give the kinds and read the codes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Folders under one root that several processes share: who uses which, and which goes first.
+"""Folders under one root that several processes share: locks and eviction.
 
-Two kinds of lock, both `flock`, which the kernel drops when a process dies however it dies. The
-root's lock is held for moments, by whoever makes, opens or removes a folder. A folder's lock is
-shared and held for as long as the folder is in use; only a folder nobody holds is ever evicted.
-Knows nothing of what the folders contain.
+Two kinds of lock, both `flock`, which the kernel frees when a process dies. The root's lock is held
+for moments, to make, open or remove a folder. A folder's lock is shared and held for as long as the
+folder is in use; only a folder without a holder is evicted. Knows nothing of the folders' contents.
 """
 
 import contextlib
@@ -285,7 +284,7 @@ def _last_use_ns(folder: Path) -> int:
 
 
 def owner_of(folder: Path) -> str | None:
-    """Whose a cache's folder is; None where nobody said."""
+    """Owner of a cache's folder; None if it has none."""
     return (_note(folder / _OWNER) or "").partition(" ")[0] or None
 
 

@@ -60,7 +60,7 @@ class CachedShard(Closing):
 
 
 class ShardWriter(Closing):
-    """A shard whose pieces are arriving; `close` without `finish` keeps them for another time.
+    """A shard whose pieces are arriving; `close` without `finish` keeps them for later.
 
     `put` may be called from several threads. Also a context manager.
     """
@@ -258,10 +258,10 @@ def mark_intact(folder: Path) -> None:
 
 
 def is_marked_intact(folder: Path) -> bool:
-    """Nobody has written to the weights since they were known to be right.
+    """The weights were not written to since they were verified.
 
-    A mark can be written anew along with the weights by whoever may write there: so it counts only
-    where that is this user alone, who could as well write another Edge.
+    A process that may write there could write a mark, too. So a mark counts only where that is this
+    user alone.
     """
     try:
         is_marked = (folder / _INTACT).read_text() == _state(folder / WEIGHTS)

@@ -222,7 +222,7 @@ def _with_scales(
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """What a group of the configuration says of its weights; group None: one scale for a row."""
+    """A configuration group's scheme of weights; group None: one scale for a row."""
 
     bits: int
     group: int | None
