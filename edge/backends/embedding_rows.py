@@ -79,9 +79,7 @@ class EmbeddingRows:
         self, rows: NDArray[np.float32], first: int, tokens: NDArray[np.int64]
     ) -> None:
         """rows float32 [layers, any number, size], from `first` on, of tokens int64 [tokens].
-
-        Raises likewise.
-        """
+        Raises as above."""
         layers, _, size = rows.shape
         at_once = self._layers[0].entry.shape[0]
         known: dict[int, int] = {}

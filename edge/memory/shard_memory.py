@@ -119,10 +119,8 @@ def check_plan(assignment: Assignment) -> None:
 
 
 def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> int:
-    """What to keep of its host's memory for a shard: all it could use, whatever its budget is.
-
-    Less what its keys and values may need there on their way.
-    """
+    """Host memory to keep for a shard: all that it could use, at any budget. Less what its keys and
+    values may need there on their way."""
     count = len(assignment.plan.stages[assignment.stage].layers)
     passing = passing_bytes(assignment.layout, assignment.limits, assignment.kv_dtype)
     most = max(0, free_bytes - passing)

@@ -42,7 +42,8 @@ _SPARE_PAGE_BYTES = 2 << 20
 """Pages that are kept for streamed weights and in use for none of them."""
 
 _SPARE_STATES = 2
-"""More than requests have: nobody's, where a step is filled up, and one on its way to a slot."""
+"""Slots beyond those of requests: one to fill up a step, and one for a request on its way to a
+slot."""
 
 MOST_CALIBRATION_TOKENS = 128
 """Enough that each channel's size is known to a few percent."""

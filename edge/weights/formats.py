@@ -36,7 +36,7 @@ Dtype = Literal["auto", "float32", "int8", "int4", "int4-pure", "int3", "int2"]
 """Number formats of weights. auto: as the checkpoint has them where it is quantised, else int4."""
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 FEW_BITS: tuple[Dtype, ...] = ("int3", "int2")
-"""Those that lose so much that people are told."""
+"""Formats with a loss that people are warned of."""
 BLOCK_SIZES = (16, 32, 64, 128)
 ACCURACIES: tuple[Accuracy, ...] = get_args(Accuracy)
 KvDtype = Literal["float32", "int8", "int4"]

@@ -124,7 +124,7 @@ def _quantize_missing(
                     for part in parts:
                         done += part.result()
                         report(done, total)
-                finally:  # nobody may still write when the writer closes its file
+                finally:  # no thread may write when the writer closes its file
                     for part in parts:
                         part.cancel()
                     wait(parts)

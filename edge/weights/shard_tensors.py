@@ -1,4 +1,4 @@
-"""The tensors that a shard's file must have, whatever its sender says."""
+"""The tensors that a shard's file must have."""
 
 from __future__ import annotations
 

@@ -66,9 +66,9 @@ class DerivedCache:
             use.close()
 
     def get(self, key: str) -> CachedShard | None:
-        """The file made under this key, or None; one that is not as it was made goes.
+        """The file made under this key, or None; a damaged one is removed.
 
-        All bytes are hashed where somebody wrote to the file since.
+        All bytes are hashed if the file was written to since.
         """
         name = _name(key)
         with self._folders.locked():

@@ -22,7 +22,7 @@ from edge.offload.files.last_use import mark_used
 _LOCK = ".lock"
 _TRASH = ".trash-"
 _OWNER = ".owner"
-"""Who has the folder, and the bytes that it may take in the end."""
+"""Owner of the folder, and the bytes that it may take in the end."""
 _MODEL = ".model"
 """The name of the model that the folder is of, for people."""
 _MOST_NOTE_BYTES = 2000
@@ -69,7 +69,7 @@ class KeptFolder:
 
     name: str
     model: str | None
-    """Its name; None where nobody said."""
+    """Its name; None if unknown."""
     owner: str | None
     nbytes: int
     """That it takes on the disk."""
@@ -119,7 +119,7 @@ class FolderCache:
         """Removes a folder, used or not; what others hold open stays readable to them."""
         trash = self.root / f"{_TRASH}{uuid.uuid4().hex}"
         with contextlib.suppress(FileNotFoundError):
-            (self.root / name).rename(trash)  # at once: nobody finds half a folder
+            (self.root / name).rename(trash)  # at once: no process finds half a folder
             shutil.rmtree(trash, ignore_errors=True)
 
     def room_bytes(self, name: str) -> int:
@@ -214,7 +214,7 @@ class FolderCache:
         over_disk = total_bytes - on_disk_bytes - shutil.disk_usage(self.root).free
         lacking = max(over_limit, over_disk)
         if lacking <= 0:
-            return []  # who uses what, and since when, does not matter
+            return []  # users and times of use do not matter
         by_age = [other for other in self.folders() if other in sizes]
         candidates = sorted(by_age, key=lambda other: other in keep)  # stable: by age within
         evictable = [other for other in candidates if not self.is_used(other)]
@@ -239,7 +239,7 @@ class FolderCache:
         return found
 
     def is_used(self, name: str) -> bool:
-        """Whether somebody keeps the folder from eviction. Called under the root's lock."""
+        """Whether the folder is in use. Called under the root's lock."""
         try:
             with (self.root / name / _LOCK).open("ab", buffering=0) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -264,7 +264,7 @@ class FolderCache:
         ]
 
     def remove_unused(self, names: Collection[str]) -> None:
-        """Those of them that nobody uses; what is not there is no error."""
+        """The unused ones of them; missing ones are no error."""
         for name in self.folders():
             if name in names and not self.is_used(name):
                 self.discard(name)

@@ -120,7 +120,7 @@ class KVPool:
     def open(self, request: str) -> int:
         """The request's slot, a new one at the end if it has none.
 
-        Raises KeyError when every slot is taken, or every state: the caller decides who waits.
+        Raises KeyError when every slot, or every state, is taken.
         """
         if request in self._requests:
             return self._requests.slot(request)
@@ -188,8 +188,8 @@ class KVPool:
     def gather(self, requests: Sequence[str], *, spare: bool = False) -> int:
         """Bring these requests, in this order, into neighbouring slots; the first one's slot.
 
-        Requests that keep their order and company, as those of a decode batch do, cost nothing.
-        spare: the slot behind them is nobody's, to be written to until the next `gather`.
+        A decode batch that stays the same costs nothing. spare: the slot after them is free, to be
+        written to until the next `gather`.
         """
         first, swaps = self._requests.gather(requests, at_end=spare)
         for pair in swaps:

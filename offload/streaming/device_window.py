@@ -141,7 +141,7 @@ class DeviceWindow:
         self._streamer.close()
         self._thread.join()
         self._copier.close()
-        self._failure = None  # its traceback would keep who waited alive
+        self._failure = None  # its traceback would keep the waiting frames alive
 
     def _run(self) -> None:
         try:

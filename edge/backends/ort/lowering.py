@@ -179,7 +179,7 @@ def _head(build: SegmentBuilder, stream: ResidualStream) -> None:
     else:
         stream.take_rows(rows)
         normed = stream.norm("final_norm")
-    # Who wants hidden states wants many, and the product with the head is the dearest of all.
+    # Requests for hidden states ask for many; the product with the head costs most of all.
     build.output(normed, "states", np.float32, ["batch", "rows", build.spec.hidden_size])
     normed = graph.node("Gather", normed, head_rows, axis=1)
     logits = finish_logits(

@@ -190,14 +190,14 @@ class StreamedLayers:
         self._keep(for_good=True)
 
     def lend(self, nbytes: int) -> None:
-        """So much more of what is read for each step stays in memory until this says otherwise;
-        what is too much then has left it when this returns."""
+        """Keep up to that much more of the streamed weights in memory, until the next call. Any
+        excess is released before this returns."""
         if nbytes != self._lent_bytes:
             self._lent_bytes = nbytes
             self._keep(for_good=False)
 
     def _keep(self, *, for_good: bool) -> None:
-        """Whatever gives memory does so before something else takes it."""
+        """Memory is released before it is taken elsewhere."""
         before, tiers = self._kept, self._tiers()
         if self._experts is not None:
             least = min(before.cache_bytes, tiers.cache_bytes)

@@ -75,7 +75,7 @@ def find_compressed(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CompressedMatrix(CodedMatrix):
-    """Tensors: codes, scales, zeros where there are any, groups of the columns likewise.
+    """Tensors: codes, scales, zeros and groups of the columns, if there are any.
 
     order: the tensor with the group of each column, of a shuffled matrix.
     """
