@@ -35,10 +35,10 @@ from edge.offload import (
     PIECE_BYTES,
     CachedShard,
     DirectReader,
+    ExpertCache,
     Extent,
     ExtentSpan,
     StoreCorruptError,
-    UnitCache,
     WeightStreamer,
 )
 from edge.partition.plan.expert_tiers import (
@@ -108,7 +108,7 @@ class StreamedLayers:
         self._kept_experts = kept_experts
         self._lent_bytes = 0
         self._streamer: WeightStreamer | None = None
-        self._experts: UnitCache[ExpertPlace] | None = None
+        self._experts: ExpertCache[ExpertPlace] | None = None
         self._group: dict[int, int] = {}
         """For each segment with experts behind it, which of the cache's groups they are."""
         self._kinds: dict[str, _Kind] = {}
@@ -159,7 +159,7 @@ class StreamedLayers:
             sparse = [index for index in self._position if self._experts_of(index) is not None]
             if sparse:
                 self._group = {index: group for group, index in enumerate(sparse)}
-                self._experts = UnitCache(
+                self._experts = ExpertCache(
                     [self._expert_extents(index) for index in sparse],
                     [self._kind_number(index) for index in sparse],
                     self._open_place,
