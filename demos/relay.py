@@ -125,8 +125,7 @@ class Relay:
                 self.reset(passage)
 
     def slow(self, *, delay_s: float = 0.0, bytes_per_s: float = math.inf) -> None:
-        """Each chunk of each connection comes so much later, from now on; without arguments, as
-        soon as it can."""
+        """Delay each chunk of each connection from now on; without arguments, no longer."""
         self._delay_s, self._bytes_per_s = delay_s, bytes_per_s
 
     def _do(self, passage: Passage, done: Callable[[], None]) -> None:

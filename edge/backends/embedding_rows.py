@@ -28,7 +28,7 @@ class EmbeddingRows:
         """`rows` of the vocabulary are in the shard's file, read times `scale`; others are zero.
 
         Where the file has rows of positions as well, those are added. It may have tables of what
-        layers have of each token, too, one behind the other.
+        layers have of each token, too, one after the other.
         """
         self._scale = np.float32(scale)
         self._rows = rows

@@ -270,7 +270,7 @@ class FolderCache:
                 self.discard(name)
 
     def _empty_trash(self) -> None:
-        """Remove what a process left behind that died while it evicted."""
+        """Remove folders of a process that died while it evicted."""
         for trash in self.root.glob(f"{_TRASH}*"):
             shutil.rmtree(trash, ignore_errors=True)
 

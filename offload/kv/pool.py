@@ -85,7 +85,7 @@ class KVPool:
                 self._fixed.prefer_huge(begin, _page_bytes(rows))
             begin += _page_bytes(rows)
         self._states: list[NDArray[np.float32]] = [found[number] for number in range(len(found))]
-        """States of slots, and behind them of places."""
+        """States of slots, then those of places."""
         self._slots = slots
         self._places = places
         self._most_states = slots if most_states is None else most_states
@@ -171,7 +171,7 @@ class KVPool:
         self._drop_state_pages(slot)
 
     def shrink(self, slot: int, length: int) -> None:
-        """Forget what is behind the first `length` tokens, if there is more, and free its pages."""
+        """Forget tokens after the first `length`, and free its pages."""
         old = self._lengths[slot]
         if length >= old:
             return
@@ -314,8 +314,8 @@ class KVPool:
     def _swap_rows(
         self, one: NDArray[Any], other: NDArray[Any], one_length: int, other_length: int
     ) -> None:
-        """Swap tokens [heads, context, elements]. The rest of the longer one moves, and leaves no
-        pages behind."""
+        """Swap tokens [heads, context, elements]. The rest of the longer one moves, and its pages
+        are freed."""
         both = min(one_length, other_length)
         for first in range(0, both, _PIECE_TOKENS):
             rows = slice(first, min(first + _PIECE_TOKENS, both))

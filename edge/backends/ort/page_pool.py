@@ -134,7 +134,7 @@ def want_huge_pages(parts: Sequence[memoryview]) -> None:
 
 
 def _ranges(part: memoryview) -> list[tuple[int, int]]:
-    """(address, bytes) of the whole huge pages of a part, if any, and of what is behind them."""
+    """(address, bytes) of the whole huge pages of a part, if any, and of the rest."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(part))
     if address % HUGE_PAGE_BYTES:
         return [(address, part.nbytes)]

@@ -135,10 +135,8 @@ class StepBuffers:
     def arrays(
         self, shape: StepShape, index: int, *, parts_before: int, parts: int
     ) -> dict[str, NDArray[Any]]:
-        """By input or output of segment `index`.
-
-        parts_before, parts: hidden states side by side in what is summed before it and behind it.
-        """
+        """By input or output of segment `index`. parts_before, parts: hidden states side by side in
+        the sums before and after it."""
         size, read, write = self._hidden_size, index % 2, (index + 1) % 2
         batch, tokens, first = shape.batch, shape.tokens, shape.first_token
         place = batch, tokens, first

@@ -110,7 +110,7 @@ class StreamedLayers:
         self._streamer: WeightStreamer | None = None
         self._experts: ExpertCache[ExpertPlace] | None = None
         self._group: dict[int, int] = {}
-        """For each segment with experts behind it, which of the cache's groups they are."""
+        """The cache's group of each segment that experts follow."""
         self._kinds: dict[str, _Kind] = {}
         self._bytes: tuple[LayerBytes, ...] = ()
         self._kept = ExpertTiers(streamed=streamed, cache_bytes=0)
@@ -259,7 +259,7 @@ class StreamedLayers:
     def experts(
         self, index: int, rows: NDArray[np.int64], *, tokens: int
     ) -> Generator[Sequence[tuple[int, ExpertPlace]], None, None]:
-        """The experts behind a segment that have rows, in runs, each in its place for its turn.
+        """The experts after a segment that have rows, in runs, each in its place for its turn.
 
         rows [experts]: how many of the step's `tokens` go through each.
         """
@@ -342,7 +342,7 @@ class StreamedLayers:
         return list(self._kinds).index(self._own_experts(index).kind)
 
     def _experts_of(self, index: int) -> StreamedExperts | None:
-        """Those behind a segment."""
+        """The experts after a segment."""
         return _streamed(self._segments[index]).experts
 
     def _own_experts(self, index: int) -> StreamedExperts:
