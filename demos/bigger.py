@@ -61,7 +61,7 @@ def run() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """What the model does with enough memory."""
+    """The model's results with enough memory."""
 
     token_ids: tuple[int, ...]
     tokens_per_s: float

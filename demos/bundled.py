@@ -15,7 +15,7 @@ MODEL = Path(str(files("edge.demos"))) / "model"
 """The checkpoint's folder, in a checkout as in an installed wheel."""
 
 ANSWERS = dict(QUESTIONS)
-"""What the right answer to each question of the made-up world starts with."""
+"""Beginnings of the right answers to questions about the made-up world."""
 
 STORY = "Tell me a story about Mia."
 

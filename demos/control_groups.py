@@ -1,4 +1,4 @@
-"""What a device may use, and what it has read: control groups of Linux, in either version."""
+"""Control groups of Linux, in either version: limits and counts of a device's resources."""
 
 from __future__ import annotations
 

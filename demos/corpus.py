@@ -111,7 +111,7 @@ def story(person: Person, rng: random.Random) -> str:
 
 
 def _unknown(rng: random.Random) -> str:
-    """A question about something with a random name, which nobody can know."""
+    """A question about something with a random name, which has no answer."""
     name = "".join(rng.choice(_LETTERS) for _ in range(rng.randint(3, 7)))
     return rng.choice(
         (

@@ -61,7 +61,7 @@ class Fleet:
         self.processes[name].send_signal(signal.SIGCONT)
 
     def renew(self) -> list[str]:
-        """Start those again that have ended; who they are."""
+        """Restart the daemons that have ended; their names."""
         ended = [name for name, process in self.processes.items() if process.poll() is not None]
         for name in ended:
             self._open.pop(name).close()

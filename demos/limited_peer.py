@@ -1,4 +1,4 @@
-"""One `edge peer` whose memory is limited, and what it takes: by its own account and the system's.
+"""One `edge peer` with limited memory, and its use by its own account and the system's.
 
 Where control groups can be made (root), the system itself ends a daemon that takes more.
 """
@@ -50,7 +50,7 @@ class LimitedPeer:
             return 0
 
     def stated_bytes(self) -> int:
-        """What it says that it takes without weights and KV caches."""
+        """Its memory without weights and KV caches, by its own account."""
         with edge.Cluster.connect([self.address]) as cluster:
             (peer,) = cluster.peers
         return peer.floor_bytes + sum(model.buffer_bytes for model in peer.models)

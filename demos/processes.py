@@ -1,4 +1,4 @@
-"""Processes of ours that end when their input does, and what they take of memory."""
+"""Child processes that end with their input, and their memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def child(command: list[str], *, cache: Path | None = None) -> Iterator[subproce
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
-        start_new_session=True,  # Ctrl-C is for us, who end it in our time
+        start_new_session=True,  # Ctrl-C is for the parent, which ends it later
     ) as process:
         try:
             yield process

@@ -1,7 +1,7 @@
-"""A TCP relay on loopback that counts what passes, and cuts, corrupts or delays it on demand.
+"""A TCP relay on loopback that counts bytes, and cuts, corrupts or delays them on demand.
 
-What happens to a connection is said before it is made (`Fault`), or while it lasts, by the methods
-of `Relay`, from any thread.
+Faults are set before a connection is made (`Fault`), or while it lasts, by the methods of `Relay`,
+from any thread.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Relay:
         self._do(passage, lambda: passage.writers[to_target].write(content))
 
     def vanish(self, passage: Passage) -> None:
-        """What either end sends is lost from now on, and not acknowledged; nobody is told."""
+        """Drop bytes of either end from now on, without acknowledging them or telling anyone."""
 
         def done() -> None:
             passage.has_vanished = True
@@ -111,7 +111,7 @@ class Relay:
         self._do(passage, done)
 
     def swallow(self, passage: Passage) -> None:
-        """What either end sends is taken, acknowledged and dropped from now on; nobody is told."""
+        """Acknowledge and drop bytes of either end from now on, without telling anyone."""
 
         def done() -> None:
             passage.is_swallowed = True
@@ -119,14 +119,13 @@ class Relay:
         self._do(passage, done)
 
     def end_vanished(self) -> None:
-        """Forget connections that nobody at their ends uses any more, but could not say so."""
+        """Reset connections whose ends no longer use them but could not say so."""
         for passage in self.open_passages():
             if passage.has_vanished or passage.is_swallowed:
                 self.reset(passage)
 
     def slow(self, *, delay_s: float = 0.0, bytes_per_s: float = math.inf) -> None:
-        """Each chunk of each connection comes so much later, from now on; without arguments, as
-        soon as it can."""
+        """Delay each chunk of each connection from now on; without arguments, no longer."""
         self._delay_s, self._bytes_per_s = delay_s, bytes_per_s
 
     def _do(self, passage: Passage, done: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
-"""A small made-up world: every fact that the bundled model is taught, and questions about them.
+"""A small made-up world: the facts that the bundled model is taught, and questions about them.
 
-What the model should answer is checked against the same tables that it was taught from. Pure data:
-no file is read and no text is taken from elsewhere. How facts become text is in ``corpus.py``.
+Answers are checked against the same tables. Pure data: no file is read and no text is taken from
+elsewhere. How facts become text is in ``corpus.py``.
 """
 
 import random

@@ -1,7 +1,7 @@
-"""Cases of operators: made inputs, and what the formula gives for them.
+"""Cases of operators: inputs, and the formula's outputs for them.
 
 The self checks of back ends and the contract tests feed the same cases, so a formula's arguments
-are put together in one place. What is allowed to differ, the caller says.
+are put together in one place. The caller says how far outputs may differ.
 """
 
 from __future__ import annotations

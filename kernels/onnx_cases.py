@@ -16,7 +16,7 @@ _TOKENS = 1
 
 
 class Expected(NamedTuple):
-    """What an output of one run should be, and how far off it may be, as the caller measures it."""
+    """The expected output of one run, and its tolerance in the caller's measure."""
 
     operator: str
     values: Array

@@ -50,9 +50,9 @@ from edge.offload.kv.tier import KVLayer, KVPlace, KVShape, KVTier, MemoryKVTier
 from edge.offload.kv.two_tiers import KVTiers
 from edge.offload.streaming.checked_extents import Extent, ExtentSpan, Memory, padded
 from edge.offload.streaming.device_window import Copier, DeviceWindow, Mark, MemoryCopier
+from edge.offload.streaming.expert_cache import ExpertCache
 from edge.offload.streaming.host_slots import HostSlots, Unpin, unpinned
 from edge.offload.streaming.resident_layers import is_streamed
-from edge.offload.streaming.unit_cache import UnitCache
 from edge.offload.streaming.weight_streamer import WeightStreamer
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "DeviceWindow",
     "DirectReader",
     "DiskKVTier",
+    "ExpertCache",
     "Extent",
     "ExtentSpan",
     "FolderCache",
@@ -109,7 +110,6 @@ __all__ = [
     "StoreUnsupportedError",
     "TensorEntry",
     "TensorPiece",
-    "UnitCache",
     "Unpin",
     "WeightStore",
     "WeightStreamer",

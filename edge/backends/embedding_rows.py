@@ -28,7 +28,7 @@ class EmbeddingRows:
         """`rows` of the vocabulary are in the shard's file, read times `scale`; others are zero.
 
         Where the file has rows of positions as well, those are added. It may have tables of what
-        layers have of each token, too, one behind the other.
+        layers have of each token, too, one after the other.
         """
         self._scale = np.float32(scale)
         self._rows = rows
@@ -79,9 +79,7 @@ class EmbeddingRows:
         self, rows: NDArray[np.float32], first: int, tokens: NDArray[np.int64]
     ) -> None:
         """rows float32 [layers, any number, size], from `first` on, of tokens int64 [tokens].
-
-        Raises likewise.
-        """
+        Raises as above."""
         layers, _, size = rows.shape
         at_once = self._layers[0].entry.shape[0]
         known: dict[int, int] = {}

@@ -26,7 +26,7 @@ class HostCache:
         bits: int | None,
         beside: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        """beside: shapes of what else each request has, float32, whatever its length."""
+        """beside: shapes of further arrays of each request, float32, of a fixed size."""
         caches, states = layout.caches, layout.states
         rows = [cache_row(each.head_size, bits) for each in caches.values()]
         heads = [each.num_kv_heads for each in caches.values()]

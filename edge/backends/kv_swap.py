@@ -81,7 +81,7 @@ class Pool(Protocol):
     def wrote(self, slot: int, length: int) -> None: ...
 
     def shrink(self, slot: int, length: int) -> None:
-        """Forget what is behind the first `length` tokens, if there is more."""
+        """Forget tokens after the first `length`."""
         ...
 
     def rename(self, request: str, to: str) -> None:

@@ -30,10 +30,8 @@ class Judge:
     remedy: str
 
     def compare(self, operator: str, found: Array, expected: Array, *, allowed: float) -> None:
-        """Raises RequestError if the largest error exceeds so much of the largest value.
-
-        CheckpointError where the reference gives no numbers: whoever computes, it is the weights.
-        """
+        """Raises RequestError if the largest error exceeds that share of the largest value.
+        CheckpointError if the reference gives no numbers: then the weights are at fault."""
         if not np.isfinite(expected).all():
             raise CheckpointError(
                 f"the weights of {operator} give NaN or infinity whoever computes with them: the "

@@ -76,7 +76,7 @@ class ShardArrays:
         )
 
     def floats(self, stored: StoredMatrix, rows: Sequence[int]) -> NDArray[np.float32]:
-        """What some of its rows stand for [rows, columns], whatever its kind."""
+        """Some of its rows, dequantized [rows, columns]."""
         values = stored.kind.floats(lambda suffix: self.array(stored, suffix, rows), stored.columns)
         return values[:, stored.padding :]
 

@@ -20,10 +20,10 @@ class WatchedFile:
         self._version = self._version_now()
 
     def check(self) -> None:
-        """Raises CheckpointError if the tensors are no longer what they were.
+        """Raises CheckpointError if the tensors have changed.
 
-        Takes a microsecond, unless somebody has written to the file: then all of them are read, and
-        the same bytes, as a second coordinator that sends them may write, are no harm.
+        Takes a microsecond, unless the file was written to: then all tensors are read. Equal bytes,
+        as a second coordinator may write, are no harm.
         """
         version = self._version_now()
         if version == self._version:

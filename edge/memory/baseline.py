@@ -1,4 +1,4 @@
-"""The baseline: memory of this process before any model is loaded, and what it may promise."""
+"""The baseline: memory of this process before any model is loaded, and its budget."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def process_baseline() -> Baseline:
 
 
 def device_baseline() -> Baseline:
-    """The baseline of a device with memory of its own: what the process has taken of it counts as
-    used, not as free; a step's scratch space comes on top."""
+    """The baseline of a device with memory of its own: the process's part counts as used, not as
+    free; a step's scratch space comes on top."""
     return Baseline(process_bytes=0, work_bytes=WORK_BYTES)
 
 

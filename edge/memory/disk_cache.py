@@ -1,4 +1,4 @@
-"""What Edge's caches on this disk hold, by model and age; and removing what nobody uses."""
+"""Contents of Edge's caches on this disk, by model and age; and removal of unused files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def remove_kept(
     kinds: Collection[str] = tuple(_CACHES),
     user: str | None = None,
 ) -> None:
-    """Remove these that nobody uses; of `user` only what it sent. Others' names are no error.
+    """Remove the unused ones of these; of `user` only what it sent. Names of other users are no
+    error.
 
     Raises RequestError for a cache that cannot be written.
     """
@@ -104,7 +105,7 @@ def remove_kept(
 
 
 def unfinished_downloads(hub_cache: Path) -> Iterator[KeptFiles]:
-    """In the Hugging Face cache: what Edge has begun to fetch."""
+    """Downloads that Edge began in the Hugging Face cache."""
     now_s = time.time()
     for path in hub_cache.glob(f"*/blobs/*{UNFINISHED}"):
         with contextlib.suppress(FileNotFoundError):
@@ -121,7 +122,7 @@ def unfinished_downloads(hub_cache: Path) -> Iterator[KeptFiles]:
 
 
 def remove_unfinished(hub_cache: Path, names: Collection[str]) -> None:
-    """Remove these that nobody is fetching now."""
+    """Remove those of these that are not being fetched now."""
     for path in hub_cache.glob(f"*/blobs/*{UNFINISHED}"):
         name = f"{_DOWNLOADS}/{path.relative_to(hub_cache)}"
         if name in names and not is_written(path.parent):

@@ -59,10 +59,9 @@ class KvRoom:
         self._shares: list[KvShare] = []
         self._lock = _locked(self._folder) if disk is not None else None
         self.beginnings = PrefixMemory()
-        """Where beginnings of prompts are kept whose session is over, in memory that nobody else
-        has."""
+        """The prefix cache of ended sessions, in otherwise unused memory."""
         self.prefixes: PrefixStore | None = None
-        """Where beginnings of prompts are kept, in what requests under way leave of the disk."""
+        """The prefix cache on disk, in the room that requests leave."""
         if disk is not None:
             try:
                 self.prefixes = PrefixStore(
@@ -86,8 +85,8 @@ class KvRoom:
         return self._disk_bytes - sum(share.disk_bytes for share in self._shares)
 
     def fit(self, unused_bytes: int) -> None:
-        """So much memory is nobody's. Beginnings have half of it at most, so that other programs of
-        its user find some, too; what is too much is gone when this returns."""
+        """Set the unused memory. The prefix cache gets half of it at most, so that other programs
+        find some, too; any excess is evicted before this returns."""
         if self._memory_bytes is not None:
             unused_bytes = min(unused_bytes, self._memory_bytes)
         self.beginnings.limit(unused_bytes // 2)

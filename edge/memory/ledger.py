@@ -1,7 +1,7 @@
-"""One device's memory as a ledger: what is promised, what is taken and by what, what is free. Pure.
+"""The ledger of a device's memory: budget, uses, free bytes. Pure.
 
-The promise is of the whole process. What it takes of itself is its baseline; the rest is for
-models, and each of them is written down, line by line, before anything is allocated for it.
+The budget is that of the whole process. Its baseline is taken first; the rest is for models, and
+each is entered, line by line, before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEASURING = "measuring "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What one shard, or a measurement, takes of its device's memory."""
+    """Memory that one shard, or a measurement, takes of its device."""
 
     weight_bytes: int = 0
     """Held all the time, the window of streamed layers included."""
@@ -45,7 +45,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What the process takes whatever is loaded."""
+    """Memory that the process takes with no model loaded."""
 
     process_bytes: int
     """Resident once everything is imported."""
@@ -70,7 +70,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Changes are new ledgers. Names are those of sessions, or of whatever else takes memory."""
+    """Changes are new ledgers. Uses have names, of sessions or others."""
 
     budget_bytes: int
     """The promise."""

@@ -26,7 +26,7 @@ def model_facts(
     wire: Wire = "float32",
     expert_uses: tuple[tuple[float, ...], ...] = (),
 ) -> ModelFacts:
-    """What each piece of the model weighs in a peer's memory, packed for its kernels.
+    """Bytes of each piece of the model in a peer's memory, packed for its kernels.
 
     With `wire` "auto" hidden states count as float32, though some links may carry less.
     """

@@ -1,10 +1,10 @@
-"""What keys and values would cost to compute again: by that it is decided which ones go. Pure."""
+"""The cost of computing keys and values again, which decides their eviction. Pure."""
 
 from __future__ import annotations
 
 ATTENTION_TOKENS = 4000
-"""A token behind that many takes twice as long as one behind none. Measured with 6 layers of 1024
-on a CPU: prompts of 1,000 and 16,000 tokens were read at 1,382 and 473 tok/s."""
+"""A token after that many takes twice as long as the first one. Measured with 6 layers of 1024 on a
+CPU: prompts of 1,000 and 16,000 tokens were read at 1,382 and 473 tok/s."""
 
 
 def effort(tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""What a shard takes of its peer's memory, from its assignment alone. Pure."""
+"""Memory that a shard takes of its peer, from its assignment alone. Pure."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ def shard_use(
     host_bytes: int | None = None,
     streamed: int | None = None,
 ) -> Use:
-    """What the shard takes, with `streamed` layers on disk, or as many as its plan says.
+    """Memory of the shard, with `streamed` layers on disk, or as many as its plan says.
 
-    host_bytes: what the host of a device with memory of its own has for it; None: it has not.
-
+    host_bytes: memory that a device's host has for it; None: the device has no memory of its own.
     Raises PlanError of `partition` for a plan that is not for the model.
     """
     stage, rank = assignment.stage, assignment.rank
@@ -120,10 +119,8 @@ def check_plan(assignment: Assignment) -> None:
 
 
 def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> int:
-    """What to keep of its host's memory for a shard: all it could use, whatever its budget is.
-
-    Less what its keys and values may need there on their way.
-    """
+    """Host memory to keep for a shard: all that it could use, at any budget. Less what its keys and
+    values may need there on their way."""
     count = len(assignment.plan.stages[assignment.stage].layers)
     passing = passing_bytes(assignment.layout, assignment.limits, assignment.kv_dtype)
     most = max(0, free_bytes - passing)
@@ -133,9 +130,9 @@ def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> i
 def rebalance_options(
     assignment: Assignment, manifest: Manifest, *, host_bytes: int | None = None
 ) -> RebalanceOptions:
-    """What the shard would take with more of its layers on disk.
+    """Memory of the shard with more layers on disk.
 
-    Of many layers the numbers are some apart: each takes as long to work out as there are layers.
+    Of many layers the options are some apart: each takes time in proportion to the layers.
     """
     stage, rank, plan = assignment.stage, assignment.rank, assignment.plan
     facts = _facts(assignment, manifest)

@@ -1,6 +1,6 @@
-"""The overhead of a shard over weights and KV cache, in bytes: to compute, and to load. Pure.
+"""Memory overhead of a shard over weights and KV cache, to compute and to load. Pure.
 
-Buffers that a program makes once have the sizes given here; what its kernels take for moments is
+Buffers that a program makes once have the sizes given here; temporary memory of its kernels is
 bounded by the largest step.
 """
 
@@ -42,7 +42,8 @@ _SPARE_PAGE_BYTES = 2 << 20
 """Pages that are kept for streamed weights and in use for none of them."""
 
 _SPARE_STATES = 2
-"""More than requests have: nobody's, where a step is filled up, and one on its way to a slot."""
+"""Slots beyond those of requests: one to fill up a step, and one for a request on its way to a
+slot."""
 
 MOST_CALIBRATION_TOKENS = 128
 """Enough that each channel's size is known to a few percent."""
@@ -124,7 +125,7 @@ def _beside(spec: ModelSpec, layout: ShardLayout) -> int:
 
 
 def cache_token_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
-    """What a shard keeps of one token in its KV cache."""
+    """Bytes of one token in a shard's KV cache."""
     return sum(layer_token_bytes(mixer, kv_dtype) for mixer in layout.caches.values())
 
 
@@ -169,7 +170,7 @@ def layer_token_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
 
 
 def has_states(spec: ModelSpec, kv_dtype: KvDtype) -> bool:
-    """Requests have more than keys and values: what cannot be cut at any of their tokens."""
+    """Requests have states, and so cannot be cut at any of their tokens."""
     return spec.has_states or keeps_remainders(kv_bits(kv_dtype))
 
 
@@ -200,8 +201,8 @@ def calibration_tokens(limits: StepLimits) -> int:
 
 
 def passing_bytes(layout: ShardLayout, limits: StepLimits, kv_dtype: KvDtype) -> int:
-    """The largest layer's keys and values of a request longer than memory: what its host
-    needs for them on their way to a device with memory of its own."""
+    """Keys and values of one layer of a request longer than memory, the largest: its host's buffer
+    on their way to a device with memory of its own."""
     if not limits.exceeds_memory:
         return 0
     sizes = (layer_token_bytes(mixer, kv_dtype) for mixer in layout.caches.values())
@@ -346,6 +347,6 @@ def activation_bytes(widths: Widths, limits: StepLimits) -> int:
 
 
 def _logits(widths: Widths, limits: StepLimits) -> int:
-    """The buffer and a message; at the sampler of a split stage those of others, side by side."""
+    """The buffer and a message; at a split stage's sampler also those of the other shards."""
     copies = 3 if widths.is_split else 1
     return copies * most_logits(widths, limits) + _evaluated(widths, limits)

@@ -1,10 +1,10 @@
-"""Which bits each matrix is given, for a number of bits in the mean. Pure.
+"""Bits for each matrix, for a given mean. Pure.
 
 A greedy choice: from the coarsest kind for every matrix, the step that saves most loss for its
-bytes is taken, as long as there are bytes. What a step saves is a sum over matrices, as if their
-losses did not meddle with each other. Layers are chosen for in three classes, by what they are
-sensitive to in all: plans and kernels tell as many kinds of layers apart. On SmolLM2-135M that
-loses nothing against a choice for each layer alone.
+bytes is taken, as long as there are bytes. Losses of matrices are added as if they were
+independent. Layers are chosen in three classes, by their total sensitivity, because plans and
+kernels tell as many kinds of layers apart. On SmolLM2-135M that loses nothing against a choice for
+each layer alone.
 """
 
 from __future__ import annotations

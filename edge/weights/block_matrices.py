@@ -143,7 +143,7 @@ class Blocks(MatrixKind[QuantizedMatrix]):
 
 
 def stored_arrays(matrix: QuantizedMatrix) -> dict[str, NDArray[Any]]:
-    """By suffix, what a matrix of blocks is stored as, of whichever kind."""
+    """Arrays of a matrix of blocks, by suffix, of any kind."""
     arrays: dict[str, NDArray[Any]] = {"codes": matrix.codes, "scales": matrix.scales}
     if matrix.zero_points is not None:
         arrays["zero_points"] = pack_zero_points(matrix.zero_points, matrix.bits)

@@ -1,7 +1,7 @@
-"""Writes a folder of a quantised model, in the layout of compressed-tensors, format pack-quantized.
+"""Writes a quantised model as a folder of compressed-tensors, format pack-quantized.
 
-What is written is what `edge/weights/packed/compressed.py` reads: the very codes and scales. Knows
-nothing of how codes are found.
+`edge/weights/packed/compressed.py` reads it: the very codes and scales. Knows nothing of how codes
+are found.
 """
 
 from __future__ import annotations
@@ -51,10 +51,7 @@ _SPARE_DISK_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Weights that are written at once, as one file.
-
-    roles: all of them. coded: those that are matrices of codes.
-    """
+    """Weights written at once, as one file. roles: all of them. coded: matrices of codes."""
 
     name: str
     roles: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a weight format does: which kinds of matrices it makes of a checkpoint, and how."""
+"""Encodings of weight formats: the kinds of matrices that they make of a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OpenSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """What a format makes of a checkpoint, and how."""
+    """The matrices that a format makes of a checkpoint."""
 
     recipe: Recipe
     grades: tuple[int, ...] = ()
@@ -33,9 +33,9 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounded:
-    """What weights that are quantised on disk become where nothing computes with them as they are.
+    """The format that quantised weights become, if no kernel computes with them as they are.
 
-    dtype: a format's name; None: as any checkpoint's. because: what people are told of it.
+    dtype: a format's name; None: as any checkpoint's. because: a reason for people.
     """
 
     dtype: str | None

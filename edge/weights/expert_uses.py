@@ -1,7 +1,6 @@
-"""How often tokens go through each of a model's experts, as a text told: a small file in the cache.
+"""Counts of tokens through each expert of a model, over a text: a small file in the cache.
 
-What is planned for the same files knows it from then on. Whatever cannot be read counts as not
-there.
+Later plans for the same files use them. An unreadable file counts as missing.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def keep_expert_uses(
 
 
 def known_expert_uses(root: Path, fingerprint: str, spec: ModelSpec) -> ExpertUses:
-    """What was kept of it; empty where nothing was."""
+    """The counts kept for it; empty if there are none."""
     if not spec.has_experts:
         return ()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):

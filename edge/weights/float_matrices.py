@@ -47,7 +47,7 @@ class Floats(MatrixKind[NDArray[np.float32]]):
 
 
 class FloatSource:
-    """float32, widened from whatever the checkpoint holds.
+    """float32 weights, widened from any float type of the checkpoint.
 
     Reading raises CheckpointError for weights that no model has.
     """

@@ -1,6 +1,6 @@
-"""Other files of a model's folder than its weights and config.json: the tokenizer, and small ones.
+"""Small files of a model's folder beside its weights and config.json: tokenizer and others.
 
-Copied from a folder; made of what a GGUF file says.
+Copied from a folder, or made from a GGUF file.
 """
 
 from __future__ import annotations

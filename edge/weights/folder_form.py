@@ -109,7 +109,7 @@ def open_folder(folder: Path) -> CheckpointForm:
 
 
 def _check_states(store: PackedStore, family: Family, source: str) -> None:
-    """Refuses what would be read otherwise than it is meant."""
+    """Refuses states that would be misread."""
     fused = [n for n in store.packed if any(f".{each}." in n for each in family.fused_by_head)]
     if store.method != "mlx" and not fused:
         return

@@ -1,4 +1,4 @@
-"""Folders that hold something else than a checkpoint as it is read: what it is, and what to do."""
+"""Folders that hold no checkpoint that can be read: their contents, and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every checkpoint says, in whatever form it lies on disk: a folder, or a GGUF file."""
+"""A checkpoint's contents, in any form on disk: a folder, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ from edge.weights.pooling import MakersPooling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointForm:
-    """What one was found to hold. Whoever has it closes the store.
+    """The contents of one checkpoint. Its holder closes the store.
 
-    own_encoding: what its matrices are in, where they are quantised there, or what they become;
-    else None.
-    norm_offset: what is added to the weights of norms. note: what whoever runs it should know.
-    path: the folder or the file. described_in: what shapes follow from, for errors.
-    config: what the spec was made of, in the words of a config.json.
-    tensor_name: by role; a tied head is the embedding. end_ids: tokens that end an
-    answer. sampling: how its makers choose tokens. unused_settings: names of what else they set
-    about that. pooling: how they make embeddings.
-    read_tokenizer: None where there is none;
-    raises CheckpointError.
+    own_encoding: the encoding of matrices that are quantised, or become so; else None. norm_offset:
+    added to the weights of norms. note: a warning for users. path: the folder or the file.
+    described_in: source of the shapes, for errors. config: source of the spec, in the words of a
+    config.json. tensor_name: by role; a tied head is the embedding. end_ids: tokens that end an
+    answer. sampling: how its makers choose tokens. unused_settings: names of their other settings
+    of that. pooling: how they make embeddings. read_tokenizer: None without one; raises
+    CheckpointError.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""What a format makes of a whole model: how large it is stored, and in words. Pure."""
+"""Sizes of a whole model in a format, in bytes and in words. Pure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def bytes_per_weight(spec: ModelSpec, weight_format: WeightFormat) -> float:
 
 
 def in_words(spec: ModelSpec, weight_format: WeightFormat) -> str:
-    """Which part of the weights is in what, and how many bits that takes in the mean."""
+    """The share of weights in each kind of matrix, and the mean bits."""
     counts: Counter[Kind] = Counter()
     for matrix, count in counted_matrices(spec, weight_format):
         counts[matrix.kind] += count * len(matrix.rows) * len(matrix.part.columns)

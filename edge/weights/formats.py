@@ -36,7 +36,7 @@ Dtype = Literal["auto", "float32", "int8", "int4", "int4-pure", "int3", "int2"]
 """Number formats of weights. auto: as the checkpoint has them where it is quantised, else int4."""
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 FEW_BITS: tuple[Dtype, ...] = ("int3", "int2")
-"""Those that lose so much that people are told."""
+"""Formats with a loss that people are warned of."""
 BLOCK_SIZES = (16, 32, 64, 128)
 ACCURACIES: tuple[Accuracy, ...] = get_args(Accuracy)
 KvDtype = Literal["float32", "int8", "int4"]
@@ -57,7 +57,7 @@ _MAX_RULES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """What peers are told of a format; its name is for people."""
+    """A format as peers are told it; its name is for people."""
 
     name: str
     recipe: Recipe
@@ -197,10 +197,9 @@ def weight_format(
     *,
     own: Encoding | Rounded | None = None,
 ) -> WeightFormat:
-    """What the format makes of this model; `own`: what the checkpoint itself has, or becomes.
-    block_size: None for the format's own.
+    """The format for this model; `own`: encoding of the checkpoint itself.
 
-    Raises as `check_format` does.
+    block_size: None for the format's own. Raises as `check_format` does.
     """
     check_format(name, block_size, accuracy)
     note = ""

@@ -76,7 +76,7 @@ class TensorPart:
     number: int | None = None
     """Which one it is of a tensor that has an axis of such parts before the others."""
     height: int | None = None
-    """Its rows are columns of a tensor with so many rows; None: they are rows."""
+    """Its rows are columns of a tensor with this many rows; None: they are rows."""
     new_axis: int | None = None
     """An axis of 1 that the tensor does not have: a vector as a row, say."""
     is_logarithm: bool = False

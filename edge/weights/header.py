@@ -1,7 +1,7 @@
-"""What the header of a checkpoint says, also of one that is refused: no weight is read.
+"""Descriptions of checkpoints, also of those that are refused: no weight is read.
 
-A checkpoint that runs is opened as for running. Of one that does not, each part is read that can
-be, and the reason is kept.
+A checkpoint that runs is opened as for running. Of a refused one every readable part is read, and
+the reason is kept.
 """
 
 from __future__ import annotations

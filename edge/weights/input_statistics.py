@@ -1,5 +1,5 @@
-"""What was observed of a model, in one file: Gram matrices of its inputs, which its weights are
-rounded by, or how many tokens went through each of its experts."""
+"""Input statistics of a model, in one file: Gram matrices to round its weights by, or counts of
+tokens of its experts."""
 
 from __future__ import annotations
 

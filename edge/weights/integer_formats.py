@@ -94,8 +94,8 @@ def _coarse(spec: ModelSpec, block_size: int | None, in_2_bits: Collection[str])
 
 
 def small_floats(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Routers stay floats: they are small, and another choice of experts is another model. So does
-    what says how fast a state is forgotten, which is applied once more with every token."""
+    """Routers stay floats: they are small, and another choice of experts is another model. So do
+    decay rates of states, which are applied with every token."""
     roles = ["router.weight", "shared_gate.weight"] if spec.has_experts else []
     if spec.has_states:
         roles += ["linear_decay.weight", "linear_beta.weight"]

@@ -19,7 +19,7 @@ from edge.partition import LayerSlice, Plan, Shard, Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLayer:
-    """What a shard computes of a layer: its parts in local sizes, None where it has no units."""
+    """A shard's part of a layer, in local sizes; None for a part without units."""
 
     mixer: Mixer | None
     feed_forward: FeedForward | None
@@ -45,8 +45,8 @@ class ShardLayout:
     embedding: range
     """Rows of the embedding table this shard holds; it keeps the checkpoint's own type."""
     token_tables: tuple[range, ...]
-    """Rows of the table of what layers have of each token, which stays on disk: table after table.
-    Whoever has them has the whole embedding, too."""
+    """Rows of the tables of token inputs, which stay on disk: table after table. A shard with them
+    has the whole embedding, too."""
     token_columns: range
     """Columns of all these tables: those of the stage's layers."""
     cache_layers: tuple[int, ...]
@@ -91,7 +91,7 @@ class ShardLayout:
 
     @property
     def states(self) -> dict[int, WithState]:
-        """Likewise: those layers have a state of each request in place of a KV cache."""
+        """As above: layers with states of each request in place of a KV cache."""
         local = {layer: self.layer(layer).mixer for layer in self.layers}
         return {layer: each for layer, each in local.items() if isinstance(each, WithState)}
 
@@ -188,12 +188,12 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
 
 
 def token_table(number: int) -> str:
-    """What a shard's file calls one of its `token_tables`."""
+    """Name of one of the `token_tables` in a shard's file."""
     return f"token_table.{number}"
 
 
 _MOST_NUMBERS_OF_A_TABLE = 1 << 24
-"""So that whoever reads or sends one needs memory for no more at once: 32 MiB in 16 bits."""
+"""Limits the memory that reading or sending one takes: 32 MiB in 16 bits."""
 
 
 def _tables(spec: ModelSpec, layers: int) -> tuple[range, ...]:

@@ -1,8 +1,8 @@
-"""A model with a LoRA adapter: what the adapter adds to a matrix is added as its rows are read.
+"""A model with a LoRA adapter, which is added to each matrix as its rows are read.
 
-An adapter is a folder as the package peft writes it. It changes a matrix W by a product of low
-rank r, W + s B A, with B [rows, r], A [r, columns] and s = alpha / r (Hu et al., 2021), or
-alpha / sqrt(r) where the adapter says that its rank is stabilised (Kalajdzievski, 2023).
+An adapter is a folder as the package peft writes it. It changes a matrix W by a product of low rank
+r, W + s B A, with B [rows, r], A [r, columns] and s = alpha / r (Hu et al., 2021), or alpha /
+sqrt(r) where the adapter says that its rank is stabilised (Kalajdzievski, 2023).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MOST_ALPHA = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    """What is added to one matrix, by the names of the adapter's tensors."""
+    """The change of one matrix, by the names of the adapter's tensors."""
 
     a: str
     b: str

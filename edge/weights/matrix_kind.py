@@ -1,7 +1,7 @@
-"""What a kind of matrix is: its arrays in a shard's file, and what of it plans and buffers count.
+"""Kinds of matrices: arrays in a shard's file, and sizes that plans and buffers count.
 
-A weight format makes one of the kinds out of a checkpoint, whatever that holds; a back end has one
-product for each kind. So a format is a file here, and a kind is a product more in each back end.
+A weight format makes one of the kinds out of a checkpoint; a back end has one product for each
+kind. So a format is a file here, and a kind is a product more in each back end.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointTensors:
-    """The weights of a checkpoint, and what they are called there."""
+    """The weights of a checkpoint, and their names there."""
 
     store: WeightStore
     tensor_name: Callable[[str], str]

@@ -1,6 +1,6 @@
-"""The files that a model's name stands for: on this disk, or in a repository on Hugging Face.
+"""The files of a model's name: on this disk, or in a repository on Hugging Face.
 
-Reads folders, asks nobody.
+Reads folders, and nothing over the network.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class NotCached:
 def find_model(model: str | Path, *, hub_cache: Path) -> Path | NotCached:
     """The folder or GGUF file of a model, by its path or its name on Hugging Face.
 
-    A path is taken before a name, and org/name counts as a path where there is a folder `org` here:
-    so what was meant as a path is never looked for on Hugging Face. hf://org/name is always a name.
-    A folder models--org--name stands for what the cache has of that repository.
+    A path is taken before a name. org/name counts as a path if there is a folder `org` here, so a
+    mistyped path is never looked up on Hugging Face. hf://org/name is always a name. A folder
+    models--org--name stands for the cached part of that repository.
 
-    Raises CheckpointError for a path where nothing is, RequestError for what is no path.
+    Raises CheckpointError for a path where nothing is, RequestError for a text that is no path.
     """
     try:
         path = Path(model).expanduser()
@@ -94,10 +94,10 @@ def find_model(model: str | Path, *, hub_cache: Path) -> Path | NotCached:
 
 
 def chosen_gguf(names: Collection[str], choice: str | None) -> str | None:
-    """The GGUF file that is meant in a repository with these files, the first part of a split one;
-    None where the safetensors are.
+    """The chosen GGUF file of a repository with these files, the first part of a split one; None if
+    it is the safetensors.
 
-    Raises CheckpointError, naming what there is, where the choice is none or not clear.
+    Raises CheckpointError, naming the choices, if none or several fit.
     """
     if choice is None and {SINGLE_FILE, INDEX_FILE} & set(names):
         return None

@@ -24,9 +24,9 @@ def check_free(target: Path) -> None:
 
 
 class PartialFolder(Closing):
-    """`<target>.partial`, which one process at a time writes into, from `begin` until `finish`.
+    """`<target>.partial`, written by one process at a time, from `begin` until `finish`.
 
-    Close it, or use it as a context manager; what is written stays.
+    Close it, or use it as a context manager; its contents stay.
     """
 
     def __init__(self, target: Path) -> None:

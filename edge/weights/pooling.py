@@ -1,4 +1,4 @@
-"""What a model's makers have embeddings made of, as sentence-transformers keeps it in a folder."""
+"""Pooling of embeddings by a model's makers, as sentence-transformers keeps it in a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HARMLESS = ("Transformer", "Normalize")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakersPooling:
-    """What the folder says; nothing, where it says nothing."""
+    """The folder's pooling, if it has any."""
 
     kind: Pooling | None = None
     why_not: str = ""

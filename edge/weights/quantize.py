@@ -60,13 +60,13 @@ def open_quantized(
 ) -> QuantizedStore:
     """The named matrices of `store`, quantised now if they are not yet in the cache.
 
-    What an interrupted call finished is kept; a second process waits for the first and takes what
-    it made. `progress` is told (weights done, weights in all), from this thread. Folders of other
-    checkpoints are evicted, least recently used first, to stay within `limit_bytes`. `store` may be
-    closed afterwards.
+    Finished parts of an interrupted call are kept; a second process waits for the first and uses
+    its result. `progress` is told (weights done, weights in all), from this thread. Folders of
+    other checkpoints are evicted, least recently used first, to stay within `limit_bytes`. `store`
+    may be closed afterwards.
 
-    Raises CheckpointError for a matrix that is missing, damaged or not finite, CapacityError if
-    the limit or the disk is too small, ValueError for a format that does not exist.
+    Raises CheckpointError for a matrix that is missing, damaged or not finite, CapacityError if the
+    limit or the disk is too small, ValueError for a format that does not exist.
     """
     weight_format = QuantizedFormat(bits=bits, block_size=block_size, zero_points=zero_points)
     kind = f"int{bits}z" if zero_points else f"int{bits}"
@@ -124,7 +124,7 @@ def _quantize_missing(
                     for part in parts:
                         done += part.result()
                         report(done, total)
-                finally:  # nobody may still write when the writer closes its file
+                finally:  # no thread may write when the writer closes its file
                     for part in parts:
                         part.cancel()
                     wait(parts)

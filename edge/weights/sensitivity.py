@@ -1,16 +1,16 @@
-"""What each kind of matrix would cost a model in quality, matrix by matrix, by its statistics.
+"""The loss in quality of each kind of matrix, matrix by matrix, by input statistics.
 
-Of a layer's matrices the measure is the error of its outputs over the outputs themselves, of the
-head the error of its logits. How much of that comes through as KL divergence was measured on
-SmolLM2-135M, for each role, in groups of five layers, the others left in float32: it differs by
-role, and is larger at the end, where fewer layers follow that could make up for it.
+Of a layer's matrices the measure is the relative error of its outputs, of the head the error of its
+logits. The KL divergence that follows was measured on SmolLM2-135M, for each role, in groups of
+five layers, the others left in float32. It differs by role, and is larger at the end, where fewer
+layers follow that could make up for it.
 
 Losses of 2 bits are too large to be a sum over matrices: on SmolLM2-135M with 4.6 bits in the mean,
-a choice with them lost 0.263 nats and one without 0.173. So they are for who has no room for 4
-bits. There the error is that of the rounding which follows, by inputs: plain rounding of the same
-matrices errs 1.4 to 6 times as much, and with 4.5 bits its choice lost twice as much (0.461 and
-0.233). Where all have 4 bits or 8, the choice by plain rounding is the better one (with 5.46 bits
-0.065 and 0.072): what rounding by inputs gains is less for other texts.
+a choice with them lost 0.263 nats and one without 0.173. So they are used only if there is no room
+for 4 bits. There the error is that of the rounding which follows, by inputs: plain rounding of the
+same matrices errs 1.4 to 6 times as much, and with 4.5 bits its choice lost twice as much (0.461
+and 0.233). Where all have 4 bits or 8, the choice by plain rounding is the better one (with 5.46
+bits 0.065 and 0.072), because rounding by inputs gains less on other texts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tensors that a shard's file must have, whatever who sent it says of it."""
+"""The tensors that a shard's file must have."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _Tensor = tuple[tuple[str, ...], tuple[int, ...]]
 def check_tensors(
     manifest: Manifest, layout: ShardLayout, recipe: Recipe, *, hidden_size: int
 ) -> None:
-    """Raise ProtocolError, naming a tensor, unless the file has just what the shard computes with.
+    """Raise ProtocolError, naming a tensor, unless the file has exactly the shard's tensors.
 
-    Memory is counted from the layout. So what is loaded must be what was counted.
+    Memory is counted from the layout, so nothing else may be loaded.
     """
     wanted = _wanted(layout, recipe, hidden_size)
     found: dict[str, _Tensor] = {

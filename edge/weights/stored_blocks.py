@@ -1,6 +1,6 @@
-"""Matrices that a checkpoint itself holds as codes: which kind each is, and how they are read.
+"""Matrices that a checkpoint holds as codes: the kind of each, and how it is read.
 
-Knows nothing of file formats: whoever knows one says which kinds there are, and reads the codes.
+Knows nothing of file formats: their modules give the kinds and read the codes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class ReadCodes(Protocol):
 def recipe_of(spec: ModelSpec, kinds: Mapping[str, Kind]) -> tuple[Recipe, tuple[int, ...]] | None:
     """The recipe for matrices of these kinds, by role, and the grades of the layers.
 
-    Layers whose matrices are not all of the same kinds as those of others are of another grade.
-    None where there are more different ones than a format can say, or experts of a layer that are
-    unlike: files that nobody made to be used.
+    Layers with other kinds of matrices are of another grade. None if there are more grades than a
+    format can say, or unlike experts in a layer: no published file has those.
     """
     layers: list[dict[str, Kind]] = [{} for _ in range(spec.num_layers)]
     for role, kind in kinds.items():

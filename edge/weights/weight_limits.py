@@ -1,4 +1,4 @@
-"""Weights that no model has: whatever computes with them gives no numbers. Pure."""
+"""Limits of weights: larger ones give no numbers. Pure."""
 
 from __future__ import annotations
 

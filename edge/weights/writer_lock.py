@@ -18,8 +18,8 @@ _LOCK_RETRY_S = 0.1
 def only_writer(folder: Path, while_waiting: Callable[[], object]) -> Iterator[None]:
     """Waits until no other process writes into `folder`; the kernel frees a dead one's lock.
 
-    The other may take minutes: `while_waiting`, called now and then, may raise to give up.
-    What a writer of files that died left unfinished is removed. Raises StoreError.
+    `while_waiting` is called now and then, for minutes perhaps, and may raise to give up.
+    Unfinished files of a dead writer are removed. Raises StoreError.
     """
     with contextlib.ExitStack() as held:
         with disk_errors_as_store_errors(folder):

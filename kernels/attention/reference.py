@@ -79,9 +79,9 @@ class Heads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedAttention:
-    """Attention with all that lies between one product of queries, keys and values and its output.
+    """Attention from one product of queries, keys and values to its output.
 
-    Behind the queries there may be gates.
+    The queries may be followed by gates.
     """
 
     num_heads: int

@@ -1,8 +1,8 @@
 """The nodes of experts: an expert without rows is not computed, and its weights are not read.
 
-Either each expert is a branch of its own, whose weights are constants that kernels pack like any
-other, of whatever kind; rows are sorted by expert then. Or all of them are one node, which wants
-their weights in one piece and in blocks.
+Either each expert is a branch of its own, whose weights of any kind are constants that kernels
+pack; rows are sorted by expert then. Or all of them are one node, which wants their weights in one
+piece and in blocks.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ def order_rows(
     """logits [batch, tokens, experts]; held: those that the graph has; correction, scales
     [experts]: see the reference.
 
-    In a step of more rows than one each expert gets an even number, one of them for nothing if need
-    be: kernels take rows by twos, and a row's result must not depend on who else is there.
+    In a step of several rows each expert gets an even number of rows, one of them a dummy if need
+    be: kernels take rows by twos, and a row's result must not depend on the others in the step.
     """
 
     def integers(name: str, *values: int) -> str:

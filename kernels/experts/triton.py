@@ -1,4 +1,4 @@
-"""Experts on a GPU: who goes where is decided on the device, and products are grouped by expert.
+"""Experts on a GPU: routing is decided on the device, and products are grouped by expert.
 
 A use is one row's of one of its experts; there are rows · top_k, row by row. All sizes follow from
 the number of rows: nothing is asked of the device in between, so a step can be recorded.
@@ -6,7 +6,7 @@ the number of rows: nothing is asked of the device in between, so a step can be 
 Few rows (decoding) are bound by reading weights: each use is a product by itself. Of more rows the
 uses are sorted by expert, and each tile is of one expert. There are as many programs as tiles in
 the worst case, and those without one end at once. Results lie at their use again, and each row's
-are added in the order of its experts: nothing depends on who came first.
+are added in the order of its experts, so they do not depend on timing.
 """
 
 from __future__ import annotations

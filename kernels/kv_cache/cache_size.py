@@ -1,4 +1,4 @@
-"""Sizes of the KV cache of the CPU kernels, and of what is kept with its codes."""
+"""Sizes of the KV cache of the CPU kernels, and of the remainders of its codes."""
 
 import numpy as np
 
@@ -32,7 +32,7 @@ values would cost`). With 64, it added 10.6 % to the loss of weights in int4; th
 
 
 def keeps_remainders(bits: int | None) -> bool:
-    """Whether what codes of the first and the newest tokens lack is kept with them."""
+    """Whether remainders of the first and the newest tokens are kept with the codes."""
     return bits == 4
 
 

@@ -1,9 +1,8 @@
 """Nodes around GroupQueryAttention over codes that make it exact at the first and newest tokens.
 
-The operator knows one cache. So what the codes of those tokens lack is kept apart, and put in
-where it counts: scores are corrected by the operator's bias, and what it gives by the weights that
-it gave to those tokens. No second softmax has to be merged with the first, and whatever else the
-operator does to scores (a window, a soft cap, sinks) it does as before.
+The operator knows one cache, so the remainders of those tokens are kept apart. Scores are corrected
+by the operator's bias, and outputs by the weights that it gave to those tokens. No second softmax
+has to be merged with the first, and a window, a soft cap and sinks work as before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keys and values of heads from one product of a latent vector, and a part that keys share.
 
-A key is the shared part, which turns with its position, and behind it what the head has of its own
+A key is the shared part, which turns with its position, followed by the head's own part
 (DeepSeek-AI, DeepSeek-V2, 2024). Heads of keys are at least as large as those of values, which are
-filled up with zeros, so that both lie in a cache alike.
+padded with zeros, so that both lie in a cache alike.
 """
 
 from __future__ import annotations

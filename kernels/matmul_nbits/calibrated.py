@@ -47,8 +47,8 @@ _ONE_THREAD = 1 << 18
 class _Run:
     """Columns whose correlations are known, padded to whole blocks: width columns from `start`.
 
-    Of H in units of its mean diagonal, damped, float32. root: R [width, width]. feedback: how much
-    of column i's error column k takes, [width, width]: R[i, k] / R[k, k] within a block, from
+    Of H in units of its mean diagonal, damped, float32. root: R [width, width]. feedback: share of
+    column i's error that column k takes, [width, width]: R[i, k] / R[k, k] within a block, from
     earlier blocks the same with blocks of R, otherwise 0. importance: the diagonal [width].
     """
 

@@ -32,7 +32,7 @@ one thread takes 74 ms, and with blocks of 32 0.4."""
 # Blocks times block size: three float32 arrays of this many elements stay in a 1 MiB L2 cache.
 _TILE_ELEMENTS = 65536
 # numpy sums a narrow array in another order than a wide one; never being narrow keeps the scales
-# of a row bitwise the same whichever rows are quantised with it.
+# of a row bitwise the same with any other rows.
 _MIN_TILE_BLOCKS = 16
 
 
@@ -199,9 +199,8 @@ def slice_columns(matrix: QuantizedMatrix, columns: range) -> tuple[QuantizedMat
 
     A block cannot be cut without changing its scale, so the slice begins at the block border at or
     before columns.start and the foreign codes, left and right, become the zero code. Every weight
-    keeps its value whatever the split, so partial products of a split sum to the whole. What
-    offsets make of foreign columns does not count: the activation is zero there. ValueError where
-    columns are in another order.
+    keeps its value in any split, so partial products sum to the whole. Offsets of foreign columns
+    do not count: the activation is zero there. ValueError where columns are in another order.
     """
     if matrix.order is not None:
         raise ValueError("columns that are in another order are not cut")

@@ -65,7 +65,7 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Weight:
-    """A matrix [outputs, inputs] on a device: floats, or codes with what else they may have."""
+    """A matrix [outputs, inputs] on a device: floats, or codes with scales and the like."""
 
     matrix: Tensor | PackedWeight
     offsets: Tensor | None = None

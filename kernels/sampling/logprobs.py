@@ -1,10 +1,8 @@
-"""How likely the model itself finds tokens, when the vocabulary lies in parts on several shards.
+"""Log probabilities of tokens, when shards have parts of the vocabulary.
 
-    logprob_i = l_i - log(Σ_j exp l_j)        over the whole vocabulary
-
-of the raw logits l: before penalties, temperature and filters, so it says what the model expects
-and not what the sampler was told. Of each part the largest logit, the sum of exp(l - largest) and
-the likeliest tokens are enough for it: partial sums are float64, and are added up at the end.
+logprob_i = l_i - log(Σ_j exp l_j) over the whole vocabulary of the raw logits l: before penalties,
+temperature and filters, so they are the model's own. Each part gives its largest logit, the sum of
+exp(l - largest) and its likeliest tokens: partial sums are float64, and are added up at the end.
 """
 
 from __future__ import annotations
@@ -50,9 +48,9 @@ def part_dtype(count: int, *, columns: int, candidates: int) -> np.dtype[Any]:
 def make_part(
     logits: NDArray[np.float32], *, first_id: int, count: int, candidates: NDArray[np.integer[Any]]
 ) -> LogprobPart:
-    """What a shard tells of its part of the logits, (columns,), which begins at `first_id`.
+    """A shard's part of the logits, (columns,), from `first_id` on.
 
-    candidates: ids of its part. The logits are finite, or nobody looks at this.
+    candidates: ids of its part. The result is meaningless unless the logits are finite.
     """
     dtype = part_dtype(count, columns=logits.size, candidates=candidates.size)
     part: LogprobPart = np.zeros(1, dtype)

@@ -2,7 +2,7 @@
 
 The token with the largest `log w_i + noise_i` is a draw with chances proportional to the weights w
 (Gumbel 1954; Maddison, Tarlow and Minka, "A* Sampling", 2014). No sum over the vocabulary is taken,
-so whoever holds a part of it can find its own winner, and the best of those is the winner of all.
+so each shard finds the winner of its part, and the best of those wins.
 """
 
 from __future__ import annotations

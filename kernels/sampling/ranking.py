@@ -30,7 +30,7 @@ class Border:
     last_id: int = _NO_ID
 
     def is_within(self, other: Border) -> bool:
-        """Whether nothing before this place lies behind the other."""
+        """Whether no token before this place is after the other."""
         return (self.score, -self.last_id) >= (other.score, -other.last_id)
 
     def kept(
@@ -68,7 +68,7 @@ def find_border(
     known: Border = EVERYTHING,
     octaves: Octaves | None = None,
 ) -> Border | None:
-    """The place where the filters stop, for a temperature above 0. None if it lies behind `known`.
+    """The place where the filters stop, for a temperature above 0. None if it is after `known`.
 
     scores: of all tokens of the vocabulary that rank before `known`, at least one and at least
     top_k; ids: theirs, rising, and without them they count from 0. octaves: the weight of the whole

@@ -106,7 +106,7 @@ def draw(
     """
     require_integer("position", position, below=_POSITION_LIMIT)
     temperature = parameters.temperature
-    # Whatever their noise, tokens farther below the likeliest lose against it.
+    # With any noise, tokens farther below the likeliest lose against it.
     likeliest = scores.max()
     reach = float32_at_least(float(likeliest) - NOISE_SPREAD * temperature)
     lowest = max(border.score, reach)

@@ -52,7 +52,7 @@ def shortlist_dtype(
     """The dtype of the message of a shard with `columns` columns of the vocabulary."""
     most = 1
     if truncates(parameters, vocab_size):
-        # With one more than top-k keeps, it shows that the border is not behind its end.
+        # With one more than top-k keeps, it shows that the border is not after its end.
         most = max(tokens, parameters.top_k + 1 if limits_count(parameters, vocab_size) else 1)
     return _dtype(min(most, columns), _needs_octaves(parameters, vocab_size))
 

@@ -41,7 +41,7 @@ def _seen(
 
 @triton.jit
 def _shift(state, seen, at, inside, channels, width, taps: tl.constexpr):
-    """What was seen last becomes the state."""
+    """Write the last inputs to the state."""
     tl.debug_barrier()  # all of the state was read
     tap = tl.arange(0, taps)[:, None]
     kept = (tap > 0) & (tap < width) & inside[None, :]

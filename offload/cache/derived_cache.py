@@ -1,7 +1,7 @@
-"""Files made from other files, and found again by what they were made from and how.
+"""Files derived from other files, found by the hash of their source and method.
 
 A folder is named by the hash of its key and holds `weights` and its `manifest.json`, both complete
-or not there: the weights get their name last. Who changes how they are made changes the key.
+or not there: the weights get their name last. A new method needs a new key.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class DerivedCache:
             use.close()
 
     def get(self, key: str) -> CachedShard | None:
-        """The file made under this key, or None; one that is not as it was made goes.
+        """The file made under this key, or None; a damaged one is removed.
 
-        All bytes are hashed where somebody wrote to the file since.
+        All bytes are hashed if the file was written to since.
         """
         name = _name(key)
         with self._folders.locked():

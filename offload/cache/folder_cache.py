@@ -1,9 +1,8 @@
-"""Folders under one root that several processes share: who uses which, and which goes first.
+"""Folders under one root that several processes share: locks and eviction.
 
-Two kinds of lock, both `flock`, which the kernel drops when a process dies however it dies. The
-root's lock is held for moments, by whoever makes, opens or removes a folder. A folder's lock is
-shared and held for as long as the folder is in use; only a folder nobody holds is ever evicted.
-Knows nothing of what the folders contain.
+Two kinds of lock, both `flock`, which the kernel frees when a process dies. The root's lock is held
+for moments, to make, open or remove a folder. A folder's lock is shared and held for as long as the
+folder is in use; only a folder without a holder is evicted. Knows nothing of the folders' contents.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from edge.offload.files.last_use import mark_used
 _LOCK = ".lock"
 _TRASH = ".trash-"
 _OWNER = ".owner"
-"""Who has the folder, and the bytes that it may take in the end."""
+"""Owner of the folder, and the bytes that it may take in the end."""
 _MODEL = ".model"
 """The name of the model that the folder is of, for people."""
 _MOST_NOTE_BYTES = 2000
@@ -70,7 +69,7 @@ class KeptFolder:
 
     name: str
     model: str | None
-    """Its name; None where nobody said."""
+    """Its name; None if unknown."""
     owner: str | None
     nbytes: int
     """That it takes on the disk."""
@@ -120,7 +119,7 @@ class FolderCache:
         """Removes a folder, used or not; what others hold open stays readable to them."""
         trash = self.root / f"{_TRASH}{uuid.uuid4().hex}"
         with contextlib.suppress(FileNotFoundError):
-            (self.root / name).rename(trash)  # at once: nobody finds half a folder
+            (self.root / name).rename(trash)  # at once: no process finds half a folder
             shutil.rmtree(trash, ignore_errors=True)
 
     def room_bytes(self, name: str) -> int:
@@ -215,7 +214,7 @@ class FolderCache:
         over_disk = total_bytes - on_disk_bytes - shutil.disk_usage(self.root).free
         lacking = max(over_limit, over_disk)
         if lacking <= 0:
-            return []  # who uses what, and since when, does not matter
+            return []  # users and times of use do not matter
         by_age = [other for other in self.folders() if other in sizes]
         candidates = sorted(by_age, key=lambda other: other in keep)  # stable: by age within
         evictable = [other for other in candidates if not self.is_used(other)]
@@ -240,7 +239,7 @@ class FolderCache:
         return found
 
     def is_used(self, name: str) -> bool:
-        """Whether somebody keeps the folder from eviction. Called under the root's lock."""
+        """Whether the folder is in use. Called under the root's lock."""
         try:
             with (self.root / name / _LOCK).open("ab", buffering=0) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -265,13 +264,13 @@ class FolderCache:
         ]
 
     def remove_unused(self, names: Collection[str]) -> None:
-        """Those of them that nobody uses; what is not there is no error."""
+        """The unused ones of them; missing ones are no error."""
         for name in self.folders():
             if name in names and not self.is_used(name):
                 self.discard(name)
 
     def _empty_trash(self) -> None:
-        """Remove what a process left behind that died while it evicted."""
+        """Remove folders of a process that died while it evicted."""
         for trash in self.root.glob(f"{_TRASH}*"):
             shutil.rmtree(trash, ignore_errors=True)
 
@@ -285,7 +284,7 @@ def _last_use_ns(folder: Path) -> int:
 
 
 def owner_of(folder: Path) -> str | None:
-    """Whose a cache's folder is; None where nobody said."""
+    """Owner of a cache's folder; None if it has none."""
     return (_note(folder / _OWNER) or "").partition(" ")[0] or None
 
 

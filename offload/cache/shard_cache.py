@@ -1,6 +1,6 @@
-"""The shard files of a peer, found again by content, shared by all peers of a machine.
+"""The shard files of a peer, found by content, shared by all peers of a machine.
 
-Finds, evicts and begins; how a shard fills and what lies in its folder is `shard_writer`'s.
+Finds, evicts and begins shards; `verified_shard.py` fills them.
 """
 
 import contextlib

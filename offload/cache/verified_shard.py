@@ -36,7 +36,7 @@ MARK_BYTES = 64
 _DIGEST_CHARACTERS = 64
 
 _ROOM_AHEAD_BYTES = 8 * PIECE_BYTES
-"""Room is made for so much at once: it looks at every folder."""
+"""Room is made for this many bytes at once: it looks at every folder."""
 
 
 class CachedShard(Closing):
@@ -60,7 +60,7 @@ class CachedShard(Closing):
 
 
 class ShardWriter(Closing):
-    """A shard whose pieces are arriving; `close` without `finish` keeps them for another time.
+    """A shard whose pieces are arriving; `close` without `finish` keeps them for later.
 
     `put` may be called from several threads. Also a context manager.
     """
@@ -162,7 +162,7 @@ class ShardWriter(Closing):
                 self._leave_nothing_for_nothing()
 
     def _leave_nothing_for_nothing(self) -> None:
-        """A shard of which no piece ever came is forgotten: nobody made room for it."""
+        """A shard without any piece is forgotten: no room was made for it."""
         folder = self._use.folder
         with contextlib.suppress(FileNotFoundError):
             is_empty = not (folder / _JOURNAL).stat().st_size and not (folder / WEIGHTS).exists()
@@ -252,16 +252,16 @@ def is_intact(shard: CachedShard) -> bool:
 
 
 def mark_intact(folder: Path) -> None:
-    """The folder's weights are what its manifest says: until somebody writes to them."""
+    """Mark the folder's weights as verified, until they are written to."""
     with contextlib.suppress(OSError):  # they are hashed once more then
         (folder / _INTACT).write_text(_state(folder / WEIGHTS))
 
 
 def is_marked_intact(folder: Path) -> bool:
-    """Nobody has written to the weights since they were known to be right.
+    """The weights were not written to since they were verified.
 
-    A mark can be written anew along with the weights by whoever may write there: so it counts only
-    where that is this user alone, who could as well write another Edge.
+    A process that may write there could write a mark, too. So a mark counts only where that is this
+    user alone.
     """
     try:
         is_marked = (folder / _INTACT).read_text() == _state(folder / WEIGHTS)

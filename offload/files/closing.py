@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Closed at the end of its `with` block, whatever happened in it."""
+    """Closed at the end of its `with` block, also after an error."""
 
     __slots__ = ()
 

@@ -36,10 +36,10 @@ def write_all(descriptor: int, content: memoryview, offset: int) -> None:
 
 
 def write_durably(path: Path, content: bytes, *, mode: int | None = None) -> None:
-    """The file with this content, or what was there before; it survives a loss of power.
+    """Write the file, or keep its old content; it survives a loss of power.
 
-    mode: who may read and write it, from the beginning; None: as the process's umask says. A
-    process that is killed leaves `<name>.partial`. Raises StoreError.
+    mode: permissions from the beginning; None: as the process's umask says. A killed process leaves
+    `<name>.partial`. Raises StoreError.
     """
     draft = path.with_name(f"{path.name}.partial")
     with disk_errors_as_store_errors(path):

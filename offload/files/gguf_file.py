@@ -28,8 +28,8 @@ cache."""
 class GgufFile(Closing):
     """An open file whose header was checked against its size; reads from several threads at once.
 
-    metadata: by key. tensors: by name. Raises StoreMissingError, and StoreCorruptError for whatever
-    is no such file; the message names the file and what to do.
+    metadata: by key. tensors: by name. Raises StoreMissingError, and StoreCorruptError for any
+    other file; the message names the file and the remedy.
     """
 
     def __init__(self, path: Path) -> None:

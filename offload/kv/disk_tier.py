@@ -176,7 +176,7 @@ class _DiskPlace:
                         os.posix_fallocate(self._file, offset, (tokens - known) * size)
 
     def _write(self, layer: int, keys: Rows, values: Rows) -> list[int]:
-        """Behind what is there; the checksums with these."""
+        """Append tokens, and their checksums."""
         sums = list(self._sums[layer])
         begin = self._tokens[layer] * self._shape.layers[layer].row_bytes
         with _disk_errors(self._folder, keys.nbytes + values.nbytes):

@@ -85,7 +85,7 @@ class KVPool:
                 self._fixed.prefer_huge(begin, _page_bytes(rows))
             begin += _page_bytes(rows)
         self._states: list[NDArray[np.float32]] = [found[number] for number in range(len(found))]
-        """States of slots, and behind them of places."""
+        """States of slots, then those of places."""
         self._slots = slots
         self._places = places
         self._most_states = slots if most_states is None else most_states
@@ -120,7 +120,7 @@ class KVPool:
     def open(self, request: str) -> int:
         """The request's slot, a new one at the end if it has none.
 
-        Raises KeyError when every slot is taken, or every state: the caller decides who waits.
+        Raises KeyError when every slot, or every state, is taken.
         """
         if request in self._requests:
             return self._requests.slot(request)
@@ -171,7 +171,7 @@ class KVPool:
         self._drop_state_pages(slot)
 
     def shrink(self, slot: int, length: int) -> None:
-        """Forget what is behind the first `length` tokens, if there is more, and free its pages."""
+        """Forget tokens after the first `length`, and free its pages."""
         old = self._lengths[slot]
         if length >= old:
             return
@@ -188,8 +188,8 @@ class KVPool:
     def gather(self, requests: Sequence[str], *, spare: bool = False) -> int:
         """Bring these requests, in this order, into neighbouring slots; the first one's slot.
 
-        Requests that keep their order and company, as those of a decode batch do, cost nothing.
-        spare: the slot behind them is nobody's, to be written to until the next `gather`.
+        A decode batch that stays the same costs nothing. spare: the slot after them is free, to be
+        written to until the next `gather`.
         """
         first, swaps = self._requests.gather(requests, at_end=spare)
         for pair in swaps:
@@ -314,8 +314,8 @@ class KVPool:
     def _swap_rows(
         self, one: NDArray[Any], other: NDArray[Any], one_length: int, other_length: int
     ) -> None:
-        """Swap tokens [heads, context, elements]. The rest of the longer one moves, and leaves no
-        pages behind."""
+        """Swap tokens [heads, context, elements]. The rest of the longer one moves, and its pages
+        are freed."""
         both = min(one_length, other_length)
         for first in range(0, both, _PIECE_TOKENS):
             rows = slice(first, min(first + _PIECE_TOKENS, both))

@@ -116,7 +116,7 @@ class PrefixMemory:
                 self._evict(self._order.first())
             try:
                 copies = tuple(_copies(arrays, mmap.mmap(-1, size, flags=_PRIVATE)))
-            except OSError:  # the system has no more, whatever was promised
+            except OSError:  # the system has less than was promised
                 return False
             self._blocks[key] = _Block(arrays=copies, num_bytes=size, owner=owner)
             self._order.use(key, cost / size)

@@ -67,7 +67,7 @@ class PrefixStore:
         """By key."""
         self._order = EvictionOrder()
         self._owners: dict[str, str] = {}
-        """Likewise, of those that have one."""
+        """Owners by key, of blocks that have one."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for draft in folder.glob(f"{_DRAFT}*"):  # of a process that died
@@ -152,7 +152,7 @@ class PrefixStore:
         draft = self._folder / f"{_DRAFT}{uuid.uuid4().hex}"
         is_kept = False
         try:
-            # Nobody waits for it: others may use the store.
+            # Without the lock: others may use the store.
             if self._write(draft, key, parts, size, secret):
                 with self._mutex:
                     if key in self._sizes:

@@ -57,11 +57,10 @@ class SlotOrder:
                 self._names[slot] = last
 
     def gather(self, names: Sequence[str], *, at_end: bool = False) -> Gathered:
-        """Bring these, all of which have slots, into neighbouring ones in this order. Those that
-        keep their order and company stay where they are; of all places, that is taken which moves
-        the fewest, and of such the last.
+        """Bring these, all of which have slots, into neighbouring ones in this order.
 
-        at_end: nobody lies behind them.
+        An unchanged order moves nothing. The place with the fewest moves is taken, the last of
+        several. at_end: no slot after them is taken.
         """
         slots = [self._names.index(name) for name in names]
         ends = len(self._names) - len(slots)

@@ -1,7 +1,7 @@
 """Reads of extents into memory, checked against their digests.
 
 Which extents are in memory, and when they are read, is decided by `weight_streamer.py` for layers
-and by `unit_cache.py` for experts.
+and by `expert_cache.py` for experts.
 """
 
 from __future__ import annotations

@@ -25,13 +25,13 @@ class Copier(Protocol):
     """Fills places of a device's memory. Copies happen in order, while others compute."""
 
     def copy(self, memory: Memory, place: int, nbytes: int, *, after: Mark) -> Mark:
-        """Begin to copy, once `after` is behind; the mark is when it is done."""
+        """Begin to copy, once `after` is passed; the mark is its end."""
 
     def used(self) -> Mark:
-        """The mark behind all that the calling thread has launched."""
+        """The mark after all launches of the calling thread."""
 
     def wait(self, mark: Mark) -> None:
-        """Until it is behind us."""
+        """Wait until it is passed."""
 
     def close(self) -> None:
         """Waits for the copies that were begun."""
@@ -141,7 +141,7 @@ class DeviceWindow:
         self._streamer.close()
         self._thread.join()
         self._copier.close()
-        self._failure = None  # its traceback would keep who waited alive
+        self._failure = None  # its traceback would keep the waiting frames alive
 
     def _run(self) -> None:
         try:

@@ -233,9 +233,8 @@ def _open_session(segment: GraphSegment, *, folder: str) -> ort.InferenceSession
 def _places(
     layout: ShardLayout, arrays: ShardArrays, weights: ShardWeights, folder: Path
 ) -> Callable[[str], ExternalTensor | NDArray[Any]]:
-    """Matrices by where they lie below the folder, as kernels pack them; vectors, which kernels
-    read at each step, by value: who reads a mapped file that was cut short is ended by the
-    system."""
+    """Matrices by their place below the folder, as kernels pack them. Vectors by value: kernels
+    read them at each step, and a cut mapped file would end the process."""
     vectors = {vector.name for vector in layout.vectors}
     location = str(weights.path.parent.resolve().relative_to(folder.resolve()) / weights.path.name)
 

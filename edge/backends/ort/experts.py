@@ -40,7 +40,7 @@ def lower_experts(build: SegmentBuilder, stream: ResidualStream, layer: int, par
         with build.segment.within(branch):
             return _expert(build, part, expert_name(prefix, number), x, own)
 
-    # The norm of what is added comes first: those behind it only norm.
+    # The norm of the sum comes first: later ones only norm.
     of_shared = stream.norm(f"{prefix}mlp_norm")
     x = logits = of_shared
     if part.is_apart:

@@ -84,7 +84,7 @@ class OrtCache(HostCache):
         names = [(layer, name) for layer, part in states for name in part.state_names]
         names += [(layer, "remainders") for layer in self._remainders]
         for (layer, name), state in zip(names, self.pool.states(slot, batch), strict=True):
-            # Likewise: its kernels read what is past before they write.
+            # One buffer for both: its kernels read the past before they write.
             arrays[f"past_{name}_{layer}"] = arrays[f"present_{name}_{layer}"] = state
         return arrays
 

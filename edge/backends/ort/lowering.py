@@ -63,10 +63,10 @@ def lower(
     `kv_bits`: of a code in the KV cache; None for float32. `stacks`: weights of experts of layers
     where one node computes all of them; none where layers are loose. `cut_layers`: at most one
     layer for each graph, so that its KV cache is needed only while that graph runs. `is_loose`:
-    graphs have no weights, so that layers may be streamed. `cuts_experts`: each expert of such a
-    layer is a graph of its own, so that only chosen experts are read. `observes`: sums over inputs
-    of products are inputs and outputs, too (`gram_names`). The first stage takes the tokens' rows
-    of the embedding as `hidden`.
+    each layer has graphs of its own without weights, so that it may be streamed. `cuts_experts`:
+    each expert of such a layer is a graph of its own, so that only chosen experts are read.
+    `observes`: sums over inputs of products are inputs and outputs, too (`gram_names`). The first
+    stage takes the tokens' rows of the embedding as `hidden`.
     """
     build = SegmentBuilder(
         spec,
@@ -179,7 +179,7 @@ def _head(build: SegmentBuilder, stream: ResidualStream) -> None:
     else:
         stream.take_rows(rows)
         normed = stream.norm("final_norm")
-    # Who wants hidden states wants many, and the product with the head is the dearest of all.
+    # Requests for hidden states ask for many; the product with the head costs most of all.
     build.output(normed, "states", np.float32, ["batch", "rows", build.spec.hidden_size])
     normed = graph.node("Gather", normed, head_rows, axis=1)
     logits = finish_logits(

@@ -68,8 +68,8 @@ class OpenSegment:
 
     @contextlib.contextmanager
     def within(self, branch: OnnxGraph, *, prefix: str = "") -> Iterator[None]:
-        """Nodes are put into a branch of the graph for as long, or into a graph of its own, which
-        calls weights of a streamed layer by what is behind this prefix."""
+        """Put nodes into a branch of the graph, or into a graph of its own, which names weights of
+        a streamed layer without this prefix."""
         outer, names = self.graph, self.names
         self.graph, self.names = branch, replace(names, prefix=prefix)
         try:

@@ -126,7 +126,7 @@ def own_memory(address: int, nbytes: int) -> memoryview:
 
 
 def want_huge_pages(parts: Sequence[memoryview]) -> None:
-    """Parts that `own_memory` made come in huge pages, whatever was said of what is around them."""
+    """Put parts that `own_memory` made into huge pages."""
     libc = _libc()
     for part in parts:
         address = ctypes.addressof(ctypes.c_char.from_buffer(part))
@@ -134,7 +134,7 @@ def want_huge_pages(parts: Sequence[memoryview]) -> None:
 
 
 def _ranges(part: memoryview) -> list[tuple[int, int]]:
-    """(address, bytes) of the whole huge pages of a part, if any, and of what is behind them."""
+    """(address, bytes) of the whole huge pages of a part, if any, and of the rest."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(part))
     if address % HUGE_PAGE_BYTES:
         return [(address, part.nbytes)]

@@ -1,17 +1,17 @@
-"""Weights in the form ONNX Runtime's kernels want them: taken out of it, and put back into it.
+"""Prepacked weights of ONNX Runtime: taken out of it, and put back into it.
 
-A session packs each constant weight for its kernels when it is made. It can save what it packed, as
-blobs next to the model, and a session made from such files keeps the blobs where they are mapped.
-Here memory of our own is put where a session's blobs lie; whichever layer's blobs are then read
-into that memory, the session computes that layer.
+A session packs each constant weight for its kernels when it is made. It can save the result as
+blobs next to the model, and a session made from such files keeps the blobs mapped. Here the mapping
+of a session's blobs is replaced by memory of our own; the session then computes the layer whose
+blobs are read into that memory.
 
-The format of the blobs belongs to the kernels: it depends on the version of ONNX Runtime and on the
-processor. So three things are checked, and no version is excluded beforehand. Blobs on disk are of
-one `packing_key`: another version packs anew. A file whose blobs are described in another way, or
-are not mapped, is refused here. And before layers are streamed, one of each kind is computed from
-exchanged blobs, and must have each bit of what a plain session computes
-(`edge/backends/ort/streaming.py`). Where one of these fails, a model that does not fit into memory
-is not loaded, and the error says why; a model that fits does not come here.
+The format of the blobs depends on the version of ONNX Runtime and on the processor. So three things
+are checked, and no version is excluded beforehand. Blobs on disk are of one `packing_key`: another
+version packs anew. A file whose blobs are described in another way, or are not mapped, is refused
+here. And before layers are streamed, one of each kind is computed from exchanged blobs, and must
+equal a plain session bit for bit (`edge/backends/ort/streaming.py`). If one of these fails, a model
+that does not fit into memory is not loaded, and the error says why; a model that fits does not come
+here.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class ObservedInputs:
             segment.output(total, after, np.float32, run.shape)
 
     def count_experts(self, segment: OpenSegment, layer: int, chosen: Callable[[], str]) -> None:
-        """Likewise how many rows go through each expert. chosen [rows, top_k]: which those are."""
+        """Count the rows of each expert, too. chosen [rows, top_k]: the experts of each row."""
         for run in self.runs:
             if isinstance(run, ObservedExperts) and run.layer == layer:
                 before, after = gram_names(run)

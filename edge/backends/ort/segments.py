@@ -50,7 +50,7 @@ class Streamed:
     vectors: tuple[tuple[str, str], ...]
     """(input, tensor of the shard's file)."""
     experts: StreamedExperts | None = None
-    """What is computed behind this graph, of what it puts out."""
+    """The experts computed after this graph, from its outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

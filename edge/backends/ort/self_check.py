@@ -81,7 +81,7 @@ class SelfCheck:
     """In every step of an even number of rows, but for attention, which takes each request by
     itself."""
     of_single: bool
-    """Likewise in every step."""
+    """The same in every step."""
 
 
 def run_self_check(

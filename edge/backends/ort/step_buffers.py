@@ -75,9 +75,10 @@ class StepBuffers:
             self._of_all_steps |= dict.fromkeys(gram_names(run), gram)
 
     def make_room_for_logits(self, step: Step, batch: int) -> bool:
-        """Whether they lie elsewhere from now on. `batch`: with a request that fills the step up.
+        """Whether the logits moved to a new buffer. `batch`: with the request that fills the step
+        up.
 
-        Raises RequestError where there may not be so many.
+        Raises RequestError for too many rows.
         """
         rows = 1 if step.states else max(step.logit_rows, 1)
         needed = batch * rows * self._vocab_rows
@@ -92,10 +93,10 @@ class StepBuffers:
         return True
 
     def fill(self, parts: Sequence[Step], slot: int, *, fills_up: bool) -> list[StepShape]:
-        """Fill the small inputs of a step or its halves; the shape tells which bindings it takes.
+        """Fill the small inputs of a step or its halves; the shape names the bindings to use.
 
-        The halves' rows follow each other in every buffer. fills_up: by a request more, which is
-        nobody's, and whose first token it is.
+        The halves' rows follow each other in every buffer. fills_up: with one dummy request more,
+        at its first token.
         """
         shapes: list[StepShape] = []
         first_token = first_row = 0
@@ -134,10 +135,8 @@ class StepBuffers:
     def arrays(
         self, shape: StepShape, index: int, *, parts_before: int, parts: int
     ) -> dict[str, NDArray[Any]]:
-        """By input or output of segment `index`.
-
-        parts_before, parts: hidden states side by side in what is summed before it and behind it.
-        """
+        """By input or output of segment `index`. parts_before, parts: hidden states side by side in
+        the sums before and after it."""
         size, read, write = self._hidden_size, index % 2, (index + 1) % 2
         batch, tokens, first = shape.batch, shape.tokens, shape.first_token
         place = batch, tokens, first

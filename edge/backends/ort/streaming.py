@@ -35,10 +35,10 @@ from edge.offload import (
     PIECE_BYTES,
     CachedShard,
     DirectReader,
+    ExpertCache,
     Extent,
     ExtentSpan,
     StoreCorruptError,
-    UnitCache,
     WeightStreamer,
 )
 from edge.partition.plan.expert_tiers import (
@@ -108,9 +108,9 @@ class StreamedLayers:
         self._kept_experts = kept_experts
         self._lent_bytes = 0
         self._streamer: WeightStreamer | None = None
-        self._experts: UnitCache[ExpertPlace] | None = None
+        self._experts: ExpertCache[ExpertPlace] | None = None
         self._group: dict[int, int] = {}
-        """For each segment with experts behind it, which of the cache's groups they are."""
+        """The cache's group of each segment that experts follow."""
         self._kinds: dict[str, _Kind] = {}
         self._bytes: tuple[LayerBytes, ...] = ()
         self._kept = ExpertTiers(streamed=streamed, cache_bytes=0)
@@ -159,7 +159,7 @@ class StreamedLayers:
             sparse = [index for index in self._position if self._experts_of(index) is not None]
             if sparse:
                 self._group = {index: group for group, index in enumerate(sparse)}
-                self._experts = UnitCache(
+                self._experts = ExpertCache(
                     [self._expert_extents(index) for index in sparse],
                     [self._kind_number(index) for index in sparse],
                     self._open_place,
@@ -190,14 +190,14 @@ class StreamedLayers:
         self._keep(for_good=True)
 
     def lend(self, nbytes: int) -> None:
-        """So much more of what is read for each step stays in memory until this says otherwise;
-        what is too much then has left it when this returns."""
+        """Keep up to that much more of the streamed weights in memory, until the next call. Any
+        excess is released before this returns."""
         if nbytes != self._lent_bytes:
             self._lent_bytes = nbytes
             self._keep(for_good=False)
 
     def _keep(self, *, for_good: bool) -> None:
-        """Whatever gives memory does so before something else takes it."""
+        """Memory is released before it is taken elsewhere."""
         before, tiers = self._kept, self._tiers()
         if self._experts is not None:
             least = min(before.cache_bytes, tiers.cache_bytes)
@@ -259,7 +259,7 @@ class StreamedLayers:
     def experts(
         self, index: int, rows: NDArray[np.int64], *, tokens: int
     ) -> Generator[Sequence[tuple[int, ExpertPlace]], None, None]:
-        """The experts behind a segment that have rows, in runs, each in its place for its turn.
+        """The experts after a segment that have rows, in runs, each in its place for its turn.
 
         rows [experts]: how many of the step's `tokens` go through each.
         """
@@ -342,7 +342,7 @@ class StreamedLayers:
         return list(self._kinds).index(self._own_experts(index).kind)
 
     def _experts_of(self, index: int) -> StreamedExperts | None:
-        """Those behind a segment."""
+        """The experts after a segment."""
         return _streamed(self._segments[index]).experts
 
     def _own_experts(self, index: int) -> StreamedExperts:

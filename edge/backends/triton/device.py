@@ -63,7 +63,7 @@ class Device:
 
     @contextlib.contextmanager
     def launching(self) -> Iterator[None]:
-        """Around every launch of kernels. Nobody may be waited for inside."""
+        """Held around every launch of kernels. Do not wait inside."""
         if self.is_gpu:
             yield
         else:
@@ -83,7 +83,7 @@ class Device:
         self.wait(self.mark())
 
     def give_back(self) -> None:
-        """Memory that nobody uses any more: to the system, for other programs."""
+        """Return unused memory to the system, for other programs."""
         if self.is_gpu:
             torch.cuda.empty_cache()
 

@@ -56,7 +56,7 @@ class ExpertProducts:
             self._stacks = tuple(stack_of(list(map(weight, run))) for run in self.runs)
 
     def sort(self, chosen: Tensor, *, element_bytes: int) -> SortedUses | None:
-        """Who goes where, for all products with the same experts; None where rows are few."""
+        """Uses sorted by expert, for all products with the same experts; None for few rows."""
         stack = self._stacks[0]
         tiles = self._tiles(self.runs[0][0], stack, chosen, element_bytes)
         if not isinstance(tiles, GemmTiles):

@@ -57,7 +57,7 @@ class ExpertsBlock:
         )
 
     def launch(self, normed: Tensor, lane: Lane) -> None:
-        # In float32, as its weights are: who is chosen turns on small differences.
+        # In float32, as its weights are: the choice turns on small differences.
         logits = self.router(normed.float())
         chosen, weights = self.choose(logits)
         if self.router.grams is not None:

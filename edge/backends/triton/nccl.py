@@ -39,7 +39,7 @@ _NCCL_SETTINGS = {
     # A sum that fails ends the model that needs it, not the daemon and what else it runs.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
-    # Ranks of one host meet where nobody else comes by.
+    # Ranks of one host meet where other users cannot.
     "NCCL_SOCKET_IFNAME": "lo",
 }
 """These libraries read their settings from the environment and nowhere else."""
@@ -122,7 +122,7 @@ class TorchCollective:
     def settle(self) -> None:
         """Wait for the device. Raises what a sum failed with that was begun before."""
         if self._stream is None:
-            return  # whoever waited for it has heard
+            return  # its waiters were told
         torch.cuda.current_stream(self._device.torch).synchronize()
         if self._is_closed:
             raise _closed()
@@ -177,7 +177,7 @@ class TorchCollective:
         self._background.close()
 
     def _sum(self, flat: Tensor) -> None:
-        """Numbers move as bytes: whatever their type, they arrive as they were."""
+        """Numbers of any type move as bytes, unchanged."""
         size, count = self.size, flat.numel()
         if not count:
             return
@@ -229,7 +229,8 @@ class TorchCollective:
         return ""
 
     def _begun(self, begin: Callable[[Any], Any]) -> Any:
-        """None after `leave`. Nobody else keeps the group: gloo's ends only with what it is at."""
+        """None after `leave`. The only reference to the group, which gloo ends after its current
+        call."""
         if self._stream is not None:  # a GPU that waits for a lost rank may hold up even this
             group = self._group
             return None if group is None else begin(group)
@@ -241,7 +242,7 @@ class TorchCollective:
             self._changed.notify_all()
 
     def _failure(self, reason: str) -> TransportError:
-        """Raises PeerLostError if it can be told who is lost."""
+        """Raises PeerLostError if the lost peer is known."""
         if self._is_closed:
             return _closed()
         self.leave()  # so that the others hear of it, and come to the barrier

@@ -81,7 +81,7 @@ class BlockCache:
         self._wholes = [
             self._tensors(heads.count(each), *each, bits, dtype) for each in dict.fromkeys(heads)
         ]
-        """For each size of heads: the layers that have it, one behind the other."""
+        """For each size of heads: the layers that have it, one after the other."""
         groups = list(dict.fromkeys(heads))
         self._place_of = [
             (groups.index(each), heads[:index].count(each)) for index, each in enumerate(heads)
@@ -200,7 +200,7 @@ class BlockCache:
         self._lengths[slot] = length
 
     def shrink(self, slot: int, length: int) -> None:
-        """Forget what is behind the first `length` tokens, if there is more."""
+        """Forget tokens after the first `length`."""
         if slot == self._far_slot or length >= self._lengths[slot]:
             return
         self._lengths[slot] = length
@@ -251,8 +251,8 @@ class BlockCache:
         ]
 
     def rows(self, index: int, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
-        """(keys, values) uint8 [num_kv_heads, tokens, row_bytes]: a token's values or codes, and
-        its scales behind them. Copies; waits for what was launched before."""
+        """(keys, values) uint8 [num_kv_heads, tokens, row_bytes]: a token's values or codes, then
+        its scales. Copies; waits for earlier launches."""
         keys, values = (self._host_rows(index, last - first) for _ in range(2))
         for start, stop in _pieces(first, last):
             at = self._at(index, slot, start, stop)
@@ -373,7 +373,7 @@ class BlockCache:
         bits: int | None,
         dtype: torch.dtype,
     ) -> dict[str, torch.Tensor]:
-        """What `KvCache` is made of, with the blocks of one layer behind those of another."""
+        """Arguments of `KvCache`, with the blocks of the layers one after the other."""
         widths = {"": (head_size, dtype)}
         if bits is not None:
             widths = {

@@ -170,7 +170,7 @@ class TritonProgram(SwappedKv):
 
     @property
     def batches_agree(self) -> bool:
-        return False  # likewise
+        return False  # as above
 
     @property
     def cache_digest(self) -> str:

@@ -34,7 +34,7 @@ class RequestStates:
             torch.zeros((shapes.count(each), requests + places, *each), device=device.torch)
             for each in groups
         ]
-        """For each shape: the states that have it, one behind the other. Rows of requests, and
+        """For each shape: the states that have it, one after the other. Rows of requests, and
         behind them places."""
         self._place_of = [
             (groups.index(each), shapes[:number].count(each)) for number, each in enumerate(shapes)

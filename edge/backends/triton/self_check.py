@@ -251,7 +251,7 @@ class _Check:
         self.product(block.down)
 
     def experts(self, block: ExpertsBlock) -> None:
-        """Who is chosen; what a few experts make of rows; and the sum."""
+        """The chosen experts; outputs of a few for some rows; and the sum."""
         part, p = block.part, f"layers.{block.layer}."
         self.norm(block.norm, f"{p}mlp_norm")
         self.product(block.router, is_wide=True)

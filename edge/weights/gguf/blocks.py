@@ -38,9 +38,7 @@ def gguf_encoding(
     tensor_name: Callable[[str], str],
     parts: Mapping[str, TensorPart],
 ) -> Encoding | None:
-    """What the file itself holds its matrices in; None where all are plain floats.
-
-    A head of floats is rounded.
+    """The file's own encoding; None if all matrices are plain floats. A head of floats is rounded.
 
     parts: names of roles' tensors that are parts of others.
     """

@@ -1,7 +1,7 @@
-"""A model in GGUF: one file, or its parts, with the weights, their description and the tokenizer.
+"""A model in GGUF: one file, or its parts, with weights, description and tokenizer.
 
-Its weights may be computed with in the very codes that it holds, or made floats and rounded to
-another format, as those of any checkpoint are.
+Its weights may be computed with in the codes of the file, or dequantized and rounded to another
+format, as those of any checkpoint.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _parts(
 
 
 def gguf_spec(files: Sequence[GgufFile]) -> tuple[GgufModel, ModelSpec]:
-    """What the metadata describe, whether or not the tensors are there.
+    """The spec in the metadata, whether or not the tensors are there.
 
     Raises CheckpointError, and StoreError for a table of frequencies that cannot be read.
     """

@@ -1,8 +1,8 @@
-"""Where a GGUF file has the weights of linear attention.
+"""Weights of linear attention in a GGUF file.
 
-Value heads lie in one of two orders: those of a key head side by side, as in a folder, or the first
-one of each key head, then the second of each, which spares llama.cpp a copy. Which it is follows
-from the architecture. What the state decays by is the exponential of what a folder has, negative.
+Value heads lie in one of two orders, by the architecture: those of a key head side by side, as in a
+folder, or the first one of each key head, then the second of each, which spares llama.cpp a copy.
+The decay of the state is the exponential of a folder's weights, negative.
 """
 
 from __future__ import annotations

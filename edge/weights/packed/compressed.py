@@ -75,7 +75,7 @@ def find_compressed(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CompressedMatrix(CodedMatrix):
-    """Tensors: codes, scales, zeros where there are any, groups of the columns likewise.
+    """Tensors: codes, scales, zeros and groups of the columns, if there are any.
 
     order: the tensor with the group of each column, of a shuffled matrix.
     """
@@ -222,7 +222,7 @@ def _with_scales(
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """What a group of the configuration says of its weights; group None: one scale for a row."""
+    """A configuration group's scheme of weights; group None: one scale for a row."""
 
     bits: int
     group: int | None

@@ -1,4 +1,4 @@
-"""What config.json says of a folder in the layout of compressed-tensors: which matrices are codes.
+"""The config.json of a folder of compressed-tensors: which matrices are codes.
 
 Knows the words of that library; knows no files.
 """

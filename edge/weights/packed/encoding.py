@@ -1,9 +1,9 @@
-"""What a quantised folder's matrices are held in: the very codes that it has, where blocks can.
+"""Encodings of quantised folders: the very codes of the folder, if blocks can hold them.
 
 Where the columns of a group lie anywhere in a matrix (act-order), they are stored side by side, and
-the product is given its inputs in that order. That is for matrices that are never cut by columns.
-Of those that are, a shard would have parts of every group, each too small to be a block: they
-become exactly the floats that they stand for, and those are rounded to 8 bits.
+the product gets its inputs in that order. That works for matrices that are never cut by columns. Of
+the others, a shard would have parts of every group, each too small to be a block: they are
+dequantized exactly and rounded to 8 bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders whose weights are quantised: which layout they are in, and their weights as floats.
+"""Quantised folders: their layout, and their weights as floats.
 
 A layout is a file with its classes, and a line in the table here.
 """
@@ -115,10 +115,10 @@ def packed_store(
     embedding: str,
     parts: Mapping[str, TensorPart] | None = None,
 ) -> WeightStore:
-    """`store` itself, or one in which its packed matrices are floats.
+    """`store`, or one in which its packed matrices are floats.
 
-    values: of config.json. parts: matrices that are rows of others, where there are those.
-    Raises CheckpointError for what is not read, with what to do.
+    values: of config.json. parts: matrices that are rows of others. Raises CheckpointError, with
+    the remedy, for a layout that is not read.
     """
     tensors = Tensors(store, source)
     settings, method = _method(values, tensors)

@@ -1,10 +1,10 @@
 """Matrices of floats of 8 bits (E4M3, or E5M2), with a scale for all, each row, or each block.
 
     weight float8 [outputs, inputs]
-    weight_scale_inv, or weight_scale: float, a factor whatever it is called: [], [1], [outputs],
-    [outputs, 1], or [blocks of outputs, blocks of inputs]
+    weight_scale_inv, or weight_scale: float, a factor under either name:
+        [], [1], [outputs], [outputs, 1], or [blocks of outputs, blocks of inputs]
 
-No blocks of integers hold them as they are: they are read as float32, exactly.
+Blocks of integers cannot hold them: they are read as float32, exactly.
 """
 
 from __future__ import annotations

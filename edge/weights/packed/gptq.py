@@ -73,7 +73,7 @@ def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GptqMatrix(CodedMatrix):
-    """`lacking`: what is added to stored zeros."""
+    """`lacking`: added to stored zeros."""
 
     lacking: int
 

@@ -1,7 +1,7 @@
-"""One matrix of a folder that holds it in another shape than that of its weights: codes, scales.
+"""One packed matrix of a folder: codes and scales.
 
-Every layout of codes is one class with two verbs: give codes as the kernels have them, and what
-they are multiplied with. The rest follows from those, exactly.
+Every layout of codes is one class with two verbs: codes as the kernels have them, and their scales.
+The rest follows from those, exactly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ZERO_BYTES = {2: 0xAA, 4: 0x88, 8: 0x80}
 
 
 class PackedMatrix(ABC):
-    """A matrix [rows, columns] of weights that is stored otherwise.
+    """A matrix [rows, columns] of weights in packed tensors.
 
     shape: (rows, columns), rows being outputs. tensors: those that hold it, the first for errors.
     """
@@ -49,9 +49,9 @@ class PackedMatrix(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What codes stand for: weight = (code - zero) * scale + bias; all float32 [rows, groups].
+    """Dequantization: weight = (code - zero) * scale + bias; all float32 [rows, groups].
 
-    zeros: one number where it is the same everywhere.
+    zeros: one number if it is the same everywhere.
     """
 
     scales: NDArray[np.float32]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.offload import Memory, StoreError, UnitCache
+from edge.offload import ExpertCache, Memory, StoreError
 from tests.support.streamed_extents import GONE, PAGE, MemoryReader, content_of, page_memory, spans
 
 COUNT = 6
@@ -61,10 +61,10 @@ WHOLE = PAGE + BESIDE
 
 def cache_of(
     places: Places, reader: MemoryReader, *, groups: int, units: int, kinds: int = 1
-) -> UnitCache[OwnPlace]:
+) -> ExpertCache[OwnPlace]:
     """With room for so many units."""
     extents = spans(groups * COUNT, PAGE)
-    return UnitCache(
+    return ExpertCache(
         [extents[group * COUNT :][:COUNT] for group in range(groups)],
         [group % kinds for group in range(groups)],
         places.open,
@@ -75,7 +75,9 @@ def cache_of(
     )
 
 
-def use(cache: UnitCache[OwnPlace], group: int, units: Sequence[int], tokens: int = 1) -> list[int]:
+def use(
+    cache: ExpertCache[OwnPlace], group: int, units: Sequence[int], tokens: int = 1
+) -> list[int]:
     """In the order of their runs."""
     rows = [int(unit in units) for unit in range(COUNT)]
     return [unit for run in cache.runs(group, rows, tokens=tokens) for unit, _place in run]

@@ -45,7 +45,7 @@ class UnitPlace(Protocol):
 P = TypeVar("P", bound=UnitPlace)
 
 
-class UnitCache(Generic[P]):
+class ExpertCache(Generic[P]):
     """Units in groups: `capacity_bytes` of them are in memory at once, each in a place of its kind.
 
     Places are opened as they are needed and go from unit to unit: to open one takes much longer
