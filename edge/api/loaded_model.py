@@ -42,7 +42,7 @@ class LoadedModel:
     """None: there is no tokenizer."""
     peers: Mapping[str, PeerInfo]
     load: JournaledLoad
-    """How it was loaded."""
+    """The record of its load."""
     lease: Lease
     """The lease of its sessions."""
     replies: JournalFolder

@@ -68,7 +68,7 @@ class Loading:
 
     checkpoint: Checkpoint
     options: LoadOptions
-    """As they were asked for."""
+    """The options as the user gave them."""
     candidates: Candidates
     peers: Sequence[PeerInfo]
     """The candidates that answer now."""

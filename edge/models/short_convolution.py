@@ -52,7 +52,7 @@ class ShortConvolution:
 
     @property
     def num_groups(self) -> int:
-        """The KV heads that units share: none."""
+        """The number of groups of units that share weights: each unit is its own."""
         return self.num_units
 
     @property

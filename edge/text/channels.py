@@ -66,8 +66,8 @@ class ChannelReader:
         return [*self._read(text)]
 
     def finish(self) -> list[AnswerPart]:
-        """What was held back: a call is one if its arguments are whole, else text. The beginning of
-        a message that has not come is nothing."""
+        """The parts that were held back: a call if its arguments are complete, else text. A header
+        without a message is dropped."""
         tail, self._tail = self._tail, ""
         parts = [*self._text(tail)]
         if self._state == "first":

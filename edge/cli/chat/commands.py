@@ -243,7 +243,7 @@ COMMANDS = {
     "new": Command(usage="/new", help="Begin anew; the system message stays.", run=_new),
     "retry": Command(usage="/retry", help="Answer the last question again.", run=_retry),
     "system": Command(
-        usage="/system [TEXT]", help="Set the system message; no TEXT removes it.", run=_system
+        usage="/system [TEXT]", help="Set the system message; none removes it.", run=_system
     ),
     "file": Command(
         usage="/file FILE [TEXT]", help="Send a text file, and a question about it.", run=_file
