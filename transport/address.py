@@ -57,7 +57,7 @@ def parse_number(text: str) -> tuple[IPAddress, int]:
     host, port = parse_address(text)
     number = _number(host)
     if number is None:
-        raise AddressError(f"'{text}' has no number where one must be")
+        raise AddressError(f"'{text}' has no numeric host")
     return number, port
 
 

@@ -263,7 +263,7 @@ async def _let_near(
         return None
     came = door.let_in(proofs.receiving)
     if came is None:
-        raise ProtocolError(f"{tls.peer} said that it is on this host, and did not show it")
+        raise ProtocolError(f"{tls.peer} claims to be on this host, without a proof")
     near = AsyncSocket(came, tls.peer)
     try:
         await near.send_all((proofs.sending,))
@@ -335,9 +335,7 @@ async def _answer_other_key(
             await connection.send_all([past.tag(_AHEAD, transcript)])
             cover = SealedSocket(connection, _cover(past.tag_key, transcript, listens=True))
             await cover.send_all(encode(Frame(_ROTATION, {}, past.rotation)))
-            raise RefusedError(
-                f"{connection.peer} had a key of before, and was told of the new one"
-            )
+            raise RefusedError(f"{connection.peer} had an earlier key, and was sent the new one")
     if hmac.compare_digest(tag, credentials.tag(_BRINGING, transcript)):
         await connection.send_all([credentials.tag(_LISTENING, transcript)])
         cover = SealedSocket(connection, _cover(credentials.tag_key, transcript, listens=True))

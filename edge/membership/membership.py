@@ -275,7 +275,8 @@ class Membership:
         """With a single new list of all expelled devices."""
         if self.authority is None:
             raise RequestError(
-                "this device has not the cluster's key; expel it on a device that takes others in"
+                "this device does not have the cluster's key; expel it on a device that takes "
+                "others in"
             )
         spared = {*ids, self.maker}
         editions = {id: edition for id, edition in editions.items() if id not in spared}
@@ -296,7 +297,8 @@ class Membership:
         """
         if self.authority is None:
             raise RequestError(
-                "this device has not the cluster's key; rotate it on the device that made the "
+                "this device does not have the cluster's key; rotate it on the device that made "
+                "the "
                 "cluster"
             )
         expelled, editions = self.expelled.ids, self.expelled.editions
@@ -342,10 +344,11 @@ class Membership:
         if rotation.before in {each.before for each in self.past}:
             return self
         if rotation.before != self.cluster_id:
-            raise RequestError("what was told is a new key of another cluster")
+            raise RequestError("the new key belongs to another cluster")
         if self.authority is not None:
             raise RequestError(
-                "the cluster has a new key, and this token is of before; write a new one where the "
+                "the cluster has a new key, and this token has an earlier one; write a new token "
+                "where the "
                 "key was made: `edge cluster token`"
             )
         rotation.check(self.cluster)
@@ -357,7 +360,7 @@ class Membership:
         told = rotation.opened(self.identity)
         if told is None:
             raise RequestError(
-                "the cluster has a new key, and this device was not taken along; pair it again: "
+                "the cluster has a new key, and this device was left behind; pair it again: "
                 "`edge pair`"
             )
         certificate, tag_key = told
@@ -369,7 +372,7 @@ class Membership:
             expelled=b"",
         )
         if now.generation != self.generation + 1:
-            raise RequestError("what was told as the cluster's new key is not the next one")
+            raise RequestError("the new key of the cluster is not the next one")
         return replace(now, others=self.others, past=self._past_with(rotation))
 
     def _may_lead(self, device: str) -> bool:
@@ -482,17 +485,18 @@ def credentials(
     def admitted(certificate: Mapping[str, Any], encoded: bytes) -> Member:
         member = member_of(certificate)
         if current().cluster_id != membership.cluster_id:
-            raise RefusedError("this device is of another cluster now; start this program again")
+            raise RefusedError("this device has moved to another cluster; restart this program")
         if not is_admitted(member.id, member.edition):
             raise RefusedError(
                 f"device {member.name} ({member.id}) has been expelled from the cluster"
                 if member.id in current().expelled.ids
-                else f"device {member.name} ({member.id}) has shown what it could do before it was "
-                "paired again; start Edge there anew"
+                else f"device {member.name} ({member.id}) has shown a certificate from before it "
+                "was "
+                "paired again; restart Edge there"
             )
         key = x509.load_der_x509_certificate(encoded).public_key()
         if not isinstance(key, PublicKey) or key_id(key) != member.id:
-            raise RefusedError(f"device {member.name} goes by the id of another key than its own")
+            raise RefusedError(f"device {member.name} has the id of another key than its own")
         return member
 
     def is_spared(id: str) -> bool:

@@ -127,7 +127,8 @@ def check_takes_in(membership: Membership) -> Authority:
     """The authority that issues certificates. Raises RequestError if this device has none."""
     if membership.authority is None:
         raise RequestError(
-            "this device may not take others in: it has not the cluster's key; run `edge pair` on "
+            "this device may not take others in: it does not have the cluster's key; run "
+            "`edge pair` on "
             "the device that made the cluster"
         )
     return membership.authority
@@ -208,7 +209,7 @@ class Invitation:
         try:
             device.verify(_bytes(asked, "signature"), keys.signed, _ECDSA)
         except InvalidSignature:
-            raise RequestError("the other device has not the key that it says") from None
+            raise RequestError("the other device does not have the key that it shows") from None
         id, name = key_id(device), _name(asked)
         if id == self._own.current().identity.id:
             raise RequestError(
@@ -283,7 +284,9 @@ class _Keys:
         except (
             Exception
         ) as error:  # the package raises a different error for each malformed message
-            raise RequestError("the other device does not pair as Edge does") from error
+            raise RequestError(
+                "the other device does not follow Edge's pairing protocol"
+            ) from error
         derived = HKDF(SHA256(), 96, salt=None, info=b"edge pair").derive(shared)
         return cls(AESGCM(derived[:32]), AESGCM(derived[32:64]), _MAGIC + derived[64:])
 
@@ -299,9 +302,11 @@ class _Keys:
         except InvalidTag:
             raise WrongCodeError("the words of the two devices are not the same") from None
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"the other device does not pair as Edge does: {error}") from error
+            raise RequestError(
+                f"the other device does not follow Edge's pairing protocol: {error}"
+            ) from error
         if not isinstance(values, dict):
-            raise RequestError("the other device does not pair as Edge does")
+            raise RequestError("the other device does not follow Edge's pairing protocol")
         return values
 
 
@@ -309,9 +314,13 @@ async def _payload(channel: Channel, kind: str, limits: FrameLimits = _LIMITS) -
     try:
         frame = await channel.receive(most=limits)
     except ProtocolError as error:
-        raise RequestError(f"the other device does not pair as Edge does: {error}") from error
+        raise RequestError(
+            f"the other device does not follow Edge's pairing protocol: {error}"
+        ) from error
     if frame.kind != kind:
-        raise RequestError("the other device does not pair as Edge does; update Edge on both")
+        raise RequestError(
+            "the other device does not follow Edge's pairing protocol; update Edge on both"
+        )
     return bytes(frame.payload)
 
 
@@ -319,7 +328,7 @@ def _bytes(values: Mapping[str, Any], name: str) -> bytes:
     try:
         return base64.b64decode(values[name], validate=True)
     except (KeyError, TypeError, ValueError, binascii.Error):
-        raise RequestError("the other device does not pair as Edge does") from None
+        raise RequestError("the other device does not follow Edge's pairing protocol") from None
 
 
 def _name(values: Mapping[str, Any]) -> str:
@@ -330,5 +339,7 @@ def _name(values: Mapping[str, Any]) -> str:
 def _id(values: Mapping[str, Any]) -> str:
     text = _bytes(values, "id").decode("ascii", "replace")
     if not is_id(text):
-        raise RequestError("the other device does not pair as Edge does: its id is none")
+        raise RequestError(
+            "the other device does not follow Edge's pairing protocol: its id is none"
+        )
     return text

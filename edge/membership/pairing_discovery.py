@@ -247,7 +247,7 @@ class _Asked:
                 waiting.append(addresses)
                 break
         raise NetworkError(
-            f"no device that says it shows this code takes this one in ({failure})",
+            f"no device that announces this code takes this one in ({failure})",
             remedy="if the words were the same, somebody else may be answering for them: show a "
             "new code, and add --peer with the address that is shown there, or use another "
             "network",

@@ -135,7 +135,7 @@ class Rotation:
             key.verify(self._by_cluster, self._statement, _ECDSA)
             self.device.verify(self._by_device, self._statement, _ECDSA)
         except MALFORMED as error:
-            raise RequestError(f"{_WHAT} was not signed by whom it should be") from error
+            raise RequestError(f"{_WHAT} lacks a required signature") from error
 
     def opened(self, identity: Identity) -> tuple[bytes, bytes] | None:
         """The device's new certificate (DER) and the new tag key. None: it was left behind."""

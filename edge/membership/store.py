@@ -204,7 +204,7 @@ class MembershipStore:
         content = _encoded(_told(membership))
         if len(content) > _MOST_MEMBERSHIP_BYTES:
             raise RequestError(
-                f"{self.folder / _MEMBERSHIP} would be of too many devices to be read again",
+                f"{self.folder / _MEMBERSHIP} would hold too many devices to be read again",
                 remedy="begin anew, and pair those that you want: `edge cluster rotate --leave`",
             )
         path, pem = self.folder / _IDENTITY, key_pem(membership.identity.key)
@@ -256,7 +256,7 @@ def token(membership: Membership) -> bytes:
     """
     if membership.authority is None:
         raise RequestError(
-            "this device has not the cluster's key; write the token on the device that made the "
+            "this device does not have the cluster's key; write the token on the device that made the "
             "cluster"
         )
     return _encoded(
@@ -383,7 +383,7 @@ def _private(path: Path, most_bytes: int = _MOST_FILE_BYTES) -> bytes:
     except OSError as error:
         raise _unusable(path, error) from error
     if len(content) > most_bytes:
-        raise RequestError(f"{path} is too large to be what it should be")
+        raise RequestError(f"{path} is too large")
     return content
 
 

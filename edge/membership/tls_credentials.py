@@ -53,7 +53,7 @@ class TlsCredentials:
         try:
             return cls(**{str(name): str(value) for name, value in json.loads(text).items()})
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise RequestError(f"what was handed over is no membership: {error}") from error
+            raise RequestError(f"the credentials handed over are invalid: {error}") from error
 
     def credentials(
         self,

@@ -326,7 +326,7 @@ class Connection:
         try:
             cls = messages.FRAMES.get(frame.kind)
             if cls not in self._calls:
-                raise ProtocolError(f"{frame.kind[:80]!r} is not something a peer does")
+                raise ProtocolError(f"{frame.kind[:80]!r} is not a call that a peer answers")
             self._peer.check_may_use(self._user)
             call = await self._read(cls, frame)
             del frame

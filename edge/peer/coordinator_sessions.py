@@ -386,7 +386,7 @@ class CoordinatorSessions:
     def _reserve(self, post: messages.Reserve) -> None:
         hosted = self.get(post.session)
         if post.tokens > hosted.assignment.limits.context_tokens:
-            raise ProtocolError(f"room for {post.tokens} tokens, which is not in the context")
+            raise ProtocolError(f"room for {post.tokens} tokens, more than the context")
         hosted.shard.reserve(post.request, post.tokens)
 
     def _run_step(self, post: messages.RunStep) -> None:

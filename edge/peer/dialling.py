@@ -45,7 +45,7 @@ async def dial(
     """
     if credentials is not None and not _may_be_member(place.device, credentials):
         raise NetworkError(
-            f"cannot link to {place.name}: no device of this cluster is said to be there, or one "
+            f"cannot link to {place.name}: the coordinator names no device of this cluster, or one "
             "that was expelled",
             remedy="pair it with `edge pair`",
         )

@@ -39,7 +39,9 @@ class OutgoingFrames:
             async with asyncio.timeout(patience_s(self._silent_after_s, len(frame.payload))):
                 await self._channel.send(frame)
         except TimeoutError:
-            raise transport.TransportError("the coordinator reads nothing it is told") from None
+            raise transport.TransportError(
+                "the coordinator does not read what it is sent"
+            ) from None
 
     def report(self, event: Event, sent: Sent = lambda: None) -> None:
         """Queue a report; `sent` is called once it is sent."""

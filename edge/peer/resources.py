@@ -293,7 +293,7 @@ class PeerResources:
 
     def _take(self, name: str, use: Use, user: Member | None) -> None:
         if name in self.ledger.uses:
-            raise ProtocolError("two at once with one name in the ledger")
+            raise ProtocolError("the ledger has a use with this name already")
         try:
             ledger = self.ledger.with_use(name, use)
         except CapacityError as error:

@@ -343,9 +343,9 @@ def test_a_new_key_takes_members_along(
         assert cellar.json("cluster", "show")["cluster"] != shown["cluster"]
         assert answer(cellar, daemon, checkpoint).code == 0
         assert cellar.json("cluster", "show")["cluster"] == shown["cluster"]
-        assert "was not taken along" in answer(gone, daemon, checkpoint).sentence()
+        assert "was left behind" in answer(gone, daemon, checkpoint).sentence()
         gone.environment[TOKEN_VARIABLE] = str(tmp_path / "token")
-        assert "this token is of before" in answer(gone, daemon, checkpoint).sentence()
+        assert "this token has an earlier one" in answer(gone, daemon, checkpoint).sentence()
         assert daemon.end() == 0
 
 
@@ -435,7 +435,7 @@ def test_whoever_has_stolen_a_token_does_not_keep_members_from_the_next_key(
         assert "Expelled, and left behind: cellar." in rotated.out
     with attic.peer() as daemon:
         assert kitchen.edge("peers", "--peer", daemon.address).code == 0
-        assert "was not taken along" in cellar.edge("peers", "--peer", daemon.address).sentence()
+        assert "was left behind" in cellar.edge("peers", "--peer", daemon.address).sentence()
     assert kitchen.json("cluster", "show")["expelled"] == []
 
 

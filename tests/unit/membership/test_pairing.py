@@ -166,8 +166,8 @@ def test_nobody_is_taken_in_with_a_key_of_another_device() -> None:
         first, code, kitchen = Membership.founded("attic"), new_code(), Identity.made()
         own = Identity.made().key
         for claimed, message in (
-            (_Claimed(kitchen.key.public_key(), own), "has not the key that it says"),
-            (_Claimed(first.identity.key.public_key(), own), "has not the key that it says"),
+            (_Claimed(kitchen.key.public_key(), own), "does not have the key that it shows"),
+            (_Claimed(first.identity.key.public_key(), own), "does not have the key that it shows"),
             (first.identity.key, "this device's own key"),
         ):
             ends = MemoryChannel.pair("attic", "phone")

@@ -372,7 +372,7 @@ def test_an_answer_that_makes_no_sense_is_told() -> None:
             on_channel=squatter._on_channel,
             on_link=squatter._on_link,
         )
-        with pytest.raises(RequestError, match="does not pair as Edge does"):
+        with pytest.raises(RequestError, match="does not follow Edge's pairing protocol"):
             await find_and_join(CODE, Identity.made(), "kitchen", address=listener.addresses[0])
         await listener.aclose()
 

@@ -489,7 +489,7 @@ def test_two_at_once_do_not_share_a_line_of_the_ledger(tmp_path: Path) -> None:
         baseline = Baseline(process_bytes=0, work_bytes=0)
         resources._ledger = Ledger(budget_bytes=1 << 30, baseline=baseline)
         await resources.reserve("s", Use(weight_bytes=1 << 20))
-        with pytest.raises(ProtocolError, match="one name"):
+        with pytest.raises(ProtocolError, match="with this name already"):
             await resources.reserve("s", Use(weight_bytes=1 << 20))
         assert resources.ledger.free_bytes == (1 << 30) - (1 << 20)
         await resources.aclose()
@@ -528,7 +528,7 @@ def test_a_made_up_model_takes_no_more_of_the_disk_than_of_memory(tmp_path: Path
 
         (resident_bytes,), (streamed_bytes,) = takes["in memory"], takes["on disk"]
         assert written("in memory", 5 * resident_bytes) > 2 * streamed_bytes
-        with pytest.raises(CapacityError, match="has not the memory"):
+        with pytest.raises(CapacityError, match="lacks the memory"):
             written("on disk", max(8 << 20, 5 * streamed_bytes))
         await resources.aclose()
 

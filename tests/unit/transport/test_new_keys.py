@@ -122,12 +122,12 @@ def test_who_stays_behind_gets_no_connection() -> None:
     async def scenario() -> None:
         async with listening(attic) as (listener, refused):
             for kept, message in (
-                (cellar, "was not taken along; pair it again"),
-                (script, "this token is of before; write a new one"),
+                (cellar, "was left behind; pair it again"),
+                (script, "this token has an earlier one; write a new token"),
             ):
                 with pytest.raises(RefusedError, match=message):
                     await connect(listener.addresses[0], hello={}, credentials=kept.credentials())
-                assert "had a key of before" in str(await refused.queue.get())
+                assert "had an earlier key" in str(await refused.queue.get())
             assert (cellar.membership, script.membership) == were
         for kept in (cellar, script):
             async with listening(kept) as (listener, refused):

@@ -121,7 +121,7 @@ def test_who_says_that_it_comes_and_does_not_is_refused(monkeypatch: pytest.Monk
         one, other = AsyncSocket(first, "other"), AsyncSocket(second, "one")
         with contextlib.closing(one), contextlib.closing(other):
             greeting = asyncio.create_task(greet(one, Role.LINK, {}, ours))
-            with pytest.raises(ProtocolError, match="one said that it is on this host"):
+            with pytest.raises(ProtocolError, match="one claims to be on this host"):
                 await answer(other, {}, theirs, on_tag=lambda: None)
             await asyncio.wait([greeting])
             assert greeting.exception() is not None

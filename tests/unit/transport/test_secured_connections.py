@@ -244,7 +244,7 @@ def test_a_program_of_the_old_cluster_talks_to_nobody() -> None:
 
     async def scenario() -> None:
         async with echoing(credentials=shown(first)) as listener:
-            with pytest.raises(RefusedError, match="of another cluster now"):
+            with pytest.raises(RefusedError, match="moved to another cluster"):
                 await connect(listener.addresses[0], hello={}, credentials=shown_before)
 
     run(scenario)
