@@ -137,17 +137,7 @@ def _proposed(
                 raise CapacityError(f"{error} {held}") from error
             raise
 
-    return replace(
-        proposed(),
-        overhead={
-            peer.id: Overhead(
-                promised_bytes=peer.memory_bytes,
-                floor_bytes=peer.floor_bytes,
-                buffer_bytes=taken,
-            )
-            for peer in peers
-        },
-    )
+    return replace(proposed(), overhead=Overhead.of(peers, buffer_bytes=taken))
 
 
 def _can_change(peers: Sequence[PeerInfo], options: LoadOptions) -> bool:

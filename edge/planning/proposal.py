@@ -25,6 +25,7 @@ from edge.planning.load_sizes import LoadSizes
 from edge.planning.nothing_fits import layers_and_speed, nothing_fits
 from edge.planning.rate_words import rate_in_words
 from edge.planning.wire_format_choice import choose_wire_rules
+from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import StepLimits
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.wire_rules import WireRules
@@ -42,6 +43,18 @@ class Overhead:
     """What the process takes of itself."""
     buffer_bytes: int
     """What the model's largest step takes at most, whatever the plan."""
+
+    @classmethod
+    def of(cls, peers: Sequence[PeerInfo], *, buffer_bytes: int) -> dict[str, Overhead]:
+        """By device."""
+        return {
+            peer.id: cls(
+                promised_bytes=peer.memory_bytes,
+                floor_bytes=peer.floor_bytes,
+                buffer_bytes=buffer_bytes,
+            )
+            for peer in peers
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -285,14 +285,7 @@ class _Repairing:
             cluster=cluster,
             wire_rules=wire_rules,
             repair=repair,
-            overhead={
-                peer.id: Overhead(
-                    promised_bytes=peer.memory_bytes,
-                    floor_bytes=peer.floor_bytes,
-                    buffer_bytes=taken,
-                )
-                for peer in self.peers
-            },
+            overhead=Overhead.of(self.peers, buffer_bytes=taken),
         )
 
     def _cluster(self, taken: int) -> ClusterSpec:
