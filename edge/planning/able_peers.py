@@ -1,4 +1,4 @@
-"""Which peers have kernels for all that a model needs."""
+"""The peers that have kernels for every operator of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REMEDY = "start it with --backend ort, so that its CPU computes"
 
 
 def able_peers(peers: Sequence[PeerInfo], spec: ModelSpec) -> tuple[list[PeerInfo], list[str]]:
-    """Those that compute the model, and a sentence for each of the others."""
+    """The peers that can compute the model, and a sentence for each other peer."""
     able, sentences = [], []
     for peer in peers:
         if peer.lacking(spec.needs):
@@ -26,7 +26,8 @@ def able_peers(peers: Sequence[PeerInfo], spec: ModelSpec) -> tuple[list[PeerInf
 def some_able_peers(
     peers: Sequence[PeerInfo], spec: ModelSpec, plan: object
 ) -> tuple[list[PeerInfo], list[str]]:
-    """The same. Raises RequestError where there is none, and for one that a plan by hand uses."""
+    """Like `able_peers`. Raises RequestError where no peer can compute the model, or where a plan
+    by hand uses one that cannot."""
     able, sentences = able_peers(peers, spec)
     if sentences and not able:
         raise RequestError(f"no peer can compute this model: {'; '.join(sentences)}")

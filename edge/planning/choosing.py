@@ -1,4 +1,4 @@
-"""The plan that was asked for, chosen by partition or checked as its user wrote it."""
+"""The plan of a load: chosen by `partition`, or written by the user and checked."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.expert_uses import known_expert_uses
 
 _MOST_PLACED = 2
-"""Plans, the best first, that are tried with experts as wholes: to place them takes a while."""
+"""Plans that are tried with whole experts, the best first; placing them takes a while."""
 
 
 def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
-    """What each piece of the checkpoint weighs when it is loaded like this."""
+    """Bytes of each piece of the checkpoint in the formats of these options."""
     weight_format = options.weight_format(checkpoint)
     return model_facts(
         weight_format.graded(checkpoint.spec),
@@ -91,9 +91,9 @@ def _with_whole_experts(
     workload: Workload,
     wanted: ExpertCut,
 ) -> Choice:
-    """The choice, its experts as wholes where that is asked for, or is known to be faster.
+    """The choice with whole experts, where they are asked for or predicted to be faster.
 
-    Raises PlanError where it is asked for and cannot be.
+    Raises PlanError where they are asked for and impossible.
     """
     if wanted == "whole" and len(choice.plan.devices) > 1:
         plan, predicted = place(choice.plan)
@@ -128,7 +128,7 @@ def _with_whole_experts(
 
 
 def _is_measured(plan: Plan, cluster: ClusterSpec) -> bool:
-    """Whether all that decides the speed of the plan is known, rather than supposed."""
+    """Whether all devices of the plan and all links between them were measured."""
     links = {(link.source, link.target) for link in cluster.links}
     return all(cluster.device(device).rates is not None for device in plan.devices) and all(
         pair in links for pair in permutations(plan.devices, 2)
@@ -136,9 +136,10 @@ def _is_measured(plan: Plan, cluster: ClusterSpec) -> bool:
 
 
 def by_id(plan: Plan, cluster: ClusterSpec) -> Plan:
-    """A plan written with devices' names, which are unique, with their ids instead.
+    """The plan with devices' ids in place of their names, which are unique.
 
-    What is an id is no name: devices choose their names, and one could go by the id of another.
+    A name that has the form of an id is ignored: devices choose their names, and one could take the
+    id of another.
     """
     names = {device.name: device.id for device in cluster.devices if not is_id(device.name)}
     return replace(

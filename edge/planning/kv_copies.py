@@ -1,4 +1,4 @@
-"""Copies of keys and values that a coordinator has its peers send: which, and their cost. Pure."""
+"""KV cache copies that peers send to the coordinator for failover: which, and their cost. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from edge.planning.proposal import Proposal
 from edge.protocol.assignment import Copies
 
 MOST_KEPT_KV_BYTES: Mapping[Copies, int] = {"none": 0, "answers": 128 << 20, "all": 1 << 30}
-"""Copies of keys and values of all requests; of what comes when there are as many, none is kept."""
+"""Most bytes of copies of all requests together; further ones are dropped."""
 
 FAST_BYTES_PER_S = 100e6
-"""A copy takes as much as several hidden states of its token do: nothing to notice on a link like
-this, a part of each token's time on a slow one."""
+"""A link of this rate sends copies in no noticeable time. A copy has the bytes of several hidden
+states of its token; a slow link spends a part of each token's time on it."""
 
 
 def kv_copies(standby: Standby, proposal: Proposal, *, here: str) -> Copies:
-    """With "auto", of answers, where what is known of the way to here is fast. None of a model with
-    states: keys and values say nothing without those.
+    """The copies to send. With "auto", those of answers where the links are fast. None for a model
+    with recurrent states: keys and values are of no use without those.
 
-    The way from a peer to its coordinator is not measured. It is fast on one machine (`here`: its
-    host id); else the links of the plan's devices tell, which lie in the same network.
+    The link from a peer to its coordinator is not measured. It is fast on one machine (`here`: its
+    host id). Else the links between the plan's devices stand for it, because they are in the same
+    network.
     """
     if any(kind.state_bytes for kind in proposal.model.kinds):
         return "none"
@@ -45,23 +46,22 @@ def kv_copies(standby: Standby, proposal: Proposal, *, here: str) -> Copies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesCost:
-    """Cost of a plan's copies, for the device that asks; in the form in which shards keep them."""
+    """Cost of a plan's copies for the coordinator's device, in the shards' KV format."""
 
     copies: Copies
     token_bytes: Mapping[str, int]
-    """Bytes of each token that is copied, by the device that sends it."""
+    """Bytes of a copied token, by sending device."""
     bytes_per_s: Mapping[str, float] | None
-    """That come from each device while answers are made at the predicted speed; None where that is
-    not known."""
+    """Bytes per second from each device at the predicted speed; None without a prediction."""
 
     @property
     def kept_tokens(self) -> int:
-        """Tokens of all requests under way that there is memory for."""
+        """Most tokens of all requests that copies are kept of."""
         return MOST_KEPT_KV_BYTES[self.copies] // max(1, sum(self.token_bytes.values()))
 
 
 def copies_cost(proposal: Proposal, standby: Standby, *, here: str) -> CopiesCost | None:
-    """Every shard sends all that it keeps of a token, once. None where nothing is copied."""
+    """The cost where every shard sends its cache of a token once. None without copies."""
     copies = kv_copies(standby, proposal, here=here)
     if copies == "none":
         return None

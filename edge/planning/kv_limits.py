@@ -60,8 +60,9 @@ def kv_limits(
 ) -> StepLimits:
     """`limits` for this plan: tokens that every shard has memory for, and disk.
 
-    cluster: its devices' memory is for weights and KV caches. `limits.cached_tokens` are wished
-    for. Raises CapacityError where the longest context has room in neither.
+    cluster: devices whose memory is for weights and KV caches. `limits.cached_tokens` is the upper
+    bound of the tokens in memory. Raises CapacityError where the longest context fits neither
+    memory nor disk.
     """
     by_id = {peer.id: peer for peer in peers}
     one = Workload(prompt_tokens=1, output_tokens=0, states=limits.states)
@@ -91,8 +92,11 @@ def kv_limits(
 
 
 def longest_tokens(cached_tokens: int, plan: Plan, facts: ModelFacts) -> int:
-    """Tokens of one request that a window of layers can compute, each layer whole in memory, which
-    is kept for `cached_tokens` of every layer."""
+    """The longest request whose KV cache can be computed layer by layer.
+
+    A window of layers then uses the memory that is kept for `cached_tokens` of every layer; each
+    layer in the window has its whole cache in memory.
+    """
     found: list[int] = []
     for stage in plan.stages:
         for shard in stage.slices:

@@ -13,14 +13,14 @@ from edge.protocol.step import StepLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSizes:
-    """What a plan has to keep room for, and whether it may read layers from disk."""
+    """The sizes that a plan keeps memory for, and whether it may read layers from disk."""
 
     limits: StepLimits
-    """Its `cached_tokens` are those of the longest context of all requests at once."""
+    """`cached_tokens` counts the longest context of all requests at once."""
     kv_tokens: int
     """Tokens that the plan keeps KV memory for; fewer than `cached_tokens` where peers limit it."""
     answers: Workload
-    """What the plan should be fast at."""
+    """The answers that the plan should be fast at."""
     stream: bool
 
     @classmethod

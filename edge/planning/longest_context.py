@@ -1,8 +1,8 @@
-"""How long a context the memory that a plan leaves has room for. Pure.
+"""The longest context that fits the memory which a plan leaves free. Pure.
 
-The plan is chosen for a usual context, and stays: a longer one must not make tokens slower. It
-takes half of what each device has left, so that other models find room, and their users memory.
-Daemons of one machine have that in common.
+The plan is chosen for a usual context and does not change: a longer context must not make tokens
+slower. The context grows into half of each device's free memory. The other half is for further
+models and for other programs. Daemons of one machine share its half.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def longer_contexts(options: LoadOptions, spec: ModelSpec) -> Iterator[int]:
 
 
 def _most_bytes(found: Proposal) -> Mapping[str, int]:
-    """What each device of the plan may have in weights, keys, values and steps."""
+    """Memory bound of each device of the plan, for weights, KV caches and steps."""
     devices = {each.id: each for each in found.cluster.devices}
     hosts = Counter(devices[id].host or id for id in found.plan.devices)
     most: dict[str, int] = {}
@@ -127,7 +127,7 @@ def _has_room(
     most_bytes: Mapping[str, int],
     peers: Sequence[PeerInfo],
 ) -> bool:
-    """All requests of the whole context, in memory."""
+    """Whether all requests of the whole context have room in memory."""
     devices = tuple(
         replace(
             each,
@@ -148,6 +148,6 @@ def _has_room(
 
 
 def _can_lose(device: str, proposal: Proposal, options: LoadOptions) -> bool:
-    """Without it the others have the model in memory."""
+    """Whether the other devices have memory for the model."""
     others = len(proposal.cluster.devices) - 1
     return others > 0 and can_lose(device, proposal, options)

@@ -1,4 +1,4 @@
-"""What the loss of each device of a plan would do."""
+"""The consequence of losing each device of a plan."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
 
 _STREAMS = {"off": (False,), "auto": (False, True), "on": (True,)}
-"""Whether layers may come from disk, in the order in which that is tried."""
+"""Values of `stream` that are tried, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """One device of a plan, and what would come of the plan without it."""
+    """One device of a plan, and the repair of the plan without it."""
 
     device: DeviceSpec
     repair: Repair | None
-    """None: no plan is left, as `refused` says."""
+    """None where no plan is left; `refused` then says why."""
     refused: PartitionError | None
 
 
 def losses(proposal: Proposal, options: LoadOptions) -> list[Loss]:
-    """In plan order; `options` are those of the proposal. Nothing is known of what devices have
-    cached."""
+    """The losses of single devices, in plan order. `options` are those of the proposal.
+
+    Devices are assumed to have no weights of lost seats on disk.
+    """
     return [_loss_of(id, proposal, options) for id in proposal.plan.devices]
 
 
@@ -45,7 +47,7 @@ def can_lose(device_id: str, proposal: Proposal, options: LoadOptions) -> bool:
 
 
 def _loss_of(device_id: str, proposal: Proposal, options: LoadOptions) -> Loss:
-    """What the loss of one device would do."""
+    """The loss of one device."""
     device = proposal.cluster.device(device_id)
     refused: PartitionError | None = None
     for stream in _STREAMS[options.stream]:

@@ -1,4 +1,4 @@
-"""A plan from what peers measure of themselves and of each other, now or before."""
+"""A proposal from measurements of peers and links, new or remembered."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
 
 Measure = Literal["nothing", "needed", "missing", "again"]
-"""What is measured first: nothing, what is missing and can change the plan, all that is missing, or
-all."""
+"""Measurements to take before planning: nothing; missing ones that can change the plan; all missing
+ones; all again."""
 
 
 async def measured_proposal(
@@ -40,10 +40,11 @@ async def measured_proposal(
     on_progress: OnProgress,
     changes: Sequence[str] = (),
 ) -> Proposal:
-    """See `propose`; `changes` are made to what was measured. Raises PeerLostError, too.
+    """Like `propose`, for the measured cluster with `changes` made to it.
 
-    With `stream="auto"`, layers are read from disk only where there is no plan without that. A plan
-    in memory has as long a context as there is room for, unless `options` say one.
+    With `stream="auto"`, layers are read from disk only where no other plan exists. A plan in
+    memory gets the longest context that has room, unless `options` name one. Also raises
+    PeerLostError.
     """
     sizes = LoadSizes.of(options, checkpoint.spec)  # refused before anything is measured
     peers, unused = some_able_peers(peers, checkpoint.spec, options.plan)
@@ -68,14 +69,14 @@ async def measured_proposal(
     known = await measured(only_known=only_known)
 
     def proposed(sizes: LoadSizes) -> Proposal:
-        """With as many copies of states as there is room for."""
+        """The proposal with the most copies of states that have room."""
         *more, fewest = with_fewer_states(sizes)
         for tried in more:
             with contextlib.suppress(CapacityError):
                 return _proposed(checkpoint, known, options, tried, peers, changes, notes)
         return _proposed(checkpoint, known, options, fewest, peers, changes, notes)
 
-    # What more copies take would be read from disk once more for each token.
+    # Memory for further copies is better used by layers, which are read for each token otherwise.
     streamed = sizes.with_saved_states(min(1, sizes.limits.saved_states))
     streamed = replace(streamed, stream=True)
     if sizes.stream:
@@ -87,9 +88,7 @@ async def measured_proposal(
             raise
     else:
         return with_longest_context(found, checkpoint.spec, options, peers)
-    if (
-        only_known and measure != "nothing"
-    ):  # how fast the disk makes it, its user wants to know before it starts
+    if only_known and measure != "nothing":  # for the predicted speed, told before the load
         notes[:] = unused
         known = await measured(only_known=False)
     return proposed(streamed)
@@ -104,7 +103,7 @@ def _proposed(
     changes: Sequence[str],
     notes: Sequence[str],
 ) -> Proposal:
-    """`propose` with what the peers have of memory for weights and KV caches, and less of it."""
+    """`propose` with the peers' memory for weights and KV caches, then with less KV memory."""
     limits = replace(sizes.limits, cached_tokens=sizes.kv_tokens)
     if any(peer.kv_disk_bytes for peer in peers):  # how much of it is used depends on the plan
         limits = replace(limits, disk_tokens=limits.context_tokens)
@@ -137,27 +136,17 @@ def _proposed(
                 raise CapacityError(f"{error} {held}") from error
             raise
 
-    return replace(
-        proposed(),
-        overhead={
-            peer.id: Overhead(
-                promised_bytes=peer.memory_bytes,
-                floor_bytes=peer.floor_bytes,
-                buffer_bytes=taken,
-            )
-            for peer in peers
-        },
-    )
+    return replace(proposed(), overhead=Overhead.of(peers, buffer_bytes=taken))
 
 
 def _can_change(peers: Sequence[PeerInfo], options: LoadOptions) -> bool:
-    """Whether measuring changes what runs where, or in which form activations travel."""
+    """Whether measurements can change the plan or the wire formats."""
     by_hand = isinstance(options.plan, Plan) and options.wire != "auto"
     return len(peers) > 1 and not by_hand
 
 
 def forget_measured(peers: Sequence[PeerInfo]) -> None:
-    """Measure these and the links between them anew when they are needed next."""
+    """Measure these peers and the links between them again at the next plan."""
     for peer in peers:
         forget_device(peer, cache_root=cache_root())
     for one, other in combinations(peers, 2):

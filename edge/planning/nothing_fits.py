@@ -1,4 +1,4 @@
-"""The text of the error when nothing fits: who lacks how much, and what would help."""
+"""The text of the error when nothing fits: memory missing by device, and remedies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import FEW_BITS, Dtype
 
 _MOST_HELD = 8
-"""Models of others that are named."""
+"""Loaded models that are named at most."""
 
 
 def nothing_fits(
@@ -27,7 +27,7 @@ def nothing_fits(
     options: LoadOptions,
     sizes: LoadSizes,
 ) -> str:
-    """Who lacks how much for the longest context, and what would help."""
+    """Memory missing by device for the longest context, and remedies."""
     told = _of_context(error, sizes.limits.context_tokens)
     hint = _what_would_fit(checkpoint, cluster, options, sizes)
     streamed = _even_streamed if sizes.stream else _if_streamed
@@ -35,16 +35,16 @@ def nothing_fits(
 
 
 def who_holds(peers: Sequence[PeerInfo]) -> str:
-    """Whose models take memory of these peers now; empty where there are none."""
+    """A sentence with the models that are loaded on these peers; empty without any."""
     held = [f"{peer.name} holds {model.held}" for peer in peers for model in peer.models]
     more = f", and {len(held) - _MOST_HELD} more" if len(held) > _MOST_HELD else ""
     return f"Now {', '.join(held[:_MOST_HELD])}{more}." if held else ""
 
 
 def _of_context(error: partition.CapacityError, context_tokens: int) -> partition.CapacityError:
-    """The same, said of the longest context, which memory is kept for, instead of the workload's.
+    """The error with the longest context in place of the workload's.
 
-    The two are in proportion.
+    Memory is kept for the longest context; the two are in proportion.
     """
     largest = error.largest_context_tokens
     if largest is not None:
@@ -57,7 +57,7 @@ def _of_context(error: partition.CapacityError, context_tokens: int) -> partitio
 def _what_would_fit(
     checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions, sizes: LoadSizes
 ) -> str:
-    """The most precise of the smaller formats for which there is a plan."""
+    """A sentence with the most precise smaller format that has a plan."""
     for smaller in _smaller(checkpoint, options):
         try:
             choose_plan(checkpoint, cluster, smaller, sizes)
@@ -73,7 +73,7 @@ def _what_would_fit(
 def _if_streamed(
     checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions, sizes: LoadSizes
 ) -> str:
-    """What reading layers from disk would do, if it would do."""
+    """A sentence on weight offload, where that makes the model fit; else empty."""
     if isinstance(options.plan, Plan):
         return ""
     try:
@@ -87,7 +87,7 @@ def _if_streamed(
 
 
 def layers_and_speed(choice: Choice) -> str:
-    """How many layers are read from disk, and how fast that is."""
+    """Number of layers that are read from disk, and the predicted speed."""
     layers = sum(max(s.streamed_layers for s in stage.slices) for stage in choice.plan.stages)
     speed = "how fast is not known"
     if choice.predicted is not None:
@@ -100,7 +100,7 @@ def layers_and_speed(choice: Choice) -> str:
 def _even_streamed(
     checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions, sizes: LoadSizes
 ) -> str:
-    """What one device needs at least to run the model alone, from its disk."""
+    """A sentence with the least memory of one device that runs the whole model from its disk."""
     if not cluster.devices:
         return ""
     facts = facts_of(checkpoint, options)
@@ -129,7 +129,7 @@ def _even_streamed(
 
 
 def _smaller(checkpoint: Checkpoint, options: LoadOptions) -> Iterator[LoadOptions]:
-    """The same in formats of fewer bytes, largest first."""
+    """The options with formats of fewer bytes, largest first."""
     now_bytes = _layer_bytes(checkpoint, options)
     smaller_ones: tuple[tuple[Dtype, int | None], ...] = (
         ("int8", options.block_size),

@@ -1,4 +1,4 @@
-"""From a checkpoint, peers and options to a plan: facts for `partition`, its errors for users."""
+"""A proposal: a plan, its facts and its prediction. Maps `partition`'s errors to users' ones."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from edge.planning.load_sizes import LoadSizes
 from edge.planning.nothing_fits import layers_and_speed, nothing_fits
 from edge.planning.rate_words import rate_in_words
 from edge.planning.wire_format_choice import choose_wire_rules
+from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import StepLimits
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.wire_rules import WireRules
@@ -34,40 +35,53 @@ from edge.weights.format_sizes import in_words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """What a device's memory holds apart from weights and KV caches."""
+    """A device's memory apart from weights and KV caches."""
 
     promised_bytes: int
-    """What its process stays under."""
+    """The bound that its process stays under."""
     floor_bytes: int
-    """What the process takes of itself."""
+    """Memory of the process without a model."""
     buffer_bytes: int
-    """What the model's largest step takes at most, whatever the plan."""
+    """Upper bound for the buffers of the model's largest step, under any plan."""
+
+    @classmethod
+    def of(cls, peers: Sequence[PeerInfo], *, buffer_bytes: int) -> dict[str, Overhead]:
+        """By device."""
+        return {
+            peer.id: cls(
+                promised_bytes=peer.memory_bytes,
+                floor_bytes=peer.floor_bytes,
+                buffer_bytes=buffer_bytes,
+            )
+            for peer in peers
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A plan, how fast it should be, and the facts that it was made from."""
+    """A plan, its predicted speed, and the facts that it was made from."""
 
     choice: Choice
     model: ModelFacts
     cluster: ClusterSpec
     workload: Workload
-    """What the plan was chosen for, and what memory it keeps."""
+    """The answers that the plan was chosen for, and the KV memory that it keeps."""
     limits: StepLimits
-    """The limits of steps that it was made for. A plan after a loss has them, too, because answers
-    under way may be as long. `cached_tokens` are those of the longest context of all requests."""
+    """Limits of steps that the plan was made for. A plan after a loss keeps them, because answers
+    under way may be as long. `cached_tokens` counts the longest context of all requests."""
     notes: tuple[str, ...] = ()
-    """What its user should know of the measuring: devices that were unsteady, or not measured."""
+    """Sentences for the user about the measurements: devices that were unsteady, or not
+    measured."""
     wire_rules: WireRules
-    """In which form activations travel between the shards of the plan."""
+    """Wire formats of activations between the shards of the plan."""
     dtype: str
-    """The name of the format that weights are held in."""
+    """Name of the weight format."""
     weights: str
-    """What that is, for people."""
+    """Description of the weight format, for people."""
     overhead: Mapping[str, Overhead] = field(default_factory=dict)
-    """By device; of peers that were asked."""
+    """By device id, for peers that were asked."""
     repair: Repair | None = None
-    """How it came about, where it replaces another plan of the same model."""
+    """The repair that made this plan, where it replaces another plan of the same model."""
 
     def __repr__(self) -> str:
         speed = ""
@@ -87,12 +101,12 @@ class Proposal:
 
     @property
     def rows(self) -> list[PlanRow]:
-        """What the plan gives each device and costs it."""
+        """The share and the memory use of each device."""
         return partition.describe(self.plan, self.model, self.cluster, self.workload)
 
     @property
     def streaming(self) -> str | None:
-        """What reading layers for each token means, in a sentence; None where none is read."""
+        """A sentence on weight offload: layers read per token, and the speed. None without any."""
         rows = [row for row in self.rows if row.streamed_layers]
         if not rows:
             return None
@@ -110,9 +124,9 @@ class Proposal:
         concurrency: int = 1,
         expert_hits: float | None = None,
     ) -> Estimate | None:
-        """How fast answers of this size should be; None where a device was not measured.
+        """Predicted speed of answers of this size; None where a device was not measured.
 
-        expert_hits: see `Workload`. Raises RequestError for sizes that no answer has.
+        expert_hits: see `Workload`. Raises RequestError for impossible sizes.
         """
         try:
             workload = Workload(
@@ -132,8 +146,11 @@ class Proposal:
         )
 
     def expected_steps(self, context_tokens: int) -> dict[str, ExpectedStep]:
-        """What each device should compute for a token of one request, by its id; none of one that
-        has several shards, as each of these times its own steps, or where nothing is predicted."""
+        """Predicted compute time of a token of one request, by device id.
+
+        Without devices that have several shards, because each shard times its own steps. Empty
+        where nothing is predicted.
+        """
         first = self.predict(prompt_tokens=1, output_tokens=1)
         last = self.predict(prompt_tokens=context_tokens, output_tokens=1)
         if first is None or last is None:
@@ -156,7 +173,7 @@ def propose(
     changes: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Proposal:
-    """The plan asked for, checked against the model and the devices.
+    """The proposal for these options and sizes, checked against the model and the devices.
 
     `changes` are made to the cluster first, in the words that `partition.what_if` knows;
     `notes` are kept with the proposal.
@@ -196,7 +213,7 @@ def propose(
 def errors_for_users(
     checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions, sizes: LoadSizes
 ) -> Iterator[None]:
-    """Where a plan for these is sought: what is wrong with it, and what would help."""
+    """Maps errors of `partition` in its body to errors for users, with remedies."""
     try:
         yield
     except partition.PlanError as error:

@@ -1,6 +1,6 @@
-"""A proposal for those who are there, when devices of a running plan are lost or others join.
+"""A proposal for a running model after a device is lost, or when devices have joined.
 
-Nothing is measured: replies are waiting, or under way.
+Nothing is measured, because answers are waiting or under way.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ async def repaired_proposal(
 ) -> Proposal:
     """The plan to go on with when the devices `lost` (ids) of the plan of `before` are lost.
 
-    peers: those that are there now. What was known of them `before` is taken as it was, for those
-    in the plan also their memory, part of which the model itself may fill; of others, what was
-    measured at some time. options: as the model was loaded. workload: what is still to do, by
-    default another answer; memory is kept for what it was. `cached` and `send_bytes_per_s` are
-    those of `partition.repair`, whose result is in `repair` of the proposal.
+    peers: those that answer now. Facts of `before` are used as they are; for devices of the plan
+    that includes their memory, because the model itself may fill a part of it. Other peers have the
+    rates that are remembered. options: those of the load. workload: the tokens still to compute, by
+    default another answer; KV memory stays as it was. `cached` and `send_bytes_per_s` are those of
+    `partition.repair`, whose result is in `repair` of the proposal.
 
-    A plan of the same shape sends activations in the form they had. With `stream="auto"`, layers
-    are read from disk where nothing fits without that. Raises CapacityError with what is missing on
-    whom, or where nobody who is left has kernels for the model; PlanError where nobody is left.
+    A plan of the same shape keeps its wire formats. With `stream="auto"`, layers are read from disk
+    where no other plan fits. Raises CapacityError with the memory that devices lack, or where no
+    peer that is left has kernels for the model; PlanError where no peer is left.
     """
     able, sentences = able_peers(peers, checkpoint.spec)
     there = [peer for peer in able if peer.id not in lost]
@@ -89,12 +89,11 @@ async def moved_proposal(
     measured: ClusterSpec,
     under_way: UnderWay,
 ) -> tuple[Move, Proposal | None]:
-    """Whether the plan of `before`, which runs, gives way now that others of `peers` have joined;
-    and the proposal of the plan that does better, if one does.
+    """Whether the running plan of `before` is replaced now that some of `peers` have joined; and
+    the proposal of the better plan, if one exists.
 
-    peers: all that are there. measured: what is known of them now; of what was known `before`, that
-    is taken as it was. options: as the model was loaded; a plan by hand is gone back to, and no
-    other is taken.
+    peers: all that answer now. measured: their facts; rates and links that `before` has win.
+    options: those of the load; where they have a plan by hand, no other plan is taken.
     """
     moving = _Repairing(
         checkpoint=checkpoint,
@@ -107,14 +106,15 @@ async def moved_proposal(
 
 
 def _alike(peers: Sequence[PeerInfo], plan: Plan) -> frozenset[str]:
-    """Peers that compute as those of the plan do, if these compute all alike; then to the bit."""
+    """Ids of peers with the back end and processor that all devices of the plan have: they compute
+    the same bits. Empty where the plan's devices differ."""
     kinds = {peer.id: (peer.backend, peer.processor) for peer in peers}
     planned = {kinds.get(id) for id in plan.devices}
     return frozenset(id for id, kind in kinds.items() if planned == {kind})
 
 
 def _merged(before: ClusterSpec, measured: ClusterSpec) -> ClusterSpec:
-    """The devices of `measured`; the speed of those that it was known of before is as it was."""
+    """The devices of `measured`, with the rates and links of `before` where it has them."""
     speeds = {device.id: device.rates for device in before.devices}
     ids = {device.id for device in measured.devices}
     links = {
@@ -135,7 +135,7 @@ def _merged(before: ClusterSpec, measured: ClusterSpec) -> ClusterSpec:
 async def _known(
     checkpoint: Checkpoint, peers: Sequence[PeerInfo], options: LoadOptions, before: Proposal
 ) -> ClusterSpec:
-    """These peers as they were known before, and of new ones what is remembered."""
+    """The facts of these peers: from `before`, and for new peers those that are remembered."""
     planned = {device.id: device for device in before.cluster.devices}
     ids = {peer.id for peer in peers}
     left = before.cluster.without(*(planned.keys() - ids))
@@ -166,11 +166,11 @@ class _Repairing:
 
     checkpoint: Checkpoint
     peers: Sequence[PeerInfo]
-    """Those that are there."""
+    """The peers that answer."""
     options: LoadOptions
     before: Proposal
     known: ClusterSpec
-    """What was measured of the peers."""
+    """Measured facts of the peers."""
 
     def proposal(
         self,
@@ -285,19 +285,12 @@ class _Repairing:
             cluster=cluster,
             wire_rules=wire_rules,
             repair=repair,
-            overhead={
-                peer.id: Overhead(
-                    promised_bytes=peer.memory_bytes,
-                    floor_bytes=peer.floor_bytes,
-                    buffer_bytes=taken,
-                )
-                for peer in self.peers
-            },
+            overhead=Overhead.of(self.peers, buffer_bytes=taken),
         )
 
     def _cluster(self, taken: int) -> ClusterSpec:
-        """The devices that are left, with their memory for weights and KV caches; a step takes
-        `taken` bytes of it."""
+        """The devices that are left, with memory for weights and KV caches: without the `taken`
+        bytes of a step."""
         memory = {peer.id: peer.device(buffer_bytes=taken).memory_bytes for peer in self.peers}
         unused = {each.id: each.unused_buffer_bytes for each in self.before.cluster.devices}
         for device in self.before.cluster.devices:
@@ -325,7 +318,7 @@ class _Repairing:
         )
 
     def _taken(self, *, stream: bool) -> int:
-        """What a step takes of a device's memory."""
+        """Bytes of a step's buffers on a device."""
         return most_overhead(
             self.checkpoint.spec,
             self.before.limits,

@@ -1,4 +1,4 @@
-"""What devices without a part in a plan would take over of it, and keep ready. Pure."""
+"""Shards that spare devices would take over after a loss, and keep ready. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge.protocol.topology import Seat
 
 
 def seats(plan: Plan) -> list[tuple[str, Seat]]:
-    """Devices, by id, and where each sits; in plan order."""
+    """Device ids with their seats, in plan order."""
     return [
         (shard.device, (stage, rank))
         for stage, each in enumerate(plan.stages)
@@ -20,13 +20,15 @@ def seats(plan: Plan) -> list[tuple[str, Seat]]:
 
 
 def taken_over(before: Plan, repaired: Plan) -> list[tuple[str, Seat]]:
-    """What devices without a part in the one plan have in the other: by id, and where."""
+    """Seats of the repaired plan on devices that had no part before, with the devices' ids."""
     return [(id, seat) for id, seat in seats(repaired) if id not in before.devices]
 
 
 def ready_bytes(proposal: Proposal, losses: Sequence[Loss]) -> dict[str, int]:
-    """Weights that devices without a part keep in memory, by id: what each would take over, were
-    one of the others lost. `losses` are those of the proposal."""
+    """Bytes of weights that spare devices keep in memory, by id, for the loss of one device.
+
+    `losses` are those of the proposal.
+    """
     workload = Workload(prompt_tokens=1, output_tokens=0)
     kept = {}
     for loss in losses:

@@ -1,4 +1,4 @@
-"""The means of one question about a cluster: whom to ask, what is known, whom to tell."""
+"""The context of one measurement of a cluster: model, cache, connections, listeners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnNote = Callable[[str], None]
 
 
 def ignore_note(_: str) -> None:
-    """For callers that have nobody to tell."""
+    """An `OnNote` that drops the note."""
 
 
 class PeerClients:
@@ -45,7 +45,7 @@ class PeerClients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquiry:
-    """How fast is this model on these peers?"""
+    """One measurement of a model on a cluster's peers."""
 
     spec: ModelSpec
     weight_format: WeightFormat
@@ -54,24 +54,24 @@ class Inquiry:
     on_progress: OnProgress
     on_note: OnNote
     refresh: bool
-    """Measure what is known, too."""
+    """Measure known facts again."""
     only_known: bool
-    """Measure nothing that was not measured before."""
+    """Measure no fact that was not measured before."""
     only_remembered: bool
-    """Measure nothing at all, and take what is known as it is."""
+    """Measure nothing; use known facts as they are."""
     only: Collection[str] | None = None
-    """Peers by id: what concerns none of them is taken as it is known, and nothing is tried of
-    several peers together. None: all."""
+    """Ids of the peers to measure. Known facts of other peers are used as they are, and peers are
+    not tried together. None: all peers."""
 
     at_rest: Collection[str] = ()
     """Models that are loaded on the peers and compute nothing while these are measured."""
 
     def takes_as_known(self, *peers: PeerInfo) -> bool:
-        """Whether nothing is asked of these that is known already."""
+        """Whether known facts of these peers are used without a look."""
         if self.only_remembered:
             return True
         return self.only is not None and not any(peer.id in self.only for peer in peers)
 
     def may_measure(self, *peers: PeerInfo) -> bool:
-        """Whether what is not known of these is measured."""
+        """Whether missing facts of these peers are measured."""
         return not self.only_known and not self.takes_as_known(*peers)

@@ -1,4 +1,4 @@
-"""Plans by threads and memory, for devices that were not measured; and what devices lack."""
+"""Plans by threads and memory, for devices that were not measured; memory that devices lack."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,8 @@ from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
 from edge.partition.plan.plan import Plan
 
 Parallel = Literal["auto", "pipeline", "tensor"]
-"""How a model is divided: whole layers each, a part of every layer each; auto: as measured."""
+"""How a model is divided. pipeline: whole layers each; tensor: slices of every layer; auto: the
+fastest by measured rates."""
 
 _Place = Callable[[ModelFacts, ClusterSpec, Workload], Plan | None]
 _Explain = Callable[[ModelFacts, ClusterSpec, Workload], tuple[Shortage, ...]]
@@ -45,7 +46,7 @@ def place(
 def place_anyhow(
     model: ModelFacts, cluster: ClusterSpec, workload: Workload, parallel: Parallel
 ) -> Plan | None:
-    """The same, where "auto" may slice layers too."""
+    """Like `place`, but "auto" may slice layers too."""
     plan = place(model, cluster, workload, parallel)
     if plan is None and parallel == "auto" and _can_slice(model, cluster):
         plan = place_tensor(model, cluster, workload)
@@ -68,7 +69,7 @@ def capacity_error(
     *,
     anyhow: bool = False,
 ) -> CapacityError:
-    """What to say when `place` finds nothing, or with `anyhow` when `place_anyhow` finds nothing.
+    """The error where `place` finds nothing, or with `anyhow` where `place_anyhow` finds nothing.
 
     The shortages are the smallest change that would make the model fit, as far as each method can
     tell.

@@ -1,7 +1,7 @@
-"""A plan with empty seats made whole by those who are left: they keep what they have, and grow.
+"""Plans without empty seats: the devices that are left keep their shards, which grow.
 
-An empty rank's slices go to the ranks next to it, and an empty stage's layers to the stages next to
-it, so that nothing moves but what was lost. Where exactly the cut between two lies is tried.
+Slices of an empty rank go to the ranks beside it, and layers of an empty stage to the stages beside
+it, so that only lost weights move. Several cuts between two neighbours are tried.
 """
 
 import math
@@ -23,7 +23,7 @@ _MOST_CUTS = 16
 """Cuts of a lost stage's layers, spread over all there are."""
 
 Seats = Sequence[Sequence[Shard | None]]
-"""The shards of each stage in rank order; None where nobody has the seat."""
+"""The shards of each stage in rank order; None for an empty seat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Closer:
         groups: list[list[tuple[Shard, ...]]] = []
         layers: list[range] = []
         runs: list[tuple[int, range]] = []
-        """Layers that nobody has, and how many of `groups` come before them."""
+        """Layers of empty stages, each with the number of `groups` before them."""
         for stage, shards in zip(self.plan.stages, seats, strict=True):
             if any(shards):
                 groups.append(self._grown(stage, shards))
@@ -77,7 +77,7 @@ class Closer:
             yield self._with_rows(replace(self.plan, stages=stages))
 
     def _grown(self, stage: Stage, shards: Sequence[Shard | None]) -> list[tuple[Shard, ...]]:
-        """The ranks that are left, with all slices of the stage among them."""
+        """Ways to divide all slices of the stage among the ranks that are left."""
         before = stage.slices
         ways: list[list[Shard]] = [[]]
         lost: list[Shard] = []
@@ -101,7 +101,7 @@ class Closer:
     def _between(
         self, left: Shard | None, lost: Sequence[Shard], right: Shard | None, layers: range
     ) -> list[list[Shard]]:
-        """The two with what lies between them, in every way to divide it."""
+        """Ways to divide the lost shards between the two beside them."""
         both = [each for each in (left, right) if each is not None]
         if not lost:
             return [both]
@@ -117,7 +117,7 @@ class Closer:
         ]
 
     def _fair_part(self, left: Shard, lost: Sequence[Shard], right: Shard, layers: range) -> float:
-        """How much of the lost slices the left one gets if the two are to be equally fast."""
+        """The part of the lost slices for the left shard that makes both equally fast."""
         own, gap, other = (
             sum(self._bytes(shard, layers) for shard in shards)
             for shards in ([left], lost, [right])

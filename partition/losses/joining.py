@@ -169,7 +169,7 @@ class _Choosing:
         gained = None
         if before is None or after is None:
             # Nobody knows how long answers would wait.
-            leaves_disk = _streams(self.task.plan) and not _streams(to.plan)
+            leaves_disk = self.task.plan.streamed_layers and not to.plan.streamed_layers
             if under_way.requests or not (self.is_wished or leaves_disk):
                 return None
         else:
@@ -238,7 +238,3 @@ def _seated(task: Task, spare: list[str]) -> Iterator[Plan]:
             for number, stage in enumerate(task.plan.stages)
         )
         yield from task.fitting(task.version(stages))
-
-
-def _streams(plan: Plan) -> bool:
-    return any(shard.streamed_layers for stage in plan.stages for shard in stage.slices)

@@ -249,7 +249,7 @@ class Task:
             if len({*taken, *self.loaded}) == len(taken) + len(self.loaded):
                 continue  # each has one that had none
             plan = self._filled(taken)
-            if not _streamed(plan):
+            if not plan.streamed_layers:
                 yield from self.fitting(plan)
 
     def grown(self) -> Iterator[Plan]:
@@ -345,7 +345,7 @@ class Task:
         return min(
             found,
             key=lambda one: (
-                _streamed(one.plan),
+                one.plan.streamed_layers,
                 len(one.plan.shares) - len(one.plan.devices),
                 one.moved_bytes,
                 max(one.lacking_bytes.values()),
@@ -488,7 +488,3 @@ def _cuts(plan: Plan, model: ModelFacts) -> list[tuple[tuple[LayerSlice, tuple[i
             whole = [shard.experts[index] if shard.experts else () for shard in stage.slices]
             found.append(tuple(zip(kinds[model.layers[layer]], whole, strict=True)))
     return found
-
-
-def _streamed(plan: Plan) -> int:
-    return sum(shard.streamed_layers for stage in plan.stages for shard in stage.slices)

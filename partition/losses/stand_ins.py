@@ -1,22 +1,22 @@
-"""Who takes which seat: every seat one device, no device twice. Knows ids only."""
+"""Assignments of devices to seats: one device for each seat, no device twice. Knows ids only."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
 
 _MOST_SETS = 256
-"""Sets of seats that are looked at where not all of them are taken."""
+"""Subsets of seats that are tried where some stay empty."""
 
 _MOST_OF_A_SET = 4
-"""Ways that one of these sets is taken."""
+"""Assignments that are tried for one subset."""
 
 _OPTIONS_KEPT = 4
-"""Devices that are considered for a seat, the first of them, where more than there are seats."""
+"""Devices that are considered for a seat, the first ones; more where there are more seats."""
 
 
 def all_seats_taken(options: Sequence[Sequence[str]], *, most: int) -> list[tuple[str, ...]]:
-    """Ways to give each seat one of its options, at most `most`; those first that come first there.
+    """At most `most` assignments of each seat to one of its options, earlier options first.
 
-    None at all only where there is none.
+    Empty only where no assignment exists.
     """
     # With as many options as there are seats, one is always left for a seat.
     kept = max(len(options), _OPTIONS_KEPT)
@@ -26,7 +26,7 @@ def all_seats_taken(options: Sequence[Sequence[str]], *, most: int) -> list[tupl
 def some_seats_taken(
     options: Sequence[Sequence[str]], *, most: int
 ) -> Iterator[tuple[str | None, ...]]:
-    """Ways to leave at least one of the seats empty, at most `most`; those with few empty first."""
+    """At most `most` assignments with an empty seat, those with few empty seats first."""
     return islice(_partly(options), most)
 
 
@@ -43,8 +43,8 @@ def _partly(options: Sequence[Sequence[str]]) -> Iterator[tuple[str | None, ...]
 
 
 def _taken(options: Sequence[Sequence[str]], used: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Seat after seat, and only where the seats after it can still be taken: no way is tried in
-    vain."""
+    """Assignments in order of seats. A device is tried only where the seats after it can still be
+    filled, so no branch is empty."""
     if len(used) == len(options):
         yield used
         return

@@ -64,6 +64,11 @@ class Plan:
         """Shares of all stages, in the same order."""
         return tuple(share for stage in self.stages for share in stage.shards)
 
+    @property
+    def streamed_layers(self) -> int:
+        """Layers that are read from disk for each step, of all shards together."""
+        return sum(shard.streamed_layers for stage in self.stages for shard in stage.slices)
+
     def place(self, number: int) -> StagePlace:
         """Place of the stage with this number."""
         return StagePlace(

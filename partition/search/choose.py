@@ -161,7 +161,7 @@ def _measured_choice(
     streamed: list[Planned] = []
     if stream:
         candidates = streaming_plans(model, cluster, workload, parallel)
-        streamed = [(plan, search.estimate(plan)) for plan in candidates if _streams(plan)]
+        streamed = [(plan, search.estimate(plan)) for plan in candidates if plan.streamed_layers]
     if not plans and not streamed:
         raise capacity_error(model, cluster, workload, parallel, anyhow=True)
     ranked = sorted([*plans, *streamed], key=search.total_s)
@@ -185,7 +185,7 @@ def _worth_it(ranked: Sequence[Planned], search: Search) -> list[Planned]:
     enough_s = (1 + least_gain) * search.total_s(ranked[0])
     first = min(
         (each for each in ranked if search.total_s(each) <= enough_s),
-        key=lambda each: (_streams(each[0]), len(each[0].devices)),
+        key=lambda each: (each[0].streamed_layers > 0, len(each[0].devices)),
     )
     return [first, *(each for each in ranked if each is not first)]
 
@@ -204,10 +204,6 @@ def _of_different_kinds(search: Search, solved: Sequence[Solved]) -> list[Planne
 def _arrangement(search: Search, plan: Plan) -> Arrangement:
     numbers = {device.id: number for number, device in enumerate(search.situation.devices)}
     return tuple(tuple(numbers[shard.device] for shard in stage.shards) for stage in plan.stages)
-
-
-def _streams(plan: Plan) -> bool:
-    return any(shard.streamed_layers for stage in plan.stages for shard in stage.slices)
 
 
 def _alone(search: Search) -> list[Arrangement]:
