@@ -162,14 +162,7 @@ def matmul(
     if not out.numel():
         return out
     rows = out.numel() // num_outputs
-    if tiles is None:
-        processors = num_processors(x.device)
-        tiles = gemv_tiles(num_outputs, inputs=512, processors=processors)
-        if rows > FEW_ROWS:
-            tiles = gemm_tiles(
-                rows, num_outputs, num_inputs,
-                element_bytes=x.element_size(), processors=processors,
-            )  # fmt: skip
+    tiles = tiles or usual_tiles(x, rows, num_outputs, gemv_inputs=512)
     if isinstance(tiles, GemvTiles):
         _gemv_kernel[(triton.cdiv(num_outputs, tiles.outputs),)](
             x, weight, x if bias is None else bias, out, num_outputs, num_inputs, num_rows=rows,
@@ -189,6 +182,15 @@ def matmul(
     if tiles.splits > 1:
         sum_splits(target, bias, out)
     return out
+
+
+def usual_tiles(x: Tensor, rows: int, outputs: int, *, gemv_inputs: int) -> GemvTiles | GemmTiles:
+    """Tiles for x [..., inputs] of that many rows; gemv_inputs: at a time, for few rows."""
+    processors = num_processors(x.device)
+    if rows <= FEW_ROWS:
+        return gemv_tiles(outputs, inputs=gemv_inputs, processors=processors)
+    size = x.element_size()
+    return gemm_tiles(rows, outputs, x.shape[-1], element_bytes=size, processors=processors)
 
 
 def check_bias(bias: Tensor | None, num_outputs: int, like: Tensor) -> None:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edge.kernels.matmul.triton import FEW_ROWS, check_bias, split_output, store_rows, sum_splits
+from edge.kernels.matmul.triton import check_bias, split_output, store_rows, sum_splits, usual_tiles
 from edge.kernels.matmul_nbits.gpu_layout import BITS_PER_WORD
 from edge.kernels.matmul_nbits.reference import check_format
 from edge.kernels.triton_launch import (
@@ -23,9 +23,6 @@ from edge.kernels.triton_launch import (
     GemmTiles,
     GemvTiles,
     check,
-    gemm_tiles,
-    gemv_tiles,
-    num_processors,
     output,
 )
 
@@ -261,14 +258,7 @@ def matmul_nbits(
     if not out.numel():
         return out
     rows = out.numel() // num_outputs
-    if tiles is None:
-        processors = num_processors(x.device)
-        tiles = gemv_tiles(num_outputs, inputs=1024, processors=processors)
-        if rows > FEW_ROWS:
-            tiles = gemm_tiles(
-                rows, num_outputs, weight.columns,
-                element_bytes=x.element_size(), processors=processors,
-            )  # fmt: skip
+    tiles = tiles or usual_tiles(x, rows, num_outputs, gemv_inputs=1024)
     per_word = BITS_PER_WORD // weight.bits
     block_words = tiles.inputs // per_word
     zeros = weight.zero_points
