@@ -256,8 +256,8 @@ def token(membership: Membership) -> bytes:
     """
     if membership.authority is None:
         raise RequestError(
-            "this device does not have the cluster's key; write the token on the device that made the "
-            "cluster"
+            "this device does not have the cluster's key; write the token on the device that made "
+            "the cluster"
         )
     return _encoded(
         {
