@@ -108,5 +108,5 @@ def test_what_is_told_of_losses_has_no_ids(
         tell_recoveries(model, model.recoveries)
         told = capsys.readouterr().err
         assert len(model.recoveries) == 2
-        assert "went on" in told
+        assert "the answer continued on" in told
         assert not any(peer.id[:8] in told for peer in cluster.peers), told

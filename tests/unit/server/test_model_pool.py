@@ -251,7 +251,7 @@ def test_what_is_of_one_model_is_refused_for_several() -> None:
         ("--plan", LoadOptions(plan=plan)),
         ("--lora", LoadOptions(lora="adapter")),
     ):
-        with pytest.raises(RequestError, match=f"{option} is of one model"):
+        with pytest.raises(RequestError, match=f"{option} is for one model"):
             check_for_several(options)
 
 
