@@ -43,13 +43,13 @@ class Failed(Event):
     """Its kind."""
     message: _Message
     remedy: _Remedy | None = None
-    """What is to be done, which the message may say, too."""
+    """What to do about it; the message may say so, too."""
     peer: Printable | None = None
-    """Who was lost."""
+    """The lost device."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failed:
-        """As the other side will raise it again."""
+        """In the form in which the other side raises it again."""
         message = str(error)[:_LONGEST_MESSAGE]  # a header has a limit, and it may quote anything
         if not isinstance(error, EdgeError):
             return cls(error="internal", message=f"{type(error).__name__}: {message}")
@@ -76,9 +76,9 @@ class Failed(Event):
 
 
 def map_store_error(error: Exception) -> Exception:
-    """An error of what is kept on disk as ours, so that a coordinator can raise it by kind.
+    """The EdgeError for an error of the store, which a coordinator can raise by its kind.
 
-    A full disk is a matter of capacity, other bytes than were written one of the checkpoint.
+    A full disk becomes a CapacityError, damaged bytes a CheckpointError.
     """
     if isinstance(error, offload.StoreFullError):
         return CapacityError(str(error))

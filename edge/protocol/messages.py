@@ -1,4 +1,4 @@
-"""What coordinator and peers say to each other: every frame, in the order of use.
+"""The frames between coordinator and peers, in the order of use.
 
 A session is one shard of one loaded model for one coordinator. Calls name the record that answers
 them. Both sides send `alive` a few times a second (see heartbeat.py).
@@ -50,19 +50,21 @@ from edge.protocol.topology import Place, Seat
 from edge.transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer, FrameLimits
 
 MAX_MANIFEST_BYTES = 16 << 20
-"""One of 400 layers with 64 tensors each takes 3.7 MB, and 700 GB of weights in pieces 11 MB."""
+"""Size limit of a manifest. 400 layers of 64 tensors take 3.7 MB; 700 GB of weights in pieces, 11
+MB."""
 
 MOST_COPY_BYTES = 1 << 20
-"""Largest copy of keys and values: tokens that are chosen meanwhile wait until it is sent."""
+"""Largest copy of keys and values. Tokens chosen meanwhile wait until it is sent."""
 
 _MOST_PIECES = MAX_MANIFEST_BYTES // 64
-"""That such a manifest can name."""
+"""Most pieces that such a manifest can name."""
 
 _LARGE_HEADER = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=SMALL.payload_bytes)
-"""A plan for hundreds of devices, or a step of a thousand requests with their terms."""
+"""Size limit of a plan for hundreds of devices, or of a step of a thousand requests with their
+terms."""
 
 _ANSWER_LIMITS = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=MAX_MANIFEST_BYTES)
-"""Which call it answers is not known when they are asked for."""
+"""Size limit of an answer. Its call is not known yet when the limit is needed."""
 
 _Digests = Annotated[
     tuple[str, ...], long_json(Annotated[tuple[str, ...], Meta(max_length=_MOST_PIECES)])
@@ -79,7 +81,7 @@ _SentManifest = Annotated[
 SECRET_BYTES = 32
 
 MOST_TRUSTED = 16
-"""Devices whose beginnings of prompts a session may find: each costs a hash for each block."""
+"""Most devices whose prefix caches a session may use. Each costs a hash for each block."""
 
 
 def _secret(payload: Buffer) -> bytes:
@@ -91,31 +93,31 @@ def _secret(payload: Buffer) -> bytes:
 _Secret = Annotated[bytes, Payload(lambda value: value, _secret)]
 
 MADE_UP_WEIGHTS = "made up"
-"""Instead of a manifest's digest: random weights, which a peer makes itself, to measure with."""
+"""In place of a manifest's digest: random weights, which a peer makes itself for a measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The answer that says no more than that."""
+    """The empty answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """The digests of pieces that a peer lacks, in the order of the shard."""
+    """The digests of the pieces that a peer lacks, in the order of the shard."""
 
     digests: _Digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A shard that is loaded."""
+    """The shard is loaded."""
 
     weight_bytes: int
     rows_agree: bool
-    """A token's row is the same, to the last bit, however many others are in its step, as long as
-    they are an even number together."""
+    """A row is the same, to the last bit, in every step with an even number of tokens of its
+    request."""
     batches_agree: bool
-    """So is a single token's of a request, whichever others' are in its step, or none."""
+    """The row of a single token is the same whichever other requests are in its step."""
 
 
 # Calls: who is there, and how fast (MemoryRate, Profile … Glance: measurements.py; Keep:
@@ -124,14 +126,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Describe(Call[PeerDescription]):
-    """Who are you, what do you have, what do you run?"""
+    """Ask a peer to describe itself, its memory and its models."""
 
     kind, limit_s = "describe", 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetMemory(Call[PeerDescription]):
-    """Stay under another budget; what is loaded goes on."""
+    """Change the memory budget of the peer. Loaded models go on."""
 
     kind, limit_s = "set_memory", 900.0
     bytes: int
@@ -139,8 +141,8 @@ class SetMemory(Call[PeerDescription]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOver(Call[Done]):
-    """End what earlier terms of this run have open, and refuse them from now on. And what this
-    term has open on a connection that was cut off."""
+    """End the sessions of earlier terms of this run, and refuse those terms from now on. Also end
+    sessions of this term on connections that were cut off."""
 
     kind, limit_s = "take_over", 60.0
     lease: Lease
@@ -151,7 +153,7 @@ class TakeOver(Call[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer(Call[Missing]):
-    """Which pieces of this shard do you lack? What is there is hashed, if it was written to."""
+    """Ask which pieces of a shard the peer lacks. Files that were written to are hashed again."""
 
     kind, limit_s = "offer", 3600.0
     limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MAX_MANIFEST_BYTES)
@@ -160,7 +162,7 @@ class Offer(Call[Missing]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece(Call[Done]):
-    """Store this piece of a shard that was offered."""
+    """Store a piece of an offered shard."""
 
     kind, limit_s = "piece", 600.0
     limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=PIECE_BYTES)
@@ -172,7 +174,7 @@ class Piece(Call[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal(Call[Done]):
-    """Every piece is sent: the shard is complete on your disk."""
+    """Every piece is sent: the shard is complete on the peer's disk."""
 
     kind, limit_s = "seal", 600.0
     manifest: str
@@ -180,7 +182,7 @@ class Seal(Call[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open(Call[Opened]):
-    """Reserve memory, load the shard."""
+    """Reserve memory and load the shard."""
 
     kind, limit_s = "open", 3600.0
     limits = _LARGE_HEADER
@@ -188,25 +190,25 @@ class Open(Call[Opened]):
     lease: Lease
     """Sessions of earlier terms of the same run end first."""
     prefix_secret: _Secret
-    """Secret of the owner of beginnings of prompts that are kept. Forgotten with the session."""
+    """Secret under which prefix caches are kept and found. The peer forgets it with the session."""
     prefixes_of: Annotated[tuple[str, ...], Meta(max_length=MOST_TRUSTED)] = ()
-    """Beginnings of ids of other devices with the same secret: what they have left is taken."""
+    """Prefixes of ids of other devices with the same secret, whose prefix caches may be used."""
     expected: ExpectedStep | None = None
-    """What its steps should take; a peer that takes longer says so."""
+    """Predicted times of its steps. A peer that takes longer reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """A shard that is linked with its neighbours, and ready."""
+    """The shard is linked with its neighbours and ready."""
 
     kv_digest: str | None
-    """Digest of how it keeps keys and values: those of shards that are cut alike and have the same
-    digest may be exchanged. None: it hands none out."""
+    """Digest of its form of keys and values. Shards with equal cuts and equal digests may exchange
+    them. None: it hands none out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect(Call[Connected]):
-    """Link up with the other shards, and prepare with them what shards prepare together."""
+    """Link up with the other shards, and do the preparations that shards do together."""
 
     kind, limit_s = "connect", 900.0
     limits = _LARGE_HEADER
@@ -219,19 +221,19 @@ class Connect(Call[Connected]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchPrefix(Post):
-    """Find the beginning of this prompt, in memory or on disk. Every shard reports."""
+    """Find a prefix of this prompt in a cache, in memory or on disk. Every shard reports."""
 
     kind = "match_prefix"
     limits = FrameLimits(header_bytes=SMALL.header_bytes)
     session: str
     request: str
     salt: str | None = None
-    """Only what was left with the same one is found."""
+    """Only caches of the same salt are found."""
     source: str | None = None
-    """A request whose first `tokens` are the prompt's, too; None: none is in memory."""
+    """A request that begins with the same `tokens` tokens; None: none is in memory."""
     tokens: int = 0
     moves: bool = False
-    """The source's cache is this request's from now on; else it stays, too."""
+    """The cache of the source belongs to this request from now on; else it is copied."""
     prompt: Raw
     """See `fields.token_bytes`."""
 
@@ -247,7 +249,7 @@ class PrefixMatched(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve(Post):
-    """Find room on disk for this many of the request's tokens. Every shard reports."""
+    """Reserve room on disk for this many tokens of the request. Every shard reports."""
 
     kind = "reserve"
     session: str
@@ -257,7 +259,7 @@ class Reserve(Post):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved(Event):
-    """There is that room, or why not."""
+    """The room is reserved; or `why_not` says why not."""
 
     kind = "reserved"
     request: str
@@ -266,7 +268,7 @@ class Reserved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStep(Post):
-    """Compute. The sampler reports `tokens`, `logits` or `states`."""
+    """Compute a step. The sampler reports tokens, logits or states."""
 
     kind = "step"
     limits = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=MAX_PAYLOAD_BYTES)
@@ -275,12 +277,11 @@ class RunStep(Post):
     terms: Annotated[Mapping[str, SamplingTerms], Meta(max_length=MAX_REQUESTS)] = field(
         default_factory=dict
     )
-    """Terms of each request whose first step this is and that wants tokens; others want logits."""
+    """Terms of the requests that want tokens and whose first step this is; others want logits."""
     masked: Annotated[tuple[str, ...], Meta(max_length=MAX_REQUESTS)] = ()
-    """Requests whose next token not every token may be."""
+    """Requests with a token mask."""
     masks: Raw = b""
-    """Which may be, for each of these; see `edge.protocol.token_masks`. Of no consequence but in
-    the last stage."""
+    """The masks of these requests; see `edge.protocol.token_masks`. Used in the last stage only."""
 
     def __post_init__(self) -> None:
         if not self.terms.keys() <= {entry.request for entry in self.step.entries}:
@@ -296,7 +297,7 @@ class RunStep(Post):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedTokens:
-    """Which tokens of a request a copy is of."""
+    """The tokens of a request that a copy covers."""
 
     request: str
     first: int
@@ -305,8 +306,9 @@ class CopiedTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvRows(Event):
-    """Copies of the keys and values of some tokens of answers, where the assignment asks for them:
-    one part after the other, [tokens, bytes]. Of a token they are the keys, then the values, of
+    """Copies of keys and values of some tokens of answers, if the assignment asks for them.
+
+    rows: one part after the other, [tokens, bytes]. A token has the keys and then the values of
     each layer, [heads, bytes].
     """
 
@@ -316,7 +318,7 @@ class KvRows(Event):
     rows: Raw
 
     def each(self) -> Iterator[tuple[CopiedTokens, Buffer]]:
-        """The parts, each with its rows. Raises ValueError where they do not share them evenly."""
+        """Each part with its rows. Raises ValueError if the rows cannot be divided evenly."""
         rows, tokens = memoryview(self.rows), sum(part.tokens for part in self.parts)
         if not tokens or len(rows) % tokens:
             raise ValueError(f"{len(rows)} bytes of keys and values of {tokens} tokens")
@@ -329,10 +331,9 @@ class KvRows(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutKv(Call[Done]):
-    """Let the request have these keys and values, of tokens that follow what it has, as `KvRows`
-    has them.
+    """Restore keys and values of the next tokens of a request, in the form of `KvRows`.
 
-    Answered once it has them, so that few of them wait in memory.
+    Answered once they are in the cache, so that few of them wait in memory.
     """
 
     kind, limit_s = "put_kv", 600.0
@@ -341,13 +342,13 @@ class PutKv(Call[Done]):
     request: str
     first: int
     tokens: Annotated[tuple[int, ...], Meta(max_length=MAX_CHUNK_TOKENS)]
-    """Their ids."""
+    """Token ids."""
     rows: Raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens(Event):
-    """A token of each entry of a step that wants one. A run gives tokens several times."""
+    """One token for each entry of a step that wants one. A run reports tokens several times."""
 
     kind = "tokens"
     limits = FrameLimits(
@@ -355,13 +356,13 @@ class Tokens(Event):
     )
     tokens: Annotated[tuple[int, ...], Meta(max_length=MAX_REQUESTS)]
     ends: Annotated[tuple[FinishReason | None, ...], Meta(max_length=MAX_REQUESTS)]
-    """Why each of them is its request's last, if it is."""
+    """Why each token is the last of its request; None: it is not."""
     last: bool
     """The step, or the run, is over."""
     chosen_s: float
-    """When they were chosen, by the sampler's monotonic clock."""
+    """Time of the choice, by the sampler's monotonic clock."""
     logprobs: Annotated[tuple[Logprobs | None, ...], Payload(write_logprobs, read_logprobs)] = ()
-    """Log probabilities of each token, where its request wants them; empty where none does."""
+    """Log probabilities of each token if its request wants them; empty if none does."""
 
     def __post_init__(self) -> None:
         if len(self.ends) != len(self.tokens):
@@ -372,7 +373,7 @@ class Tokens(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logits(Event):
-    """Rows of logits of a step's request, as float32."""
+    """Float32 logits of a step's request, row after row."""
 
     kind = "logits"
     limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MAX_PAYLOAD_BYTES)
@@ -381,7 +382,7 @@ class Logits(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States(Event):
-    """Rows of hidden states of a step's request, as float32."""
+    """Float32 hidden states of a step's request, row after row."""
 
     kind = "states"
     limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MAX_PAYLOAD_BYTES)
@@ -390,7 +391,7 @@ class States(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YieldRun(Post):
-    """End the run after its current token: others are waiting."""
+    """End the run after its current token, because other requests wait."""
 
     kind = "yield_run"
     session: str
@@ -398,7 +399,8 @@ class YieldRun(Post):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapOut(Post):
-    """Move keys and values of a request to disk, until its next step. Every shard reports."""
+    """Swap out: move a request's keys and values to disk until its next step. Every shard
+    reports."""
 
     kind = "swap_out"
     session: str
@@ -407,7 +409,7 @@ class SwapOut(Post):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwappedOut(Event):
-    """They are on disk, or why not."""
+    """The keys and values are on disk; or `why_not` says why not."""
 
     kind = "swapped_out"
     request: str
@@ -416,30 +418,31 @@ class SwappedOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveState(Post):
-    """Where layers have states in place of keys and values: copy that of a request to a place, for
-    who begins with the same tokens. What was there is gone."""
+    """Copy a request's state to a place, for requests with the same prefix. It replaces the state
+    there. Only for layers with states in place of keys and values."""
 
     kind = "save_state"
     session: str
     request: str
     tokens: int
-    """That the request has now."""
+    """Tokens that the request has now."""
     place: int
-    """One of the limits' `saved_states`."""
+    """Index of the place, below `saved_states` of the limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish(Post):
-    """The request is over: free it."""
+    """The request is over: free its cache."""
 
     kind = "finish"
     limits = FrameLimits(header_bytes=SMALL.header_bytes)
     session: str
     request: str
     kept_tokens: int = 0
-    """Tokens of its cache that stay for who begins with them, until it is finished again."""
+    """First tokens of its cache that stay as a prefix cache, until the request is finished
+    again."""
     answer: Raw = b""
-    """Those of them that follow the prompt that was matched; see `fields.token_bytes`."""
+    """Those of them behind the matched prompt; see `fields.token_bytes`."""
 
 
 # Calls: a model is asked, and goes
@@ -447,7 +450,7 @@ class Finish(Post):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure(Call[ShardTimes]):
-    """Where did time go since you were last asked? Told between two steps."""
+    """Ask where the peer's time went since the last question. Answered between two steps."""
 
     kind, limit_s = "measure", 180.0
     session: str
@@ -455,14 +458,15 @@ class Measure(Call[ShardTimes]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gram:
-    """A matrix of float32."""
+    """A float32 matrix."""
 
     content: Raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed(Call[Gram]):
-    """What was summed up of the inputs of one of your runs (`edge.weights.observation`)?"""
+    """Ask for the summed inputs of one of the shard's observed runs
+    (`edge.weights.observation`)."""
 
     kind, limit_s = "observed", 180.0
     session: str
@@ -473,9 +477,9 @@ class Observed(Call[Gram]):
 class Close(Call[Done]):
     """Free everything of the session.
 
-    parks: whoever lost another shard of the plan loads this one again, perhaps: the peer may keep
-    it ready for that, until a moment after this connection ends, as long as nothing else needs the
-    memory.
+    parks: the coordinator has lost another shard of the plan and may load this one again. The peer
+    may keep the program ready until a moment after this connection ends, as long as nothing else
+    needs the memory.
     """
 
     kind, limit_s = "close", 10.0
@@ -485,19 +489,20 @@ class Close(Call[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits(Event):
-    """Somebody waits at the link to the shard of this seat, and for a while nothing has arrived."""
+    """This shard waits at the link to the shard of that seat, and nothing has arrived for a
+    while."""
 
     kind = "waits"
     stage: int
     rank: int
     received: int
-    """Messages that came over this link so far."""
+    """Messages received over this link so far."""
     silent_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskLink(Post):
-    """Tell how much was sent over the link to the shard of this seat: `LinkSent`."""
+    """Ask how much was sent over the link to the shard of that seat; `LinkSent` answers."""
 
     kind = "ask_link"
     session: str
@@ -507,7 +512,7 @@ class AskLink(Post):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSent(Event):
-    """How many messages were begun to be sent over the link to the shard of this seat."""
+    """Number of messages whose sending over the link to that seat has begun."""
 
     kind = "link_sent"
     stage: int
@@ -517,7 +522,8 @@ class LinkSent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving(Event):
-    """This peer's user has stopped it: it goes once your sessions are closed, or soon after."""
+    """The peer's user has stopped it. It ends once the coordinator's sessions are closed, or
+    soon."""
 
     kind = "leaving"
 
@@ -531,11 +537,11 @@ FRAMES = table(
         Failed, Waits, AskLink, LinkSent,
     )
 )  # fmt: skip
-"""By kind."""
+"""Frames by kind."""
 
 
 def limits_of(kind: str) -> FrameLimits:
-    """How large a frame of this kind, which is any text, may be."""
+    """Size limit of a frame of this kind. The kind may be any text."""
     if kind == ANSWER:
         return _ANSWER_LIMITS
     return FRAMES[kind].limits if kind in FRAMES else SMALL

@@ -97,7 +97,8 @@ def chat_question(body: Fields) -> Question:
 
 
 def generate_question(body: Fields) -> Question:
-    """`raw`: the prompt goes on as it is; else it is what a user says."""
+    """The question in the fields of /api/generate. With `raw` the model continues the prompt; else
+    the prompt is a user's message."""
     _refuse(body, "images", "template", "context")
     asked = body.shaped(OllamaGenerate)
     prompt = asked.prompt
