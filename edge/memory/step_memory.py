@@ -53,7 +53,7 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
-    """The local sizes of a shard, as far as its buffers depend on them."""
+    """The sizes of a shard on which its buffers depend."""
 
     hidden_size: int
     parts: tuple[Mixer | FeedForward, ...]
@@ -139,9 +139,10 @@ def page_tokens(spec: ModelSpec, kv_dtype: KvDtype) -> int:
 
 
 def held_tokens(tokens: int, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDtype) -> int:
-    """How many tokens' memory `tokens` of one request take.
+    """The tokens of memory that `tokens` tokens of one request take.
 
-    Each head's keys, and values, lie in pages of their own, but for a whole context's.
+    They may be more, because the keys of each head, and its values, fill whole pages. A request
+    with the whole context takes no more.
     """
     page = page_tokens(spec, kv_dtype)
     is_aligned = not any(

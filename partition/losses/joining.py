@@ -51,7 +51,7 @@ class UnderWay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What becomes of a plan that runs, now that devices have joined."""
+    """The decision on a running plan after devices have joined: stay, or move to another plan."""
 
     when: When
     """now; idle: as soon as no answer is under way; stay: not at all."""

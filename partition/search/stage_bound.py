@@ -26,7 +26,7 @@ _SECTION_ERROR = 1 - 1e-5
 
 @dataclass(frozen=True, slots=True)
 class StageBound:
-    """Seconds as a line in the size of the layers (see `Situation.sizes`)."""
+    """A lower bound of a stage's seconds, linear in the size of its layers (`Situation.sizes`)."""
 
     base_s: float
     """A whole answer without its layers: every step that decodes, and one chunk."""
