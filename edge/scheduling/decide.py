@@ -113,6 +113,7 @@ def _submit(state: SchedulingState, new: Submitted) -> None:
     except ValueError as error:
         state.refused[name] = str(error)
         return
+    state.refused.pop(name, None)  # it was of a cancelled request with this id
     state.shares.come(new.who)
     state.active[name] = RequestState(
         name,

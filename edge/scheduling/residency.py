@@ -45,7 +45,7 @@ class Settled:
 
 
 class Residency:
-    """Decides by `settle`; the other verbs tell it of events."""
+    """`settle` decides; the other methods record events."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Residency:
         self._quantum_tokens = quantum_tokens
         self._held = held
         self.shares = FairShares()
-        """Fair queueing; a request comes there before it joins here."""
+        """Fair queueing. Call its `come` for a request before `join`."""
         self._new = StartLine(self.shares)
         self._ready: deque[Resident] = deque()
         """Started requests without memory; the first gets it next."""
@@ -204,11 +204,10 @@ class Residency:
         return (*self._inside, *self._ready)
 
     def _can_start(self, resident: Resident) -> bool:
-        if len(self._started) >= self._requests:
-            return False
         longest = [each.longest for each in (*self._started, resident)]
         disk = 0 if self._disk_is_full else self._disk
-        return sum(longest) <= disk or sum(map(self._price, longest)) <= self._memory
+        fits = sum(longest) <= disk or sum(map(self._price, longest)) <= self._memory
+        return fits and len(longest) <= self._requests
 
     def _price(self, tokens: int) -> int:
         """Tokens of memory that N tokens of one request take."""
@@ -229,7 +228,9 @@ class Residency:
         return max(0, resident.held - self._price(max(resident.length, resident.quantum_end)))
 
     def _admit(self) -> None:
-        while (resident := self._new.next(self.found, self._can_start)) is not None:
+        while len(self._started) < self._requests and (  # else prefixes are looked up in vain
+            resident := self._new.next(self.found, self._can_start)
+        ):
             self._new.start(resident)
             self._ready.append(resident)
         while self._ready and self._price(self._needed(self._ready[0])) <= self._free:

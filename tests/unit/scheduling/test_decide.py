@@ -414,6 +414,16 @@ def test_a_request_that_could_never_start_is_refused() -> None:
     assert shown(orders.step) == ([("b", 0, (1, 1), 1)], 1)
 
 
+def test_a_refusal_is_not_told_to_the_next_request_with_that_id() -> None:
+    steps = scheduler()
+    steps.tell(submitted("a", tokens=60, new_tokens=41))
+    steps.cancel("a")
+    steps.tell(submitted("a", tokens=2))
+    orders = steps.decide()
+    assert orders.refuse == {}
+    assert shown(orders.step) == ([("a", 0, (1, 1), 1)], 1)
+
+
 def test_only_who_has_ended_is_over() -> None:
     steps = scheduler()
     for name in ("a", "b"):

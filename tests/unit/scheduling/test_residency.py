@@ -244,3 +244,24 @@ def test_who_begins_with_what_is_there_starts_first_but_overtakes_nobody_for_eve
     assert order[:3] == ["like 0", "like 1", "like 2"]
     assert MOST_OVERTAKEN - 2 <= order.index("other") <= MOST_OVERTAKEN
     assert len(order) == len(members)
+
+
+def test_no_prefix_is_looked_up_while_no_request_may_start() -> None:
+    """A lookup compares the prompt with every cache, on the loop of all answers."""
+    found, looked_up = Residency(memory_tokens=1000, requests=2), 0
+
+    def count(_request: str) -> int:
+        nonlocal looked_up
+        looked_up += 1
+        return 0
+
+    found.found = count
+    for number in range(9):
+        resident = Resident(f"r{number}", 10, 20)
+        found.shares.come(resident.who)
+        found.join(resident)
+    found.settle()
+    looked_up = 0
+    for _ in range(5):
+        found.settle()
+    assert looked_up == 0
