@@ -69,8 +69,8 @@ class OrderSender:
 
     def _tell_callers(self, orders: Orders) -> None:
         for name, why in orders.refuse.items():
+            self._answers.freed(name)
             if (answer := self._answers.forget(name)) is not None:  # else cancelled meanwhile
-                self._answers.freed(name)
                 answer.sink.failed(RequestError(why))
         for name, found in orders.found.items():
             if (answer := self._answers.get(name)) is not None:

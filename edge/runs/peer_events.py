@@ -44,6 +44,8 @@ class PeerEvents:
         self._tell, self._fail = tell, fail
         self.steps: deque[StepUnderWay] = deque()
         """Steps that were sent and not answered yet."""
+        self._reports = 0
+        """How often the oldest one has reported tokens."""
         self.swap_outs: Acks[PeerClient, str | None] = Acks()
         self.reservations: Acks[PeerClient, str | None] = Acks()
         """Why a peer could not do what it was asked to, or None."""
@@ -74,12 +76,10 @@ class PeerEvents:
         except (ProtocolError, ValueError) as error:
             self._fail(PeerError(client.name, f"sent a malformed {event.kind!r}: {error}"))
 
-    def cancel(self, id: str) -> bool:
-        """Forget an answer and have scheduling free it. Returns whether it was there."""
-        if self._answers.forget(id) is None:
-            return False
-        self._tell(events.Cancelled(id))
-        return True
+    def cancel(self, id: str) -> None:
+        """Forget an answer and have scheduling free it. An unknown id is ignored."""
+        if self._answers.forget(id) is not None:
+            self._tell(events.Cancelled(id))
 
     def lead(self, answer: Answer, token: int | None = None) -> None:
         """Let the answer's grammar go on after this token, or end the answer."""
@@ -99,15 +99,20 @@ class PeerEvents:
     def _on_tokens(self, client: PeerClient, event: messages.Tokens) -> None:
         """A token for each entry of the oldest step under way, or none for a chunk."""
         step = self._oldest_step(client, len(event.tokens)).step
+        if step.logit_rows and not event.tokens:
+            raise ProtocolError("no token for a step that gives rows")
+        if self._reports == step.run:
+            raise ProtocolError(f"more tokens than a run of {step.run} gives")
+        self._answers.check_ids(event.tokens)
         logprobs = event.logprobs or (None,) * len(event.tokens)
         answers = [self._answers.get(entry.request) for entry in step.entries]
-        for answer, token, end, each in zip(
-            answers, event.tokens, event.ends, logprobs, strict=False
-        ):
+        for answer, end, each in zip(answers, event.ends, logprobs, strict=False):
             if answer is not None:  # else cancelled while the step was under way
-                self._answers.check_token(answer, token, end is not None, each)
+                self._answers.check_token(answer, end is not None, each)
+        self._reports += 1
         if event.last:
             self.steps.popleft()
+            self._reports = 0
         self._tell(
             events.Answered(
                 tokens=event.tokens, ends=event.ends, last=event.last, at_s=event.chosen_s
@@ -134,6 +139,8 @@ class PeerEvents:
 
     def _on_rows(self, client: PeerClient, content: Buffer, *, states: bool) -> None:
         step = self._oldest_step(client, 0).step
+        if not step.logit_rows:
+            raise ProtocolError("rows for a step that gives none")
         rows = self._answers.check_rows(step, content, states=states)
         self.steps.popleft()
         self._tell(events.Answered())

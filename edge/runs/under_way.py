@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ class AnswersUnderWay:
         return unfinished
 
     def freed(self, id: str) -> None:
-        """Have the peers free the answer, if they know of it."""
+        """Drop the terms of an answer that no peer was told of."""
         self._unannounced.pop(id, None)
 
     def announced(self, step: Step) -> dict[str, SamplingTerms]:
@@ -97,12 +97,14 @@ class AnswersUnderWay:
             return error
         return None
 
-    def check_token(
-        self, answer: Answer, token: int, is_last: bool, logprobs: Logprobs | None
-    ) -> None:
+    def check_ids(self, tokens: Sequence[int]) -> None:
+        """Raises ProtocolError for a token outside the vocabulary."""
+        for token in tokens:
+            if token >= self._vocab_size:
+                raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
+
+    def check_token(self, answer: Answer, is_last: bool, logprobs: Logprobs | None) -> None:
         """Raises ProtocolError for a token that cannot be the answer's next one."""
-        if token >= self._vocab_size:
-            raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
         if not is_last and len(answer.tokens) + 1 >= answer.terms.max_new_tokens:
             raise ProtocolError("a request goes on after its last token")
         asked = answer.terms.logprobs

@@ -17,6 +17,7 @@ from edge.protocol.messages import Done, RunStep
 from edge.protocol.token_logprobs import write_logprobs
 from edge.runs.acks import Acks
 from edge.runs.run import PlanRun
+from edge.runs.under_way import AnswersUnderWay
 from edge.scheduling.prefixes import PrefixCacheIndex
 from edge.scheduling.residency import Residency
 from edge.scheduling.state import SchedulingLimits, SchedulingState
@@ -40,7 +41,11 @@ class Anything(Post):
 
 
 async def run(
-    behave: Behaviour, *, wants_logits: bool = False, logprobs: int | None = None
+    behave: Behaviour,
+    *,
+    wants_logits: bool = False,
+    logprobs: int | None = None,
+    prompt: tuple[int, ...] = (1, 2, 3),
 ) -> Results:
     """One request to a model whose only peer behaves like this."""
     state = begun(Residency(memory_tokens=50, requests=4))
@@ -51,9 +56,9 @@ async def run(
         await model.start({}, state)
         results = Results()
         if wants_logits:
-            model.submit(asked((1, 2, 3), results))
+            model.submit(asked(prompt, results))
         else:
-            model.submit(asked((1, 2, 3), results, new_tokens=5, logprobs=logprobs))
+            model.submit(asked(prompt, results, new_tokens=5, logprobs=logprobs))
         async with asyncio.timeout(60):
             await results.ended.wait()
         await model.aclose()
@@ -131,6 +136,32 @@ def test_tokens_that_cannot_be(answer: Frame) -> None:
     assert error.peer == "odd"
     assert "sent a malformed" in str(error)
     assert results.tokens == []
+
+
+NO_TOKENS = Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0})
+
+
+def test_reports_of_another_kind_than_the_step() -> None:
+    """Else the caller would wait for ever."""
+    results = asyncio.run(run(on_step(NO_TOKENS), wants_logits=True))
+    assert "no token for a step that gives rows" in str(results.errors[0])
+    results = asyncio.run(run(on_step(Frame("logits")), prompt=(1, 2, 3, 4, 5, 6)))
+    assert "rows for a step that gives none" in str(results.errors[0])
+
+
+def test_more_reports_than_a_run_has_tokens() -> None:
+    """The prompt and 5 new tokens are one run of 5; its end is never told."""
+    token = Frame("tokens", {"tokens": [5], "ends": [None], "last": False, "chosen_s": 1.0})
+    results = asyncio.run(run(on_step(*[token] * 9)))
+    assert len(results.tokens) <= 5
+    assert "sent a malformed 'tokens'" in str(results.errors[0])
+
+
+def test_a_token_outside_the_vocabulary_of_an_answer_that_was_cancelled() -> None:
+    answers = AnswersUnderWay(VOCAB, 4, "none")
+    answers.check_ids((0, VOCAB - 1))
+    with pytest.raises(ProtocolError, match=f"token {VOCAB} of a vocabulary of {VOCAB}"):
+        answers.check_ids((0, VOCAB))
 
 
 def test_more_answers_than_steps() -> None:
