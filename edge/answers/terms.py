@@ -29,8 +29,7 @@ from edge.text.answer_parser import read_answer
 from edge.text.answer_parts import ReadAnswer
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar, JsonSchema, schema_grammar
 
-MOST_TOKENS_OF_A_TEXT = 128
-"""Default of max_new_tokens for a text prompt outside a conversation."""
+_TOKENS_AFTER_TEXT = 128
 
 _MOST_TOKENS = 1 << 20
 _LONGEST_STOP = 1 << 16
@@ -134,6 +133,8 @@ class Terms:
                 )
         if any(not isinstance(each, str) or not each for each in self.stop):
             raise RequestError("stop strings must be texts that are not empty")
+        if max(len(self.client), len(self.cache_salt)) > _LONGEST_NAME:
+            raise RequestError(f"client and cache_salt have at most {_LONGEST_NAME} characters")
         asked = self.logprobs
         if asked is not None and (type(asked) is not int or not 0 <= asked <= MOST_LOGPROBS):
             raise RequestError(
@@ -277,6 +278,13 @@ class GenerationOptions:
             client=client,
             cache_salt=cache_salt,
         )
+
+    def after_text(self) -> GenerationOptions:
+        """These options for a text prompt outside a conversation: `max_new_tokens` is 128, or
+        `min_tokens` where that is more, unless it is set."""
+        if self.max_new_tokens is not None:
+            return self
+        return replace(self, max_new_tokens=max(_TOKENS_AFTER_TEXT, self.min_tokens or 0))
 
     @property
     def has_grammar(self) -> bool:

@@ -6,7 +6,6 @@ import hashlib
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from edge.answers.journal import Journal
 from edge.answers.journal_records import JournalHead
-from edge.answers.terms import MOST_TOKENS_OF_A_TEXT, AnswerReading, GenerationOptions, Terms
+from edge.answers.terms import AnswerReading, GenerationOptions, Terms
 from edge.api.kept_reply import KeptReply
 from edge.api.loaded_model import LoadedModel
 from edge.api.reply import AskedReply, BeginReply, ReplyFeed
@@ -70,7 +69,7 @@ class Asking:
             raise RequestError(
                 f"id must be a text of at most {LONGEST_ID} printable characters, not {shown(id)}"
             )
-        terms = self._terms(
+        terms = self.terms(
             prompt, options, reading=reading, client=client, cache_salt=_digest(cache_salt)
         )
         model = self._model
@@ -83,15 +82,15 @@ class Asking:
 
         return self._begin_reply(terms, keep, id)
 
-    def _terms(self, prompt: Prompt, options: GenerationOptions, **further: Any) -> Terms:
+    def terms(self, prompt: Prompt, options: GenerationOptions, **further: Any) -> Terms:
         """The checked terms of an answer to this prompt. further: see GenerationOptions.terms."""
         if options.thinking is not None and isinstance(prompt, str):
             raise RequestError(
                 "thinking is a setting of the chat template, which a text prompt does not use; use "
                 "chat or stream_chat"
             )
-        if options.max_new_tokens is None and isinstance(prompt, str):
-            options = replace(options, max_new_tokens=MOST_TOKENS_OF_A_TEXT)
+        if isinstance(prompt, str):
+            options = options.after_text()
         tokens = self.checked_ids(self.ids(prompt))
         room = self._model.context_tokens - len(tokens)
         if room < 1:

@@ -178,9 +178,8 @@ class AsyncModel(DescribedModel):
     async def check_grammar(self, prompt: Prompt, options: GenerationOptions) -> None:
         """Raises RequestError for a schema or grammar that no answer can follow, which a stream
         would raise with its first token."""
-        tokens = self._asking.checked_ids(self._asking.ids(prompt))
-        terms = options.terms(tokens, end_ids=self._held.end_ids, room=1, usual=self._held.sampling)
-        if (match := self._asking.matching(terms)) is not None:
+        match = self._asking.matching(self._asking.terms(prompt, options))
+        if match is not None:
             await run_blocking(match)
 
     async def logits(self, prompt: Prompt) -> NDArray[np.float32]:

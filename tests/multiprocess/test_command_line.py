@@ -303,7 +303,7 @@ def test_a_chat_without_a_template_ends_before_anyone_types(
 
 
 def test_a_model_with_a_chat_template_is_asked(talker: Path, daemon: Daemon) -> None:
-    """And told what to go on from with --raw, for no longer than 128 tokens."""
+    """And told what to go on from with --raw, for 128 tokens unless it is told to say more."""
     command = ("run", talker, "-p", "Hello", "--peer", daemon.address)
     asked = run_edge(*command, "-n", 6)
     told = run_edge("chat", talker, "-n", 6, "--peer", daemon.address, stdin="Hello\n")
@@ -311,6 +311,8 @@ def test_a_model_with_a_chat_template_is_asked(talker: Path, daemon: Daemon) -> 
     assert "[cut at 6 tokens; -n N for longer ones]" in asked.err
     raw = json.loads(run_edge(*command, "--raw", "--json").out)
     assert len(raw["token_ids"]) == 128
+    more = json.loads(run_edge(*command, "--raw", "--json", "--min-tokens", 130).out)
+    assert len(more["token_ids"]) == 130
     prompt = "<user>Hello<assistant>"
     by_hand = run_edge("run", talker, "-p", prompt, "--raw", "-n", 6, "--peer", daemon.address)
     assert by_hand.out == asked.out

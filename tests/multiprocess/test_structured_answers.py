@@ -205,7 +205,9 @@ async def ask_openai(client: openai.AsyncOpenAI) -> None:
     for choice in reply.choices:
         assert choice.finish_reason == "stop"
         assert is_valid(SCHEMA, choice.message.content or "")
-    stream = await client.chat.completions.create(**usual, response_format=form, stream=True)
+    stream = await client.chat.completions.create(
+        **usual, response_format=form, stream=True, extra_body={"min_tokens": 3}
+    )
     parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
     assert "".join(parts) == reply.choices[0].message.content
     named = {"type": "function", "function": {"name": "answer"}}

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from edge.answers.terms import MOST_TOKENS_OF_A_TEXT, GenerationOptions
+from edge.answers.terms import GenerationOptions
 from edge.api.asking import Prompt
 from edge.api.kept_reply import KeptReply
 from edge.api.model import Model
@@ -158,8 +158,8 @@ def command(
                     f"--thinking is a setting of the chat template, and {why}",
                     remedy=f"leave out {'one of the two' if raw else 'it'}",
                 )
-            elif generation.max_new_tokens is None:
-                generation = replace(generation, max_new_tokens=MOST_TOKENS_OF_A_TEXT)
+            else:
+                generation = generation.after_text()
             stream = loaded.stream(text, generation)
         if as_json:
             reply = whole_reply(stream)
