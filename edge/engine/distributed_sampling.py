@@ -224,8 +224,9 @@ class TokenChoice:
                     prompt = self._recalled.pop(entry.request, array("q"))
                     request.history.extend(prompt[: entry.position])
                 request.history.extend(entry.tokens)
-                answered = entry.end - request.terms.prompt_tokens
-                request.allowed = self._allowed(request, answered)
+                if entry.logit_rows:
+                    answered = entry.end - request.terms.prompt_tokens
+                    request.allowed = self._allowed(request, answered)
 
     def _allowed(self, request: _Request, answered: int) -> Bits | None:
         """The mask without end tokens while the answer has too few tokens; the mask itself where

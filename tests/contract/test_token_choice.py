@@ -64,6 +64,23 @@ def expected_tokens(prompt: list[int], parameters: SamplingParameters) -> list[i
     return history[len(prompt) :]
 
 
+def test_no_mask_is_made_where_no_token_is_chosen() -> None:
+    """A mask of a large vocabulary for each chunk of a prompt would be work in vain."""
+    choice = TokenChoice([range(VOCAB)], 0)
+    terms = SamplingTerms(
+        sampling=SamplingParameters(min_tokens=2),
+        end_ids=frozenset({7}),
+        max_new_tokens=9,
+        prompt_tokens=4,
+    )
+    choice.begin("a", terms)
+    chunk = StepEntry(request="a", position=0, tokens=(1, 2), logit_rows=0)
+    choice.remember(Step(entries=(chunk,)))
+    assert choice._requests["a"].allowed is None
+    choice.remember(Step(entries=(replace(chunk, position=2, logit_rows=1),)))
+    assert choice._requests["a"].allowed is not None
+
+
 @pytest.mark.parametrize(
     ("parts", "kind", "shortlist_tokens"),
     repeats_are_slow(itertools.product(PARTS, LINK_KINDS, [SHORTLIST_TOKENS, 2])),
