@@ -236,7 +236,7 @@ def parse_journal(content: bytes) -> JournalContent:
             else:
                 tokens.append(from_json(TokenLine, values).journaled())
     if head is None or holder is None:
-        raise ValueError("it ends before what was asked does")
+        raise ValueError("it is cut inside its first lines")
     if holder.lease.term >= MOST_TERMS:
         raise ValueError(_DAMAGED)
     _check(head.terms, tokens, singly)

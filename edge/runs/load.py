@@ -164,9 +164,8 @@ class _Loading:
             self.rows_agree = self.batches_agree = False
         if self.delivery.load.limits.batch_invariant and not self.batches_agree:
             raise RequestError(
-                "with batch_invariant no bit of an answer may depend on others, but a back end of "
-                "the plan, or what activations travel in, does not promise that; use CPU peers and "
-                "the wire float32, or leave it out"
+                "batch_invariant needs CPU peers and the wire float32, and this plan has another "
+                "back end or wire format; change that, or leave batch_invariant out"
             )
         state = scheduling_state(
             self.delivery.load, rows_agree=self.rows_agree, batches_agree=self.batches_agree

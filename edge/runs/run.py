@@ -85,7 +85,7 @@ class PlanRun:
 
     @property
     def work(self) -> Work:
-        """How much its peers were given to compute."""
+        """How much its peers were given to compute, up to the last decision."""
         return Work() if self._state is None else self._state.work
 
     @property

@@ -34,7 +34,7 @@ class RequestState:
     restored: int = 0
     """Tokens of the answer that are restored from copies once the prompt is computed; or"""
     restores_prompt: bool = False
-    """with it."""
+    """The prompt is restored from copies as well."""
     computed: int = 0
     """Tokens in steps that were handed out."""
     singly: Spans = ()

@@ -17,7 +17,7 @@ class Resident:
 
     request: str
     length: int
-    """Its tokens; one more than its cache has while it waits for the next one."""
+    """Number of its tokens. Its cache has one fewer while the last one is not computed."""
     longest: int
     """Most tokens that it can have."""
     who: Who = ANYBODY
@@ -31,7 +31,8 @@ class Resident:
     quantum_end: int = 0
     """Length at which it makes room for a request that waits."""
     reserved: int = 0
-    """Tokens that every shard's disk has room for, as the tokens above memory go through it."""
+    """Tokens for which every shard has reserved disk. A request longer than memory passes the
+    rest through disk."""
     was_inside: bool = False
     """`settle` has told that it came."""
     overtaken: int = 0

@@ -30,9 +30,9 @@ class SchedulingLimits:
     chunk_tokens: int
     """Most tokens of a prompt in one step."""
     logit_chunk_tokens: int
-    """The same for a step whose logits are all reported, and"""
+    """Most tokens in a step that reports all logits."""
     state_chunk_tokens: int = MAX_CHUNK_TOKENS
-    """for a step whose hidden states are."""
+    """Most tokens in a step that reports hidden states."""
     asks_peers: bool = False
     """Peers may have prefixes that this coordinator does not know: of earlier loads, or on disk."""
     rows_agree: bool = False
