@@ -17,7 +17,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import tokenizers
@@ -42,9 +42,16 @@ class StreamDecoder(Protocol):
 class Vocabulary:
     """The parts of a tokenizer that decoding needs, looked up once."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, marks: Collection[str] = ()) -> None:
-        """marks: special tokens that are shown as text, such as those around tool calls."""
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        marks: Collection[str] = (),
+        same_as: Mapping[int, int] | None = None,
+    ) -> None:
+        """marks: special tokens that are shown as text, such as those around tool calls. same_as:
+        ids of repeated tokens, with the id of the token that has their text."""
         self._backend = backend
+        self._same_as = same_as or {}
         added = backend.get_added_tokens_decoder()
         self._has_marks = any(token.special and token.content in marks for token in added.values())
         # Asked of the decoder, not only of the flag: `tokenizers` shows a special token whose
@@ -63,12 +70,15 @@ class Vocabulary:
 
         Unknown ids are real: many models compute logits for a vocabulary padded to a round size.
         """
+        token_id = self._same_as.get(token_id, token_id)
         if token_id in self._special_ids:
             return None
         return self._backend.id_to_token(token_id)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of all these tokens at once; special ones are skipped, except marks."""
+        if self._same_as:
+            token_ids = [self._same_as.get(each, each) for each in token_ids]
         if not self._has_marks:
             return self._backend.decode(token_ids, skip_special_tokens=True)
         shown = [each for each in token_ids if each not in self._special_ids]
@@ -77,7 +87,7 @@ class Vocabulary:
     def text_of(self, token_id: int) -> str:
         """The text of one token within a text, with its space; a special one as spelt."""
         if self.piece(token_id) is None:
-            return self._backend.id_to_token(token_id) or ""
+            return self._backend.id_to_token(self._same_as.get(token_id, token_id)) or ""
         alone, twice = self.decode([token_id]), self.decode([token_id, token_id])
         if "\ufffd" in alone:  # parts of characters may join
             return alone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as shown
 
@@ -55,6 +55,7 @@ class TokenizerFiles:
     declared_tokens: tokens the settings declare, by id; tokenizer.json may hold them already.
     extra_tokens: tokens that must exist and be special, without a known id.
     chat_templates: by name; a single one is named "default". The values are (source, file name).
+    same_as: ids of repeated tokens, with the id of the token that has their text.
     """
 
     path: Path
@@ -67,6 +68,7 @@ class TokenizerFiles:
     declared_tokens: Mapping[int, SpecialToken]
     extra_tokens: tuple[SpecialToken, ...]
     chat_templates: Mapping[str, tuple[str, str]]
+    same_as: Mapping[int, int] = field(default_factory=dict)
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:

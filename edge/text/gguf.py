@@ -37,7 +37,7 @@ _MERGES = "tokenizer.ggml.merges"
 _PRE = "tokenizer.ggml.pre"
 _TEMPLATE = "tokenizer.chat_template"
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 _NAMED = {
     "bos_token": "bos_token_id",
@@ -49,13 +49,21 @@ _NAMED = {
 }
 
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_END_NAMES = frozenset(
+_END_MARKS = frozenset(
     {
-        "</s>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>",
-        "<|im_end|>", "<end_of_turn>", "<turn|>", "<｜end▁of▁sentence｜>",
+        "<|end|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>",
+        "<end_of_turn>", "<turn|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "<|return|>",
+        "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "[e~[",
     }
 )  # fmt: skip
-"""Control tokens that end an answer, too: files name one end token, models have several."""
+"""Tokens that end an answer. Files name one end token, models have several. The name decides, as
+many files have these tokens as normal ones."""
+_END_WORDS = frozenset({"</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]"})
+"""Tokens that end an answer where their type is control. Some vocabularies have `</s>` as HTML."""
+_PARTED_BY = frozenset({"<|channel|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>"})
+"""In a vocabulary with one of these, answers are messages, and `<|end|>` only separates them."""
+
+_AROUND = ("<unk>", "<s>", "<|endoftext|>")
 
 _SAMPLING = {
     "temperature": "general.sampling.temp",
@@ -89,10 +97,17 @@ def gguf_end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     ends = [_id(metadata, key) for key in _ENDS]
     found = {each: None for each in ends if each is not None}
     tokens, types = metadata.get(_TOKENS), metadata.get(_TYPES)
-    if isinstance(tokens, tuple) and isinstance(types, np.ndarray) and len(types) == len(tokens):
-        for token_id in np.flatnonzero(types == _CONTROL).tolist():
-            if tokens[token_id] in _END_NAMES:
-                found[token_id] = None
+    if not isinstance(tokens, tuple):
+        return tuple(found)
+    is_control: Sequence[bool] = [False] * len(tokens)
+    if isinstance(types, np.ndarray) and len(types) == len(tokens):
+        is_control = (types == _CONTROL).tolist()
+    for place, token in enumerate(tokens):
+        if token in _END_MARKS or (token in _END_WORDS and is_control[place]):
+            found[place] = None
+    if not _PARTED_BY.isdisjoint(tokens):
+        separators = [each for each in found if each < len(tokens) and tokens[each] == "<|end|>"]
+        found = {each: None for each in found if each not in separators}
     return tuple(found)
 
 
@@ -151,8 +166,7 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFi
     Raises CheckpointError naming the file and the key.
     """
     tokens = _tokens(metadata, path)
-    types = _numbers(metadata, _TYPES, len(tokens), path)
-    types = np.full(len(tokens), _NORMAL) if types is None else types
+    types = _types(metadata, tokens, path)
     kind = _kind(metadata)
     if kind == "gpt2":
         pre = _pre_tokenizer(metadata, path)
@@ -173,7 +187,7 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFi
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added(tokens, types, path),
+        "added_tokens": _added(tokens, types, path, takes_space=_takes_space(metadata)),
         "post_processor": _template(metadata, tokens, adds_bos=adds_bos),
         **pipeline,
     }
@@ -188,6 +202,7 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFi
         declared_tokens={},
         extra_tokens=(),
         chat_templates=gguf_templates(metadata, path),
+        same_as=_repeated(metadata),
     )
 
 
@@ -205,15 +220,50 @@ def _named(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Spec
 
 
 def _tokens(metadata: Mapping[str, Any], path: Path) -> Sequence[str]:
-    """The tokens by id; an empty one gets a name that no text contains."""
+    """The tokens by id; empty and repeated ones get names that no text contains."""
     tokens = metadata.get(_TOKENS)
     if not isinstance(tokens, tuple) or not tokens:
         raise _refused(path, f"{_TOKENS} is missing or no list of texts")
-    if not all(tokens):
-        tokens = tuple(token or f"[EMPTY_{place}]" for place, token in enumerate(tokens))
-    if len(set(tokens)) != len(tokens):
+    repeated = _repeated(metadata)
+    if not repeated and all(tokens):
+        return tokens
+    named = [
+        f"[REPEATED_{place}]" if place in repeated else token or f"[EMPTY_{place}]"
+        for place, token in enumerate(tokens)
+    ]
+    if len(set(named)) != len(named):
         raise _refused(path, f"{_TOKENS} has a token twice")
-    return tokens
+    return tuple(named)
+
+
+def _repeated(metadata: Mapping[str, Any]) -> dict[int, int]:
+    """Ids of tokens that have the text of an earlier one, with the id of that one."""
+    tokens = metadata.get(_TOKENS)
+    if not isinstance(tokens, tuple) or len(set(tokens)) == len(tokens):
+        return {}
+    first: dict[str, int] = {}
+    return {
+        place: first[token]
+        for place, token in enumerate(tokens)
+        if token and first.setdefault(token, place) != place
+    }
+
+
+def _types(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) -> np.ndarray[Any, Any]:
+    """The type of each token; marks of ends are control tokens, and repeated tokens are unused."""
+    types = _numbers(metadata, _TYPES, len(tokens), path)
+    types = np.full(len(tokens), _NORMAL) if types is None else types.copy()
+    types[[place for place, token in enumerate(tokens) if token in _END_MARKS]] = _CONTROL
+    types[[*_repeated(metadata)]] = _UNUSED
+    return types
+
+
+def _takes_space(metadata: Mapping[str, Any]) -> bool:
+    """Whether control tokens take the white space behind them, as in the tokenizer.json of Phi-3.
+
+    The format has no key for it.
+    """
+    return metadata.get("general.architecture") == "phi3" and _kind(metadata) == "llama"
 
 
 def _numbers(
@@ -345,9 +395,12 @@ def _merges_by_score(
 
 
 def _added(
-    tokens: Sequence[str], types: np.ndarray[Any, Any], path: Path
+    tokens: Sequence[str], types: np.ndarray[Any, Any], path: Path, *, takes_space: bool
 ) -> list[dict[str, object]]:
-    """Tokens that are matched as a whole: control tokens are special, the user's are not."""
+    """Tokens that are matched as a whole: control tokens are special, the user's are not.
+
+    takes_space: they take the white space behind them, except those around a text.
+    """
     places = np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL, _USER_DEFINED))).tolist()
     if len(places) > _MOST_ADDED:
         raise _refused(
@@ -360,7 +413,7 @@ def _added(
             "content": tokens[place],
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": takes_space and tokens[place] not in _AROUND,
             "normalized": False,
             "special": bool(types[place] != _USER_DEFINED),
         }

@@ -79,10 +79,14 @@ _DEEPSEEK_LETTERS = (
 
 _DEEPSEEK_MARKS = r"\s?" "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 
+_SEED_CODER = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+_VIKING = " ?[^(\\s|.,!?…。，、।۔،)]+"
+
 _GPT2 = PreTokenizer()
 _LLAMA_BPE = PreTokenizer(steps=_cut(_LLAMA3), gpt2_words=False, whole_words=True, adds_bos=True)
 _QWEN = PreTokenizer(steps=_cut(_QWEN2), gpt2_words=False, nfc=True)
 _DIGITS = PreTokenizer(steps=(_EACH_DIGIT,))
+_LLAMA3_WORDS = PreTokenizer(steps=_cut(_LLAMA3), gpt2_words=False)
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "default": PreTokenizer(
@@ -99,22 +103,40 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "gpt-2": _GPT2,
     "olmo": _GPT2,
     "phi-2": _GPT2,
+    "a.x-4.0": _GPT2,
+    "granite-docling": _GPT2,
+    "mellum": _GPT2,
+    "trillion": _GPT2,
     "llama-bpe": _LLAMA_BPE,
     "llama3": _LLAMA_BPE,
     "llama-v3": _LLAMA_BPE,
     "falcon3": _LLAMA_BPE,
     "lfm2": _LLAMA_BPE,
     "pixtral": _LLAMA_BPE,
-    "smaug-bpe": PreTokenizer(steps=_cut(_LLAMA3), gpt2_words=False),
+    "midm-2.0": _LLAMA_BPE,
+    "smaug-bpe": _LLAMA3_WORDS,
+    "dbrx": _LLAMA3_WORDS,
+    "glm4": _LLAMA3_WORDS,
+    "chatglm-bpe": _LLAMA3_WORDS,
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
     "megrez": _QWEN,
     "qwen35": PreTokenizer(steps=_cut(_QWEN35), gpt2_words=False, nfc=True),
+    "kormo": PreTokenizer(steps=_cut(_QWEN2), gpt2_words=False),
+    "minicpm5": PreTokenizer(
+        steps=_cut(r"\p{N}{1,3}", _QWEN2.replace(r"|\p{N}|", r"|\p{N}+|")),
+        gpt2_words=False,
+        whole_words=True,
+    ),
+    "seed-coder": PreTokenizer(steps=_cut(_SEED_CODER), gpt2_words=False),
+    "superbpe": PreTokenizer(steps=_cut(r"\p{N}+", r"(?=(\d{3})+(?!\d))"), gpt2_words=False),
+    "viking": PreTokenizer(steps=(*_cut(_VIKING), _EACH_DIGIT), gpt2_words=False),
     "gpt-4o": PreTokenizer(steps=_cut(_O200K), gpt2_words=False),
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
     "refact": _DIGITS,
     "command-r": _DIGITS,
+    "minerva-7b": _DIGITS,
     "tekken": PreTokenizer(steps=_cut(_TEKKEN), gpt2_words=False, whole_words=True, adds_bos=True),
     "deepseek-llm": PreTokenizer(
         steps=_cut(

@@ -64,6 +64,7 @@ class Tokenizer:
             for name, (source, origin) in files.chat_templates.items()
         }
         self._path, self._file = files.path, files.file
+        self._same_as = files.same_as
         with _refused(files.file):
             self._backend = _build_llama(files, serialized) if rebuilt else serialized
             self._backend.no_truncation()
@@ -74,7 +75,7 @@ class Tokenizer:
             self._answer_form = answer_form(
                 source[0] if source else "", lambda token: self.token_id(token) is not None
             )
-            self.vocabulary = Vocabulary(self._backend, self._answer_form.tokens)
+            self.vocabulary = Vocabulary(self._backend, self._answer_form.tokens, files.same_as)
         forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
         self.cleans_up_spaces = bool(files.settings.get("clean_up_tokenization_spaces")) and (
             not isinstance(self._backend.model, models.BPE) or bool(files.settings.get(forced))
@@ -124,6 +125,8 @@ class Tokenizer:
 
         Raises RequestError for ids that cannot be token ids at all.
         """
+        if self._same_as:
+            token_ids = [self._same_as.get(each, each) for each in token_ids]
         try:
             text = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:

@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from edge.errors import CheckpointError
+from edge.models.gguf_architectures import ARCHITECTURES
 from edge.offload import GgufFile
 from edge.text import TextStream, Tokenizer
 from edge.text.gguf import gguf_end_ids, gguf_templates, gguf_tokenizer_files, has_tokenizer
@@ -255,6 +256,137 @@ def test_where_answers_end(tmp_path: Path) -> None:
     assert gguf_end_ids({"tokenizer.ggml.eos_token_id": "x"}) == ()
 
 
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "types", "ends"),
+    [
+        # gpt-oss: messages of one answer end with <|end|>.
+        (("<|end|>", "<|call|>", "<|return|>", "<|channel|>"), (3, 3, 3, 3), {1, 2}),
+        (("<|end|>", "<|calls|>", "<|flush|>"), (3, 3, 3), {1, 2}),
+        (("<|end|>", "<|channel|>"), (3, 3), set()),
+        (("<|end|>", "<|user|>"), (3, 3), {0}),
+        # Names count whatever the type.
+        (("<|end|>", "<|im_end|>"), (USER_DEFINED, NORMAL), {0, 1}),
+        (("<end_of_turn>", "<turn|>", "<end_of_utterance>"), (1, 1, 4), {0, 1, 2}),
+        (("<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"), (1,) * 4, {0, 1, 2, 3}),
+        # These may be words of the vocabulary, as </s> of HTML is.
+        (("</s>", "<eos>", "[EOS]", "<EOT>", "[EOT]", "_<EOT>"), (NORMAL,) * 6, set()),
+        (("</s>", "<eos>", "[EOS]", "<EOT>", "[EOT]", "_<EOT>"), (CONTROL,) * 6, set(range(6))),
+    ],
+)
+def test_ends_by_name(tokens: tuple[str, ...], types: tuple[int, ...], ends: set[int]) -> None:
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array(types)}
+    assert set(gguf_end_ids(metadata)) == ends
+    assert set(gguf_end_ids({**metadata, "tokenizer.ggml.eos_token_id": 0})) == (
+        ends if "<|channel|>" in tokens or "<|flush|>" in tokens else ends | {0}
+    )
+
+
+@pytest.mark.parametrize("kind", [NORMAL, USER_DEFINED])
+def test_a_mark_of_an_end_is_no_text_whatever_its_type(kind: int, tmp_path: Path) -> None:
+    metadata = byte_level_metadata(tmp_path, "llama-bpe")
+    types = metadata["tokenizer.ggml.token_type"].copy()
+    types[1] = kind  # <|end|>
+    found = opened(metadata | {"tokenizer.ggml.token_type": types})
+    ids = found.encode("fox<|end|>fox")
+    assert ids.count(1) == 1
+    assert found.decode(ids) == "foxfox"
+
+
+CONVERTED: Mapping[str, Sequence[str]] = {
+    "glm4": ["glm4", "chatglm-bpe"],
+    "glm4moe": ["glm4"],
+    "gpt-oss": ["gpt-4o"],
+    "granite": ["refact", "dbrx", "granite-docling"],
+    "lfm2": ["lfm2"],
+    "lfm2moe": ["lfm2"],
+    "llama": [
+        *("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "pixtral", "midm-2.0"),
+        *("smollm", "deepseek-llm", "deepseek-coder", "seed-coder", "mellum", "minerva-7b"),
+        *("viking", "trillion", "kormo", "tekken", "minicpm5", "starcoder", "default"),
+    ],
+    "mistral3": ["tekken"],
+    "olmo2": ["dbrx", "superbpe"],
+    "phi3": ["dbrx", "gpt-4o"],
+    "qwen2": ["qwen2", "deepseek-r1-qwen", "megrez", "a.x-4.0"],
+    "qwen2moe": ["qwen2"],
+    "qwen3": ["qwen2"],
+    "qwen3moe": ["qwen2"],
+    "qwen3next": ["qwen2"],
+    "qwen35": ["qwen35"],
+    "qwen35moe": ["qwen35"],
+    "smollm3": ["smaug-bpe", "llama-bpe"],
+}
+"""Names of pre-tokenizers that converters write, by architecture."""
+
+PIECES = {"gemma2", "gemma3", "gemma4"}
+"""Architectures whose vocabularies have no pre-tokenizer."""
+
+
+def test_every_architecture_has_its_pre_tokenizers() -> None:
+    assert ARCHITECTURES.keys() == CONVERTED.keys() | PIECES
+    for name, known in CONVERTED.items():
+        assert set(known) <= PRE_TOKENIZERS.keys(), name
+
+
+@pytest.mark.parametrize("pre", ["glm4", "chatglm-bpe", "dbrx"])
+def test_words_of_llama_3_without_whole_words(pre: str, tmp_path: Path) -> None:
+    original = without_normalizer(byte_level())
+    original.pre_tokenizer = pre_tokenizers.Sequence(list(ORIGINALS["llama-bpe"]))
+    found = opened(byte_level_metadata(tmp_path, pre, ggml__add_bos_token=False))
+    for text in MORE_TEXTS:
+        assert found.encode(text) == original.encode(text, add_special_tokens=False).ids, text
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_a_token_under_two_ids(model: str, tmp_path: Path) -> None:
+    """A text becomes the first one; both have the text."""
+    made = byte_level_metadata if model == "gpt2" else pieces_metadata
+    metadata = made(tmp_path)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    plain = opened(metadata)
+    word = plain.encode("The quick brown fox")[-1]
+    count = len(tokens)
+    metadata["tokenizer.ggml.tokens"] = (*tokens, tokens[word], "", tokens[word])
+    for key, value in (("token_type", NORMAL), ("scores", 0)):
+        if (values := metadata.get(f"tokenizer.ggml.{key}")) is not None:
+            metadata[f"tokenizer.ggml.{key}"] = np.append(values, [value] * 3).astype(values.dtype)
+    found = opened(metadata)
+    assert found.vocab_size == count + 3
+    for text in MORE_TEXTS:
+        assert found.encode(text) == plain.encode(text)
+    ids = plain.encode("The quick brown fox")
+    for again in (count, count + 2):
+        assert found.decode([*ids[:-1], again]) == plain.decode(ids)
+        assert found.vocabulary.text_of(again) == plain.vocabulary.text_of(word)
+        assert found.vocabulary.bytes_of(again) == plain.vocabulary.bytes_of(word)
+        stream = TextStream(found, ids[:-1])
+        assert stream.push(again) + stream.finish() == TextStream(plain, ids[:-1]).push(word)
+
+
+def test_control_tokens_of_phi_3_take_the_space_behind_them(tmp_path: Path) -> None:
+    """As its tokenizer.json says, and the file cannot."""
+    original = byte_fallback()
+    marks = ["<|user|>", "<|end|>", "<|assistant|>"]
+    original.add_special_tokens([tokenizers.AddedToken(m, normalized=False) for m in marks])
+    metadata = metadata_of(tmp_path, lambda writer: add_sentence_pieces(writer, original))
+    of_phi = {**metadata, "general.architecture": "phi3"}
+    text = "<s><|user|>\nhi<|end|>\n<|assistant|>\n"
+    for each, rstrip in ((metadata, False), (of_phi, True)):
+        expected = byte_fallback()
+        expected.add_special_tokens(
+            [tokenizers.AddedToken(m, normalized=False, rstrip=rstrip) for m in marks]
+        )
+        known = [expected.token_to_id(mark) for mark in marks]
+        ids = opened({**each, "tokenizer.ggml.add_bos_token": False}).encode(text)
+        assert [id for id in ids if id in known] == known
+        assert (ids[-1] == known[-1]) is rstrip
+        newline = expected.token_to_id("<0x0A>")
+        assert (newline in ids) is not rstrip
+
+
 def test_files_without_a_tokenizer() -> None:
     for metadata in ({}, {"tokenizer.ggml.model": "none"}, {"tokenizer.ggml.model": "no_vocab"}):
         assert not has_tokenizer(metadata)
@@ -275,7 +407,7 @@ def test_files_without_a_tokenizer() -> None:
         ),
         ({"tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
         ({"tokens": ()}, r"tokenizer\.ggml\.tokens is missing"),
-        ({"tokens": ("a", "a", "b")}, "has a token twice"),
+        ({"tokens": ("a", "a", "[REPEATED_1]")}, "has a token twice"),
         ({"token_type": "x"}, "is not one number for each of"),
         ({"merges": None}, r"tokenizer\.ggml\.merges is missing"),
         ({"merges": ("abc",)}, "an entry that is not two pieces"),
