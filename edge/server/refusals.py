@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -91,5 +92,15 @@ def refusal_of(error: EdgeError) -> Refusal:
         return Refusal(400, str(error))
     if isinstance(error, CapacityError | PeerError):
         return Refusal(503, str(error))
-    _log.error("a model cannot be used: %s", error)  # with the paths of its files
-    return Refusal(500, "the model cannot be used as it is; the server's log says why")
+    _log.error("a model cannot be used: %s", error)  # with the folders of its files
+    return Refusal(500, f"the model cannot be used as it is: {_without_folders(str(error))}")
+
+
+_FOLDERS = re.compile(
+    r"(?:(?<![\w./~-])~?|\b[A-Za-z]:)(?:[/\\][^/\\\s:;,'\"()]+)*[/\\](?=[^/\\\s])"
+)
+
+
+def _without_folders(text: str) -> str:
+    """The text with file names in place of paths: a client is not told where files are."""
+    return _FOLDERS.sub("", text)

@@ -74,16 +74,10 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises CheckpointError when it is missing or makes ids the model does not know."""
+        """It may have more tokens than the model has rows; no prompt may have those. Raises
+        CheckpointError when it is missing or damaged."""
         if self._tokenizer is None:
-            files = self.tokenizer_files()
-            tokenizer = Tokenizer(files)
-            if tokenizer.vocab_size > self.spec.vocab_size:
-                raise CheckpointError(
-                    f"{files.file} has {tokenizer.vocab_size} tokens but the "
-                    f"model only {self.spec.vocab_size}: they belong to different checkpoints"
-                )
-            self._tokenizer = tokenizer
+            self._tokenizer = Tokenizer(self.tokenizer_files())
         return self._tokenizer
 
     def tokenizer_files(self) -> TokenizerFiles:

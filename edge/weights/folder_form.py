@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,9 @@ from edge.weights.pooling import read_pooling
 
 CONFIG = "config.json"
 
+_COMPARED_BYTES = 4 << 20
+"""Bytes of a head and of an embedding that are compared at once."""
+
 _WHOLE_FOLDER = "take the folder as the model's makers publish it, all of it"
 
 _TEXT_PARTS = (
@@ -39,8 +43,8 @@ _TEXT_PARTS = (
     ("language_model.model.", "language_model.lm_head."),
     ("", "lm_head."),
 )
-"""What names of a text part, and of its head, begin with in models that read pictures, too, and in
-models for embeddings, which have no head."""
+"""Beginnings of the names of a text part and of its head: in models that read pictures, in their
+text parts alone, and in models for embeddings, which have no head."""
 
 
 def open_folder(folder: Path) -> CheckpointForm:
@@ -57,12 +61,17 @@ def open_folder(folder: Path) -> CheckpointForm:
         raise CheckpointError(str(error)) from error
     try:
         plain_name = family.tensor_name
-        whole = plain_name("embedding")
-        is_bare = whole.partition(".")[2] in files.names() and whole not in files.names()
-        if reads_pictures(config) or is_bare:
+        own = plain_name("embedding").removesuffix("weight")
+        note = note_on(config)
+        if reads_pictures(config) or not any(each.startswith(own) for each in files.names()):
             plain_name = _in_text_part(plain_name, files.names())
-            is_tied = plain_name("head") not in files.names()
-            spec = replace(spec, tied_embeddings=is_tied)
+            spec = replace(spec, tied_embeddings=plain_name("head") not in files.names())
+        elif spec.tied_embeddings and _has_own_head(files, plain_name):
+            spec = replace(spec, tied_embeddings=False)
+            note = (
+                f"{CONFIG} says that the head is the embedding (tie_word_embeddings), and the "
+                "files have a head of its own, which is used"
+            )
         name = with_tied_head(spec, plain_name)
         parts = fused_rows(family.fused, spec, plain_name)
         of_heads = rows_of_heads(family.fused_by_head, spec, plain_name)
@@ -73,7 +82,7 @@ def open_folder(folder: Path) -> CheckpointForm:
         store = packed_store(
             config, store, source=str(source), embedding=name("embedding"), parts=parts
         )
-        own = packed_encoding(store, spec, name)
+        own_encoding = packed_encoding(store, spec, name)
         if spec.has_states and isinstance(store, PackedStore):
             _check_states(store, family, str(source))
         _check_experts(
@@ -97,9 +106,9 @@ def open_folder(folder: Path) -> CheckpointForm:
         spec=spec,
         tensor_name=name,
         store=store,
-        own_encoding=own,
+        own_encoding=own_encoding,
         norm_offset=family.norm_offset,
-        note=note_on(config),
+        note=note,
         end_ids=end_ids,
         sampling=sampling,
         unused_settings=unused_settings(folder),
@@ -119,6 +128,24 @@ def _check_states(store: PackedStore, family: Family, source: str) -> None:
         "not computed",
         remedy="take the model's folder of floats, which Edge rounds itself, or a GGUF file",
     )
+
+
+def _has_own_head(files: SafetensorsStore, tensor_name: Callable[[str], str]) -> bool:
+    """Whether the head has other values than the embedding, as merged adapters have it."""
+    head, embedding = tensor_name("head"), tensor_name("embedding")
+    names = files.names()
+    if head not in names or embedding not in names:
+        return any(each.startswith(head.removesuffix("weight")) for each in names)
+    shape = files.shape(head)
+    if shape != files.shape(embedding) or files.dtype(head) != files.dtype(embedding):
+        return True
+    rows = max(1, _COMPARED_BYTES // max(1, files.dtype(head).itemsize * math.prod(shape[1:])))
+    for start in range(0, shape[0], rows):
+        part = range(start, min(start + rows, shape[0]))
+        one, other = files.read(head, part), files.read(embedding, part)
+        if one.tobytes() != other.tobytes():
+            return True
+    return False
 
 
 def _in_text_part(plain_name: Callable[[str], str], names: Collection[str]) -> Callable[[str], str]:

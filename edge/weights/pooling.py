@@ -1,4 +1,4 @@
-"""Pooling of embeddings by a model's makers, as sentence-transformers keeps it in a folder."""
+"""Pooling of embeddings by a model's makers: of sentence-transformers in a folder, or of GGUF."""
 
 from __future__ import annotations
 
@@ -64,6 +64,20 @@ def read_pooling(folder: Path) -> MakersPooling:
     return MakersPooling(
         why_not=f"{place} pools by {shown(' and '.join(modes) or 'nothing')}; computed are the "
         "mean and the last token"
+    )
+
+
+def gguf_pooling(kind: object) -> MakersPooling:
+    """Pooling by the key `pooling_type` of a GGUF file; None: the file has no such key."""
+    known: dict[object, Pooling] = {1: "mean", 3: "last"}
+    if kind is None or kind == 0:
+        return MakersPooling()
+    if type(kind) is int and kind in known:
+        return MakersPooling(kind=known[kind])
+    names = {2: "its first token", 4: "a rank of two texts"}
+    said = names.get(kind, shown(kind)) if type(kind) is int else shown(kind)
+    return MakersPooling(
+        why_not=f"the file pools by {said}; computed are the mean and the last token"
     )
 
 

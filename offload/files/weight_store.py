@@ -214,13 +214,11 @@ class SafetensorsStore(Closing):
                     "rest of the checkpoint"
                 )
             files[name] = self._add(own_file(index.parent / name))
-        self._places = {tensor: files[name] for tensor, name in weight_map.items()}
-        for tensor, file in self._places.items():
-            if tensor not in file.tensors:
-                raise StoreCorruptError(
-                    f"{index} says that {file.path.name} holds {shown(tensor)}, but it does not; "
-                    "download both again"
-                )
+        # Headers say which file holds a tensor. An index may be older than its files.
+        self._places = {tensor: file for file in self._files for tensor in file.tensors}
+        for tensor, name in weight_map.items():
+            if tensor in files[name].tensors:
+                self._places[tensor] = files[name]
 
 
 def checked_runs(

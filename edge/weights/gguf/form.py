@@ -52,6 +52,7 @@ from edge.weights.fused_rows import (
 )
 from edge.weights.gguf.blocks import gguf_encoding
 from edge.weights.gguf.linear import linear_parts
+from edge.weights.pooling import gguf_pooling
 
 _MOST_ROPE_FACTORS = 1 << 16
 
@@ -134,6 +135,7 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
         store=tensors_of_roles,
         end_ids=gguf_end_ids(metadata),
         sampling=gguf_sampling(metadata, first.path),
+        pooling=gguf_pooling(metadata.get(f"{metadata['general.architecture']}.pooling_type")),
         read_tokenizer=_tokenizer_reader(first.path, metadata),
         own_encoding=_own_encoding(tensors_of_roles, store, spec, shapes, tensor_name, parts),
     )

@@ -235,11 +235,22 @@ def test_words_of_the_system_reach_every_template(takes: str) -> None:
     asyncio.run(main())
 
 
-def test_no_file_of_the_server_is_named_to_clients() -> None:
-    """What is wrong with one is for who runs the server."""
-    refusal = refusal_of(CheckpointError("/home/x/model/config.json is damaged; download it again"))
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("/home/x/model/config.json is damaged", "config.json is damaged"),
+        (
+            "C:\\models\\a.gguf: tokenizer.ggml.pre 'x' is new",
+            "a.gguf: tokenizer.ggml.pre 'x' is new",
+        ),
+        ("~/models/a/b.json: no (see /etc/c.json)", "b.json: no (see c.json)"),
+        ("tensor model.embed.weight and/or its head", "tensor model.embed.weight and/or its head"),
+    ],
+)
+def test_clients_are_told_why_a_model_cannot_be_used_without_folders(said: str, told: str) -> None:
+    refusal = refusal_of(CheckpointError(said))
     assert refusal.status == 500
-    assert "/" not in refusal.message
+    assert refusal.message == f"the model cannot be used as it is: {told}"
 
 
 def test_turns_are_joined_where_a_dialect_cuts_them_and_only_there() -> None:
