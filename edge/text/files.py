@@ -23,6 +23,7 @@ NAMED_SPECIAL_TOKENS = (
 
 MAX_FILE_BYTES = 16 << 20
 """Size limit of every text file but `TOKENIZER`; settings with 10,000 added tokens are 2 MB."""
+_PROCESSOR_TEMPLATE = "chat_template.json"
 TOKENIZER = "tokenizer.json"
 _MAX_TOKENIZER_BYTES = 64 << 20  # the largest published one is 35 MB
 MAX_TOKENIZER_VALUES = 3_000_000  # 260,000 tokens and 515,000 merges as pairs: 1.9 million
@@ -196,7 +197,8 @@ def _declared_tokens(settings: Mapping[str, object], path: Path) -> dict[int, Sp
 def _chat_templates(
     path: Path, settings: Mapping[str, object], settings_file: Path
 ) -> dict[str, tuple[str, str]]:
-    """The chat templates; those in their own files outweigh the settings."""
+    """The chat templates: from files of their own, else from the settings, else from the file that
+    processors of pictures have."""
     files = {"default": path / "chat_template.jinja"}
     if (folder := path / "additional_chat_templates").is_dir():
         files |= {file.stem: file for file in sorted(folder.glob("*.jinja"))}
@@ -204,7 +206,11 @@ def _chat_templates(
         name: (read_text(file), str(file)) for name, file in files.items() if file.is_file()
     }:
         return found
-    match settings.get("chat_template"):
+    template = settings.get("chat_template")
+    if template is None and (path / _PROCESSOR_TEMPLATE).is_file():
+        settings_file = path / _PROCESSOR_TEMPLATE
+        template = read_json(settings_file).get("chat_template")
+    match template:
         case None:
             return {}
         case str(source):

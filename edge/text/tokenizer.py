@@ -65,6 +65,8 @@ class Tokenizer:
         }
         self._path, self._file = files.path, files.file
         self._same_as = files.same_as
+        end = files.named_tokens.get("eos_token")
+        self._end_token = None if end is None else end.content
         with _refused(files.file):
             self._backend = _build_llama(files, serialized) if rebuilt else serialized
             self._backend.no_truncation()
@@ -101,6 +103,11 @@ class Tokenizer:
     def special_tokens(self) -> Mapping[str, str]:
         """The named special tokens by role: bos_token, eos_token, …"""
         return dict(self._special_tokens)
+
+    @property
+    def end_id(self) -> int | None:
+        """The end token that the settings name; None: they name none."""
+        return None if self._end_token is None else self.token_id(self._end_token)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token as spelt in the vocabulary; None: there is none."""

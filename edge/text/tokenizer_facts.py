@@ -67,6 +67,7 @@ def describe_tokenizer(files: TokenizerFiles, end_ids: Iterable[int]) -> Tokeniz
         if isinstance(each, Mapping) and isinstance(each.get("content"), str)
     }
     known |= {token.content: place for place, token in files.declared_tokens.items()}
+    spelt = {**vocabulary, **known}
     extra = {token.content for token in (*files.extra_tokens, *files.named_tokens.values())}
     return TokenizerFacts(
         file=files.file,
@@ -75,7 +76,7 @@ def describe_tokenizer(files: TokenizerFiles, end_ids: Iterable[int]) -> Tokeniz
         special_tokens=short_tokens(
             {role: token.content for role, token in files.named_tokens.items()}
         ),
-        end_tokens=_spelt(end_ids, {**vocabulary, **known}),
+        end_tokens=_spelt({*end_ids, *_named_end(files, spelt)}, spelt),
         chat_templates={name: text for name, (text, _origin) in files.chat_templates.items()},
     )
 
@@ -122,6 +123,13 @@ def _kind(model: Mapping[str, Any], serialized: str) -> str:
     if '"ByteLevel"' in serialized:
         return BYTE_LEVEL
     return BYTE_FALLBACK if model.get("byte_fallback") is True else kind
+
+
+def _named_end(files: TokenizerFiles, spelt: Mapping[str, Any]) -> Iterable[int]:
+    """The id of the end token that the settings name."""
+    named = files.named_tokens.get("eos_token")
+    place = None if named is None else spelt.get(named.content)
+    return (place,) if type(place) is int else ()
 
 
 def _spelt(ids: Iterable[int], vocabulary: Mapping[str, Any]) -> dict[int, str | None]:

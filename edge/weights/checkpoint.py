@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from pathlib import Path
 
 from edge.errors import CheckpointError, RequestError
@@ -31,7 +33,6 @@ class Checkpoint:
         self.spec = form.spec
         self.store = form.store
         self.name = name
-        self.end_ids = frozenset(each for each in form.end_ids if each < form.spec.vocab_size)
         self.sampling = form.sampling
         self.unused_settings = form.unused_settings
         self.pooling = form.pooling
@@ -67,6 +68,14 @@ class Checkpoint:
             form.store.close()
             raise
         return this
+
+    @functools.cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer: those of the configuration, and the tokenizer's own."""
+        found = {*self._form.end_ids}
+        with contextlib.suppress(CheckpointError):  # a damaged tokenizer is told where it is used
+            found |= {self.tokenizer.end_id} - {None} if self.has_tokenizer else set()
+        return frozenset(each for each in found if each < self.spec.vocab_size)
 
     @property
     def has_tokenizer(self) -> bool:

@@ -11,7 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edge.models.spec import tensor_shapes
+from edge.text import read_tokenizer_files
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.header import read_header
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.small_tokenizers import byte_level
 
@@ -96,3 +98,38 @@ def test_a_tokenizer_may_have_more_tokens_than_the_model_has_rows(tmp_path: Path
     with Checkpoint.open(made.path) as opened:
         assert opened.tokenizer.vocab_size > opened.spec.vocab_size
         assert max(opened.end_ids, default=0) < opened.spec.vocab_size
+
+
+def test_the_end_token_of_the_tokenizer_ends_answers_too(tmp_path: Path) -> None:
+    """Makers of chat models change tokenizer_config.json and forget generation_config.json."""
+    made = make_checkpoint(tmp_path / "llama", "llama", layers=1)
+    tokenizer = byte_level()
+    tokenizer.save(str(made.path / "tokenizer.json"))
+    (made.path / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
+    settings = made.path / "tokenizer_config.json"
+    for named, ends in ((None, {5}), ("<|end|>", {5, 1}), ("nowhere", {5})):
+        settings.write_text(json.dumps({} if named is None else {"eos_token": named}))
+        with Checkpoint.open(made.path) as opened:
+            assert opened.end_ids == ends
+        facts = read_header(made.path).tokenizer
+        assert facts is not None
+        assert facts.end_tokens.keys() == ends
+    (made.path / "tokenizer.json").write_text("{}")
+    with Checkpoint.open(made.path) as opened:
+        assert opened.end_ids == {5}
+
+
+def test_a_chat_template_in_the_file_of_a_processor(tmp_path: Path) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert templates(tmp_path) == {"default": "of the processor"}
+    settings = {"chat_template": "of the tokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert templates(tmp_path) == {"default": "of the tokenizer"}
+    (tmp_path / "chat_template.jinja").write_text("of its own file")
+    assert templates(tmp_path) == {"default": "of its own file"}
+
+
+def templates(folder: Path) -> dict[str, str]:
+    found = read_tokenizer_files(folder).chat_templates
+    return {name: source for name, (source, _file) in found.items()}
