@@ -113,7 +113,7 @@ def _messages(message: Fields) -> list[Message]:
         kind = part.text("type")
         if kind == "tool_use":
             name, arguments = part.need_text("name"), part.raw("input")
-            calls.append(called(name, arguments or {}, part.text("id"), part))
+            calls.append(called(name, arguments or {}, part.text("id")))
         elif kind == "tool_result":
             result = {"role": "tool", "tool_call_id": part.need_text("tool_use_id")}
             said = "Error: " if part.flag("is_error") else ""

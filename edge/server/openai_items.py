@@ -88,7 +88,7 @@ def _messages(kind: str, item: Fields) -> list[Message]:
         return [message_of(item)]
     if kind in _CALLS:
         call_id = item.text("call_id") or item.text("id")
-        call = called(_name(kind, item), _arguments(kind, item), call_id, item)
+        call = called(_name(kind, item), _arguments(kind, item), call_id)
         found: list[Message] = [{"role": "assistant", "content": "", "tool_calls": [call]}]
         if kind == "mcp_call":  # with what came of it
             told = item.raw("output") or item.raw("error") or ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -135,15 +136,16 @@ def text_takers(body: Fields) -> frozenset[str]:
     return frozenset(held.need_text("name") for held in custom if held is not None)
 
 
-def called(name: str, arguments: object, call_id: str | None, place: Fields) -> Json:
-    """A call that the model made before. Arguments may be JSON in a text."""
+def called(name: str, arguments: object, call_id: str | None) -> Json:
+    """A call that the model made before. arguments: an object, or JSON in a text.
+
+    A call that another model broke stays in the conversation: what is no object becomes one.
+    """
     if isinstance(arguments, str):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            raise place.refuse("arguments", "are no JSON") from None
     if not isinstance(arguments, Mapping):
-        raise place.refuse("arguments", "must be a JSON object")
+        arguments = {} if arguments is None else {"arguments": arguments}
     call: Json = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return call if call_id is None else {"id": call_id, **call}
 
@@ -160,7 +162,7 @@ def openai_calls(message: Fields) -> list[Json]:
             if function is None:
                 raise call.refuse("function", "is missing")
             held, arguments = function, function.raw("arguments") or {}
-        calls.append(called(held.need_text("name"), arguments, call.text("id"), held))
+        calls.append(called(held.need_text("name"), arguments, call.text("id")))
     return calls
 
 

@@ -19,6 +19,7 @@ from edge.errors import RequestError
 from edge.kernels.sampling.rules import Bits
 from edge.text.detokenizer import Vocabulary
 from edge.text.schema_errors import fault, sentence
+from edge.text.schema_meaning import followed
 from edge.text.thinking import USUAL_MARKS, ThinkingMarks
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def json_rule(schema: JsonSchema) -> str:
     _check_depth(schema)
     try:
         text = json.dumps(
-            {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE}}, allow_nan=False
+            {**followed(schema), "x-guidance": {"whitespace_pattern": _WHITE_SPACE}},
+            allow_nan=False,
         )
     except (TypeError, ValueError) as error:
         raise RequestError(

@@ -6,6 +6,7 @@ recognised by their source, and turns are converted for them, so that callers ne
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,12 +25,18 @@ _TOOL = re.compile(r"['\"]tool['\"]")
 _OBSERVATION = re.compile(r"['\"]observation['\"]")
 _THOUGHT_OR_SAID = re.compile(r"\.content and \w+\.thinking")
 
+_SHORT_IDS = re.compile(r"\|\s*length\s*\)?\s*(?:!=|==)\s*9\b")
+"""Mistral's templates refuse ids of calls that are not nine letters and digits."""
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
+
 _BETWEEN = "\n\n"
 
 
 def template_turns(source: str, messages: Sequence[Mapping[str, object]]) -> list[Turn]:
     """The turns for a template. source: the template's. messages: each with a role."""
     turns = [_present(each) for each in messages]
+    if _SHORT_IDS.search(source):
+        turns = _with_short_ids(turns)
     if "tool_calls" not in source and "metadata" in source and _OBSERVATION.search(source):
         return [each for turn in _one_by_one(turns) for each in _with_metadata(turn)]
     if _FIRST_CALL.search(source) and not _EACH_CALL.search(source):
@@ -72,6 +79,40 @@ def _one_by_one(turns: Sequence[Turn]) -> list[Turn]:
                 results = [each for each in results if each is not result]
         found += results
     return found
+
+
+def _with_short_ids(turns: Sequence[Turn]) -> list[Turn]:
+    """Turns whose calls and results have ids of nine letters and digits, made from theirs. A call
+    without an id gets one, and a result without one that of the first call that has no result."""
+    found: list[Turn] = []
+    waiting: list[tuple[str, object]] = []
+    """Ids of calls without results, and names of their tools."""
+    for turn in turns:
+        calls = turn.get("tool_calls")
+        if isinstance(calls, list | tuple) and all(isinstance(each, Mapping) for each in calls):
+            made = []
+            for number, call in enumerate(calls):
+                id = _short_id(call.get("id") or f"{len(found)}.{number}")
+                waiting.append((id, call.get("function", call).get("name")))
+                made.append({**call, "id": id})
+            turn = {**turn, "tool_calls": made}  # noqa: PLW2901
+        if turn.get("role") == "tool":
+            given, name = turn.get("tool_call_id"), turn.get("name")
+            id = "" if given is None else _short_id(given)
+            if given is None and waiting:
+                id = next((each for each, called in waiting if called == name), waiting[0][0])
+            waiting = [each for each in waiting if each[0] != id]
+            turn = {**turn, "tool_call_id": id or _short_id(len(found))}  # noqa: PLW2901
+        found.append(turn)
+    return found
+
+
+def _short_id(id: object) -> str:
+    """The id, or nine hexadecimal digits that follow from it."""
+    text = str(id)
+    if _SHORT_ID.fullmatch(text):
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _result_of(call: object, results: Sequence[Turn]) -> Turn | None:
