@@ -16,7 +16,7 @@ from edge.server.bodies import AnthropicMessages, CountedMessages, Form
 from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN, Message, turns
-from edge.server.openai_fields import schema_of, share_of
+from edge.server.openai_fields import count_of, schema_of, share_of
 from edge.server.priorities import priority_of
 from edge.server.refusals import Refusal
 from edge.server.tools import arguments_text, called, new_id
@@ -62,7 +62,7 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
             max_new_tokens=asked.max_tokens,
             temperature=asked.temperature,
             top_p=share_of(asked.top_p),
-            top_k=asked.top_k,
+            top_k=count_of(asked.top_k),
             stop=asked.stop_sequences or (),
             json_schema=schema_of(form, where, flat=True),
             priority=priority_of(asked.priority),
@@ -84,11 +84,14 @@ def _form(asked: CountedMessages) -> tuple[Form | None, str]:
 
 
 def _variables(asked: CountedMessages) -> dict[str, object]:
-    """Variables for `thinking`, and for the effort of the last message or of the whole."""
+    """Variables for `thinking`, and for the effort of the last message or of the whole. A request
+    that names neither wants no thinking, as in Anthropic's API."""
     found: dict[str, object] = {}
     for config in (asked.output_config, asked.messages[-1].output_config):
         found |= effort_variables(None if config is None else config.effort)
-    return found if asked.thinking is None else found | switched(asked.thinking.type != "disabled")
+    if asked.thinking is not None:
+        return found | switched(asked.thinking.type != "disabled")
+    return found or switched(False)
 
 
 def _system(body: Fields) -> str:

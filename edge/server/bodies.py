@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from edge.kernels.sampling.parameters import Penalty, RepetitionPenalty, Share, TokenCount, TopK
+from edge.kernels.sampling.parameters import Penalty, RepetitionPenalty, Share, TokenCount
 from edge.scheduling.fairness import Priority
 from edge.server.efforts import Effort
 from edge.server.priorities import Tier
@@ -35,6 +35,8 @@ Json = dict[str, Any]
 Count = Annotated[int, Meta(ge=1, le=MOST)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 """As OpenAI and Ollama have it; Edge itself has no upper limit."""
+_TopK = Annotated[int, Meta(ge=-1, lt=1 << 31)]
+"""-1: all tokens, as 0 is."""
 _Word = Annotated[str, Meta(min_length=1)]
 _Words = Annotated[list[_Word], Meta(max_length=MOST_STOPS)]
 _Name = Annotated[
@@ -113,7 +115,7 @@ class OpenAIBody(_Body, kw_only=True):
     min_tokens: TokenCount | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
-    top_k: TopK | None = None
+    top_k: _TopK | None = None
     min_p: Share | None = None
     repetition_penalty: RepetitionPenalty | None = None
     frequency_penalty: Penalty | None = None
@@ -143,6 +145,8 @@ class Chat(OpenAIBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Json | None = None
     reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
+    """As Qwen's and other servers have it; chat_template_kwargs go before it."""
 
 
 class Completion(OpenAIBody, kw_only=True):
@@ -233,7 +237,7 @@ class CountedMessages(_Body, kw_only=True):
     max_tokens: Count | None = None
     temperature: Share | None = None
     top_p: Share | None = None
-    top_k: TopK | None = None
+    top_k: _TopK | None = None
     stop_sequences: _Word | _Words | None = None
     tools: Annotated[list[_NamedTool], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: _ToolChoice | None = None
@@ -250,7 +254,7 @@ class OllamaOptions(Struct, kw_only=True):
     num_predict: Annotated[int, Meta(ge=-2, le=MOST)] | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
-    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    top_k: _TopK | None = None
     min_p: Share | None = None
     repeat_penalty: RepetitionPenalty | None = None
     frequency_penalty: Penalty | None = None

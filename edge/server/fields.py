@@ -52,11 +52,22 @@ class Fields:
         """All of it that this type names. Raises Refusal for what is of another kind, or out of its
         range."""
         try:
-            return msgspec.convert(self._value, shape, str_keys=True)
+            try:
+                return msgspec.convert(self._value, shape, str_keys=True)
+            except msgspec.ValidationError as error:
+                if "got `float`" not in str(error):
+                    raise
+                # Some languages write whole numbers as 20.0.
+                return msgspec.convert(_with_whole_numbers(self._value), shape, str_keys=True)
         except msgspec.ValidationError as error:
             raise self._refusal(shape, str(error)) from None
         except UnicodeEncodeError:
             raise Refusal(400, "the body has a name that is half of a pair of UTF-16") from None
+
+    def unlimited(self, *names: str) -> Fields:
+        """Without those of these fields that are -1: other servers read that as no limit."""
+        open = {name for name in names if self._value.get(name) == -1}
+        return Fields({name: each for name, each in self.items() if name not in open}, self._where)
 
     def _refusal(self, shape: type[msgspec.Struct], error: str) -> Refusal:
         what, _at, where = error.rpartition(" - at `") if " - at `" in error else (error, "", "")
@@ -109,6 +120,16 @@ class Fields:
         if value is not None and not isinstance(value, kind):
             raise self.refuse(name, f"must be {called}")
         return value
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) <= MOST:
+        return int(value)
+    if isinstance(value, list):
+        return [_with_whole_numbers(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(each) for name, each in value.items()}
+    return value
 
 
 _MISSING = re.compile("Object missing required field `(.*)`")

@@ -30,14 +30,16 @@ def turns(messages: Sequence[Message], *, joins: bool = False) -> list[Message]:
 
 
 def arranged(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """As templates may take them that refuse words of the system where they are: late ones among
-    those of the user; all at the beginning, for templates that take no user's turn there; and
-    among those of the user from the first on, for templates that know no system."""
+    """Other arrangements, for templates that refuse these messages: with neighbours of one role
+    joined, for templates whose roles take turns; with late system messages among those of the user;
+    with all of them at the beginning; and with all of them among those of the user, for templates
+    without a system role. Each of the last three also with neighbours joined."""
     tried: list[Sequence[Message]] = [messages]
-    for arrange in (reminded, _gathered, _without_system):
-        if (found := arrange(messages)) not in tried:
-            tried.append(found)
-            yield found
+    for arrange in (list, reminded, _gathered, _without_system):
+        for found in (arrange(messages), turns(arrange(messages), joins=True)):
+            if found not in tried:
+                tried.append(found)
+                yield found
 
 
 def _gathered(messages: Sequence[Message]) -> list[Message]:

@@ -16,7 +16,7 @@ from edge.server.bodies import OllamaBody, OllamaChat, OllamaGenerate, OllamaOpt
 from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
 from edge.server.history import turns
-from edge.server.openai_fields import message_of, share_of
+from edge.server.openai_fields import count_of, message_of, share_of
 from edge.server.priorities import priority_of
 from edge.server.tools import openai_tools
 
@@ -141,12 +141,12 @@ def _refuse(body: Fields, *names: str) -> None:
 
 def _options(asked: OllamaBody) -> GenerationOptions:
     options = asked.options or OllamaOptions()
-    longest, count = options.num_predict, options.top_k
+    longest = options.num_predict
     return GenerationOptions(
         max_new_tokens=longest if longest is not None and longest > 0 else None,
         temperature=options.temperature,
         top_p=share_of(options.top_p),
-        top_k=None if count is None else max(count, 0),
+        top_k=count_of(options.top_k),
         min_p=options.min_p,
         repetition_penalty=options.repeat_penalty,
         stop=options.stop or (),

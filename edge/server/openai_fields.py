@@ -15,7 +15,7 @@ from edge.server.bodies import (
     Form,
     OpenAIBody,
 )
-from edge.server.efforts import effort_variables
+from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN, turns
 from edge.server.priorities import priority_of
@@ -31,6 +31,8 @@ _NOT_SENT_BACK = {
 }
 """Fields of an assistant's message that are refused, and why."""
 _NO_TEXT = ("image_url", "input_image", "file", "input_file", "input_audio")
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Fields in which -1 means no limit."""
 _OUTDATED = ("functions", "function_call")
 """What `tools` were before."""
 _OTHER_FORMS = (
@@ -44,7 +46,7 @@ _NOT_RUN = {"web_search_options": "searches nothing", "moderation": "judges noth
 
 _PLAIN_OPTIONS = (
     {each.name for each in fields(GenerationOptions)}.intersection(OpenAIBody.__struct_fields__)
-) - {"top_p", "logit_bias", "stop", "seed", "priority"}
+) - {"top_p", "top_k", "logit_bias", "stop", "seed", "priority"}
 """Fields that mean the same in a body and in options."""
 
 
@@ -71,6 +73,7 @@ def options_of(
         **{name: getattr(asked, name) for name in _PLAIN_OPTIONS},
         max_new_tokens=most_new_tokens,
         top_p=share_of(asked.top_p),
+        top_k=count_of(asked.top_k),
         logit_bias=None if biases is None else {id: bias or 0.0 for id, bias in biases.items()},
         stop=asked.stop or (),
         seed=None if asked.seed is None else asked.seed % SEEDS,
@@ -83,6 +86,11 @@ def options_of(
 def share_of(share: float | None) -> float | None:
     """The value of top_p, where 0 is as much as the likeliest token."""
     return None if share is None else max(share, _LEAST_SHARE)
+
+
+def count_of(count: int | None) -> int | None:
+    """The value of top_k, where -1 means all tokens."""
+    return None if count is None else max(count, 0)
 
 
 def schema_of(form: Form | None, where: str, *, flat: bool = False) -> JsonSchema | None:
@@ -101,6 +109,7 @@ def schema_of(form: Form | None, where: str, *, flat: bool = False) -> JsonSchem
 
 def chat_question(body: Fields) -> Question:
     """The question in the fields of /v1/chat/completions."""
+    body = body.unlimited(*LIMITS)
     asked = body.shaped(Chat)
     logprobs = None
     if asked.logprobs:
@@ -126,6 +135,7 @@ def chat_question(body: Fields) -> Question:
         cache_salt=asked.cache_salt or "",
         variables={
             **effort_variables(asked.reasoning_effort),
+            **({} if asked.enable_thinking is None else switched(asked.enable_thinking)),
             **(asked.chat_template_kwargs or {}),
         },
     )
@@ -133,6 +143,8 @@ def chat_question(body: Fields) -> Question:
 
 def completion_question(body: Fields) -> Question:
     """The question in the fields of /v1/completions: a text or token ids, or a list of either."""
+    limited = body.raw("max_tokens") != -1
+    body = body.unlimited(*LIMITS)
     asked = body.shaped(Completion)
     prompts = asked.prompt
     if not isinstance(prompts, list) or all(type(each) is int for each in prompts):
@@ -152,7 +164,7 @@ def completion_question(body: Fields) -> Question:
         options=options_of(
             body,
             asked,
-            most_new_tokens=asked.max_tokens or 16,
+            most_new_tokens=asked.max_tokens or 16 if limited else None,
             logprobs=asked.logprobs,
             json_schema=schema_of(asked.response_format, "response_format"),
         ),

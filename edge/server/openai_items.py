@@ -28,6 +28,7 @@ _PASSED_OVER = frozenset(
         *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
         *("computer_call", "computer_call_output", "mcp_list_tools", "mcp_approval_request"),
         *("mcp_approval_response", "tool_search_call", "program", "program_output"),
+        "agent_reasoning",
     )
 )
 """What a service did for another model, and the model is not told of."""
@@ -69,7 +70,7 @@ def messages_of(items: Sequence[Fields]) -> list[Message]:
     thought = ""
     for item in items:
         kind = item.text("type") or "message"
-        if kind == "reasoning":  # without a text it is for the one who wrote it
+        if kind == "reasoning":  # another service's has no text
             texts = [*item.objects("content"), *item.objects("summary")]
             thought = next((text for each in texts if (text := each.text("text"))), thought)
             continue
@@ -86,6 +87,8 @@ def messages_of(items: Sequence[Fields]) -> list[Message]:
 def _messages(kind: str, item: Fields) -> list[Message]:
     if kind == "message":
         return [message_of(item)]
+    if kind == "agent_message":  # of another agent
+        return [{"role": "user", "content": content_of(item)}]
     if kind in _CALLS:
         call_id = item.text("call_id") or item.text("id")
         call = called(_name(kind, item), _arguments(kind, item), call_id)

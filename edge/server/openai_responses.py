@@ -16,7 +16,7 @@ from edge.server.efforts import effort_variables
 from edge.server.fields import Fields
 from edge.server.history import Message, turns
 from edge.server.openai_chat import logprobs_of
-from edge.server.openai_fields import options_of, schema_of
+from edge.server.openai_fields import LIMITS, options_of, schema_of
 from edge.server.openai_items import messages_of, not_stored, updated
 from edge.server.refusals import Refusal
 from edge.server.response_tools import Origin, named, origins
@@ -44,7 +44,7 @@ def question_of(body: Fields) -> Question:
     for name in ("background", "prompt"):
         if body.raw(name):
             raise body.refuse(name, "is not supported: this server stores nothing for later")
-    body = updated(body)
+    body = updated(body).unlimited(*LIMITS)
     asked = body.shaped(Response)
     form = None if asked.text is None else asked.text.format
     messages: list[Message] = []

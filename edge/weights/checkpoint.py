@@ -74,7 +74,8 @@ class Checkpoint:
         """Tokens that end an answer: those of the configuration, and the tokenizer's own."""
         found = {*self._form.end_ids}
         with contextlib.suppress(CheckpointError):  # a damaged tokenizer is told where it is used
-            found |= {self.tokenizer.end_id} - {None} if self.has_tokenizer else set()
+            if self.has_tokenizer and (end_id := self.tokenizer.end_id) is not None:
+                found.add(end_id)
         return frozenset(each for each in found if each < self.spec.vocab_size)
 
     @property

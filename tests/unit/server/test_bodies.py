@@ -10,6 +10,8 @@ from edge.kernels.sampling.parameters import SamplingParameters
 from edge.server import bodies
 from edge.server.bodies import plain_schema
 from edge.server.fields import Fields
+from edge.server.openai_fields import chat_question, completion_question
+from edge.server.openai_responses import question_of
 from edge.server.refusals import Refusal
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -22,7 +24,7 @@ HELLO = {"role": "user", "content": "Hello"}
         ({"temperature": float("nan")}, "temperature", "must be a number, 0 to 2"),
         ({"temperature": True}, "temperature", "must be a number, 0 to 2"),
         ({"n": 0}, "n", "must be a whole number, 1 to 16"),
-        ({"n": 1.0}, "n", "must be a whole number, 1 to 16"),
+        ({"n": 1.5}, "n", "must be a whole number, 1 to 16"),
         ({"max_tokens": 1 << 70}, "max_tokens", "must be a whole number, 1 or more"),
         ({"stop": ["x", ""]}, "stop[1]", "must be a text, 1 or more characters"),
         (
@@ -50,6 +52,28 @@ def test_a_refusal_says_what_is_wrong(change: dict[str, Any], place: str, senten
     assert (refused.value.status, refused.value.param) == (400, place)
     assert refused.value.message.startswith(f"{place} ")
     assert refused.value.message.endswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("ask", "body", "names"),
+    [
+        (chat_question, {"messages": [HELLO]}, ("max_tokens", "max_completion_tokens")),
+        (completion_question, {"prompt": "a"}, ("max_tokens",)),
+        (question_of, {"input": "a"}, ("max_output_tokens",)),
+    ],
+)
+def test_limits_as_other_servers_have_them(
+    ask: Any, body: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    """-1 is no limit, and a whole number may be written with a point."""
+    for name in names:
+        assert ask(Fields({**body, name: -1})).options.max_new_tokens is None
+        assert ask(Fields({**body, name: 20.0})).options.max_new_tokens == 20
+        for wrong in (-2, 0, 20.5, -1.5):
+            with pytest.raises(Refusal, match=name):
+                ask(Fields({**body, name: wrong}))
+    assert ask(Fields({**body, "top_k": -1})).options.top_k == 0
+    assert ask(Fields({**body, "top_k": 40.0})).options.top_k == 40
 
 
 def test_null_and_what_nobody_knows_is_passed_over() -> None:

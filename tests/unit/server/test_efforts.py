@@ -33,6 +33,19 @@ OFF = {"enable_thinking": False, "thinking": False}
             },
             {"enable_thinking": False, "thinking": True, "reasoning_effort": "high"},
         ),
+        (openai_fields.chat_question, {**HELLO, "enable_thinking": False}, OFF),
+        (openai_fields.chat_question, {**HELLO, "enable_thinking": True}, ON),
+        (
+            openai_fields.chat_question,
+            {**HELLO, "enable_thinking": True, "reasoning_effort": "none"},
+            ON,
+        ),
+        (anthropic_messages.question_of, {**HELLO, "max_tokens": 1}, OFF),
+        (
+            anthropic_messages.question_of,
+            {**HELLO, "max_tokens": 1, "output_config": {"effort": "low"}},
+            {**ON, "reasoning_effort": "low"},
+        ),
         (
             openai_responses.question_of,
             {"input": "Hello", "reasoning": {"effort": "medium", "summary": "auto"}},

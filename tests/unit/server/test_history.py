@@ -235,6 +235,79 @@ def test_words_of_the_system_reach_every_template(takes: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/v1/messages"])
+@pytest.mark.parametrize("with_system", [False, True])
+def test_neighbours_of_one_role_are_joined_where_a_template_wants_turns(
+    path: str, with_system: bool
+) -> None:
+    answer = {"role": "assistant", "content": "Dry."}
+    asked = [ASKED, LATER, answer, {"role": "assistant", "content": "And warm."}, LATER]
+    body: dict[str, Any] = {"messages": asked, "stream": False, "max_tokens": 5}
+    if with_system and path == "/v1/messages":
+        body["system"] = "Be kind."
+    elif with_system:
+        body["messages"] = [{"role": "system", "content": "Be kind."}, *asked]
+    seen: list[Any] = []
+
+    class Strict(ScriptedModel):
+        def encode_chat(self, messages: Sequence[Any], **given: object) -> list[int]:
+            if not alternating(messages) or not TAKES["none"](messages):
+                raise RequestError("roles must take turns")
+            seen.append(messages)
+            return super().encode_chat(messages, **given)
+
+    async def main() -> None:
+        model = Strict()
+        model.says.put_nowait(word("Yes", ends=True))
+        visit = Visit(model, path, body)
+        await visit.running
+        assert visit.status == 200, visit.text
+
+    asyncio.run(main())
+    first = "Be kind.\n\n" if with_system else ""
+    assert seen[-1] == [
+        {"role": "user", "content": f"{first}How is Rom?\n\nAnd Bern?"},
+        {"role": "assistant", "content": "Dry.\n\nAnd warm."},
+        LATER,
+    ]
+
+
+BROKEN: dict[str, Any] = {
+    '{"zone": "UT': {"arguments": '{"zone": "UT'},
+    "null": {},
+    "": {},
+    "[1]": {"arguments": [1]},
+    '"x"': {"arguments": "x"},
+    "[" * 5000: {"arguments": "[" * 5000},
+    '{"a": 1}': {"a": 1},
+}
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=lambda text: text[:12])
+def test_a_broken_call_does_not_end_its_conversation(text: str) -> None:
+    """Other models make such calls, and they stay in the history."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": text}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    item = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": text}
+    asked = [
+        openai_fields.chat_question(Fields({"messages": [ASKED, said]})),
+        ollama.chat_question(Fields({"messages": [ASKED, said]})),
+        openai_responses.question_of(Fields({"input": [ASKED, item]})),
+    ]
+    for question in asked:
+        calls: Any = question.messages[1]["tool_calls"]
+        assert calls[0]["function"] == {"name": "f", "arguments": BROKEN[text]}
+
+
+def test_items_of_other_agents_are_messages() -> None:
+    """The first request to an agent that another one started has no message of the user."""
+    told = {"type": "input_text", "text": "Look it up."}
+    agent = {"type": "agent_message", "author": "/lead", "recipient": "/lead/child"}
+    items = [{"type": "agent_reasoning", "text": "Hm."}, {**agent, "content": [told]}]
+    question = openai_responses.question_of(Fields({"input": items}))
+    assert question.messages == [{"role": "user", "content": "Look it up."}]
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [

@@ -331,7 +331,8 @@ FATES: Mapping[str, Mapping[str, Mapping[Fate, str]]] = {
             "passed over": "auto",
         },
         "thinking": {
-            "read": "adaptive between_tools disabled enabled",
+            "read": "adaptive between_tools enabled",
+            "passed over": "disabled",
         },
         "changed tools": {
             "read": "tool_definition tool_reference",

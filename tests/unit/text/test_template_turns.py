@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,51 @@ def _no_defect(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> None:
     """Templates may refuse such messages."""
     with contextlib.suppress(ValueError):
         tokenizer.chat(messages)
+
+
+NINE = """{% for m in messages %}<{{ m.role }}>\
+{% for c in m.tool_calls or [] %}{% if not c.id is defined or c.id|length != 9 %}\
+{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}\
+[{{ c.id }}:{{ c.function.name }}]{% endfor %}\
+{% if m.role == 'tool' %}{% if not m.tool_call_id is defined or m.tool_call_id|length != 9 %}\
+{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}\
+[{{ m.tool_call_id }}]{% endif %}{{ m.content }}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ("c1", "c2"),
+        ("call_0123456789abcdef01234567", "toolu_0123456789abcdef01234567"),
+        ("AbCdEf123", "123456789"),
+        (None, None),
+        ("é" * 9, "a-b-c-d-e"),
+    ],
+)
+def test_ids_of_calls_are_as_mistrals_templates_want_them(
+    ids: tuple[str | None, ...], tmp_path: Path
+) -> None:
+    names = ("f", "g")
+    calls = [
+        {"type": "function", "function": {"name": name, "arguments": {}}}
+        | ({} if id is None else {"id": id})
+        for id, name in zip(ids, names, strict=True)
+    ]
+    results = [
+        {"role": "tool", "content": f"of {name}", "name": name}
+        | ({} if id is None else {"tool_call_id": id})
+        for id, name in zip(reversed(ids), reversed(names), strict=True)
+    ]
+    calling = {"role": "assistant", "content": "", "tool_calls": calls}
+    conversation: list[Any] = [ASKED, calling, *results, LATER, calling, *results]
+    write_checkpoint(tmp_path, byte_level(), {"chat_template": NINE})
+    with contextlib.closing(Tokenizer.open(tmp_path)) as found:
+        told = found.chat(conversation)
+    by_name = re.findall(r"\[([A-Za-z0-9]{9}):([fg])\]", told)
+    of_results = re.findall(r"<tool>\[([A-Za-z0-9]{9})\]of ([fg])", told)
+    assert len(by_name) == len(of_results) == 4
+    assert set(by_name[:2]) == set(of_results[:2])
+    assert set(by_name[2:]) == set(of_results[2:])
+    assert len({id for id, _name in by_name[:2]}) == 2
+    if ids[0] == "AbCdEf123":
+        assert {id for id, _name in by_name} == set(ids)
