@@ -25,8 +25,7 @@ from edge.protocol.fields import ReadBy
 from edge.protocol.step import MAX_END_IDS, Rows, SamplingTerms
 from edge.scheduling.fairness import Priority, Who
 from edge.text.answer_forms import AnswerForm
-from edge.text.answer_parser import read_answer
-from edge.text.answer_parts import ReadAnswer
+from edge.text.answer_parser import AnswerParser
 from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar, JsonSchema, schema_grammar
 
 _TOKENS_AFTER_TEXT = 128
@@ -77,8 +76,8 @@ class AnswerReading:
     tools: Mapping[str, Mapping[str, tuple[str, ...]]]
     """Types of the arguments of each tool; see `tool_types`."""
 
-    def __call__(self, text: str) -> ReadAnswer:
-        return read_answer(text, self.form, thinking=self.thinking, tools=self.tools)
+    def parser(self) -> AnswerParser:
+        return AnswerParser(self.form, thinking=self.thinking, tools=self.tools)
 
 
 def _grammar(value: object) -> Grammar | None:

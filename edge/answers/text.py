@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
@@ -11,6 +11,9 @@ from edge.answers.terms import Terms
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.protocol.step import FinishReason
 from edge.text import TextStream, Tokenizer
+from edge.text.answer_parser import whole_answer
+from edge.text.answer_parts import AnswerPart, ReadAnswer, Said
+from edge.text.answer_stream import AnswerStream
 
 FEWEST_TOKENS_OF_A_RATE = 8
 """Fewest new tokens for a rate: a rate of fewer depends on chance."""
@@ -55,6 +58,10 @@ class TokenLogprob:
     token_id: int
     text: str
     logprob: float
+    bytes: bytes
+    """The token's own bytes, which may be a part of a character."""
+    is_special: bool = False
+    """The token has no place in the text of an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +85,11 @@ class Token:
     """The likeliest tokens in this place, as many as `logprobs` asked for."""
     stopped_by: str | None = None
     """The stop string that ends the reply here, where one does."""
+    parts: tuple[AnswerPart, ...] = ()
+    """In a conversation, what is thought, said and called up to this token and was not told before;
+    else `text` as said."""
+    chosen: TokenLogprob | None = None
+    """The token by itself, where `logprobs` asked for it."""
 
 
 class AnswerText:
@@ -99,7 +111,12 @@ class AnswerText:
         self._restored = 0
         self._clock = clock
         self._tokenizer = tokenizer
-        self._text = TextStream(tokenizer, terms.prompt, terms.stop) if tokenizer else None
+        reading = terms.reading
+        stop = terms.stop if reading is None else ()
+        self._decoded = TextStream(tokenizer, terms.prompt, stop) if tokenizer else None
+        self._parts = None if reading is None else AnswerStream(reading.parser(), terms.stop)
+        self._text: list[str] = []
+        self._told: list[AnswerPart] = []
         self._started_s = clock()
         self._first_s = self._last_s = self._started_s
         self._first_chosen_s = self._last_chosen_s = 0.0
@@ -136,12 +153,15 @@ class AnswerText:
         logprobs: Logprobs | None,
     ) -> Token:
         self.token_ids.append(token_id)
-        text = self._text.push(token_id) if self._text else ""
-        self.finish_reason = "stop" if self._text is not None and self._text.stopped else end
-        if self.finish_reason is not None and self._text is not None:
-            text += self._text.finish()
+        text, parts = self._read(token_id, is_last=end is not None)
+        stopped_by = self._stopped_by
+        self.finish_reason = end if stopped_by is None else "stop"
+        self._text.append(text)
+        self._told += parts
+        chosen = None
         if logprobs is not None:
-            self.logprobs.append(self._logprob(token_id, logprobs.logprob))
+            chosen = self._logprob(token_id, logprobs.logprob)
+            self.logprobs.append(chosen)
             self.top_logprobs.append(tuple(self._logprob(*each) for each in logprobs.top))
         return Token(
             token_id=token_id,
@@ -150,16 +170,54 @@ class AnswerText:
             chosen_s=chosen_s,
             logprob=None if logprobs is None else logprobs.logprob,
             top_logprobs=() if logprobs is None else self.top_logprobs[-1],
-            stopped_by=None if self._text is None else self._text.stopped_by,
+            stopped_by=stopped_by,
+            parts=tuple(parts),
+            chosen=chosen,
         )
 
+    def _read(self, token_id: int, *, is_last: bool) -> tuple[str, Sequence[AnswerPart]]:
+        """The text and the parts that this token settles."""
+        if self._decoded is None:
+            return "", ()
+        text = self._decoded.push(token_id)
+        if self._parts is None:
+            if is_last or self._decoded.stopped:
+                text += self._decoded.finish()
+            return text, (Said(text),) if text else ()
+        text, parts = self._parts.push(text)
+        if is_last and self._parts.stopped_by is None:
+            for more, found in (self._parts.push(self._decoded.finish()), self._parts.finish()):
+                text += more
+                parts += found
+        return text, parts
+
+    @property
+    def _stopped_by(self) -> str | None:
+        stream = self._decoded if self._parts is None else self._parts
+        return None if stream is None else stream.stopped_by
+
     def _logprob(self, token_id: int, logprob: float) -> TokenLogprob:
-        text = self._tokenizer.vocabulary.text_of(token_id) if self._tokenizer else ""
-        return TokenLogprob(token_id=token_id, text=text, logprob=logprob)
+        if self._tokenizer is None:
+            return TokenLogprob(token_id=token_id, text="", logprob=logprob, bytes=b"")
+        vocabulary = self._tokenizer.vocabulary
+        text = vocabulary.text_of(token_id)
+        own = vocabulary.own_bytes(token_id)
+        return TokenLogprob(
+            token_id=token_id,
+            text=text,
+            logprob=logprob,
+            bytes=text.encode() if own is None else own,
+            is_special=vocabulary.piece(token_id) is None,
+        )
 
     @property
     def text(self) -> str:
-        return self._text.text if self._text else ""
+        return "".join(self._text)
+
+    @property
+    def answer(self) -> ReadAnswer:
+        """The answer so far; outside a conversation all of it is content."""
+        return whole_answer(self._told)
 
     def statistics(self) -> Statistics:
         """Measurements so far."""

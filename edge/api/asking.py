@@ -59,18 +59,25 @@ class Asking:
         prompt: Prompt,
         options: GenerationOptions,
         *,
-        reading: AnswerReading | None = None,
+        chat_tools: Sequence[Tool] | None = None,
         client: str = "",
         cache_salt: str = "",
         id: str | None = None,
     ) -> BeginReply:
-        """A reply that its reader starts. Checks the prompt and the options."""
+        """A reply that its reader starts. Checks the prompt and the options.
+
+        chat_tools: the tools that the answer may call; None: the prompt is no conversation.
+        """
         if id is not None and not (id.isprintable() and len(id) <= LONGEST_ID):
             raise RequestError(
                 f"id must be a text of at most {LONGEST_ID} printable characters, not {shown(id)}"
             )
         terms = self.terms(
-            prompt, options, reading=reading, client=client, cache_salt=_digest(cache_salt)
+            prompt,
+            options,
+            chat_tools,
+            client=client,
+            cache_salt=_digest(cache_salt),
         )
         model = self._model
 
@@ -82,7 +89,13 @@ class Asking:
 
         return self._begin_reply(terms, keep, id)
 
-    def terms(self, prompt: Prompt, options: GenerationOptions, **further: Any) -> Terms:
+    def terms(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions,
+        chat_tools: Sequence[Tool] | None = None,
+        **further: Any,
+    ) -> Terms:
         """The checked terms of an answer to this prompt. further: see GenerationOptions.terms."""
         if options.thinking is not None and isinstance(prompt, str):
             raise RequestError(
@@ -96,7 +109,12 @@ class Asking:
         if room < 1:
             raise self._too_long(len(tokens), ": no room for an answer")
         terms = options.terms(
-            tokens, end_ids=self._model.end_ids, room=room, usual=self._model.sampling, **further
+            tokens,
+            end_ids=self._model.end_ids,
+            room=room,
+            usual=self._model.sampling,
+            reading=None if chat_tools is None else self._reading(tokens, chat_tools),
+            **further,
         )
         if (biased := max(terms.sampling.logit_bias, default=0)) >= self._model.vocab_size:
             raise RequestError(
@@ -173,8 +191,8 @@ class Asking:
         tools: Sequence[Tool] | None,
         tool_choice: str,
         variables: Mapping[str, object] | None,
-    ) -> tuple[list[int], GenerationOptions, AnswerReading]:
-        """Token ids of a conversation, how to answer it, and how the answer is read."""
+    ) -> tuple[list[int], GenerationOptions, Sequence[Tool]]:
+        """Token ids of a conversation, how to answer it, and the tools that the answer may call."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         schemas, must = chosen(tool_schemas(tools) or (), tool_choice)
@@ -195,9 +213,17 @@ class Asking:
             must=must,
             several=tool_choice in ("auto", "required"),
         )
-        thinking = self._model.required_tokenizer.begins_thinking(ids)
-        form = self._model.required_tokenizer.answer_form
-        return ids, options, AnswerReading(thinking=thinking, form=form, tools=tool_types(schemas))
+        return ids, options, schemas
+
+    def _reading(self, prompt: Sequence[int], tools: Sequence[Tool]) -> AnswerReading | None:
+        """How an answer to a conversation is read; None without a tokenizer."""
+        if (tokenizer := self._model.tokenizer) is None:
+            return None
+        return AnswerReading(
+            thinking=tokenizer.begins_thinking(prompt),
+            form=tokenizer.answer_form,
+            tools=tool_types(tool_schemas(tools) or ()),
+        )
 
     def _too_long(self, tokens: int, what: str = "") -> PromptLengthError:
         """The error for a prompt of `tokens` tokens; it says what helps."""

@@ -139,8 +139,8 @@ class AsyncModel(DescribedModel):
             tool_choice=tool_choice,
             variables=variables,
         )
-        prompt, asked, reading = await run_blocking(encode)
-        return AsyncReplyStream(self._asking.reply_to(prompt, asked, reading=reading))
+        prompt, asked, schemas = await run_blocking(encode)
+        return AsyncReplyStream(self._asking.reply_to(prompt, asked, chat_tools=schemas))
 
     async def resume(self, reply: KeptReply | str = LAST) -> Reply:
         """The whole of an unfinished reply that was asked for with `journal`. reply: a KeptReply,
@@ -160,26 +160,23 @@ class AsyncModel(DescribedModel):
         prompt: Prompt,
         options: GenerationOptions | None = None,
         *,
+        chat_tools: Sequence[Tool] | None = None,
         client: str = "",
         cache_salt: str = "",
         id: str | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> AsyncReplyStream:
-        """Like `generate`, token by token. Leaving the loop early cancels the rest.
-
-        client: on whose behalf; fair queueing serves clients alike. cache_salt: prefix caches are
-        shared between prompts of one salt alone, so the time to the first token tells no other
-        client what was asked. id: a unique name in the logs of every device; None: a random one.
-        """
+        """Like `generate`, token by token; for the arguments see `Model.stream`."""
         options = with_overrides(GenerationOptions, options, overrides)
-        reply = self._asking.reply_to(prompt, options, client=client, cache_salt=cache_salt, id=id)
-        return AsyncReplyStream(reply)
+        begin = self._asking.reply_to(
+            prompt, options, chat_tools=chat_tools, client=client, cache_salt=cache_salt, id=id
+        )
+        return AsyncReplyStream(begin)
 
     async def check_grammar(self, prompt: Prompt, options: GenerationOptions) -> None:
         """Raises RequestError for a schema or grammar that no answer can follow, which a stream
         would raise with its first token."""
-        match = self._asking.matching(self._asking.terms(prompt, options))
-        if match is not None:
+        if (match := self._asking.matching(self._asking.terms(prompt, options))) is not None:
             await run_blocking(match)
 
     async def logits(self, prompt: Prompt) -> NDArray[np.float32]:

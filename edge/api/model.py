@@ -115,10 +115,10 @@ class Model(DescribedModel):
     ) -> ReplyStream:
         """Like `chat`, token by token. Leaving the loop early cancels the rest."""
         options = with_overrides(GenerationOptions, options, overrides)
-        prompt, options, reading = self._asking.chat_prompt(
+        prompt, options, schemas = self._asking.chat_prompt(
             messages, options, tools=tools, tool_choice=tool_choice, variables=variables
         )
-        begin = self._asking.reply_to(prompt, options, reading=reading)
+        begin = self._asking.reply_to(prompt, options, chat_tools=schemas)
         return ReplyStream(begin, self._loop)
 
     def resume(self, reply: KeptReply | str = LAST) -> Reply:
@@ -134,6 +134,7 @@ class Model(DescribedModel):
         prompt: Prompt,
         options: GenerationOptions | None = None,
         *,
+        chat_tools: Sequence[Tool] | None = None,
         client: str = "",
         cache_salt: str = "",
         id: str | None = None,
@@ -141,12 +142,17 @@ class Model(DescribedModel):
     ) -> ReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest.
 
-        client: the client that asks; fair queueing serves clients alike. cache_salt: prefix caches
-        are shared between prompts of one salt alone, so the time to the first token tells no other
-        client what was asked. id: a unique name in the logs of every device; None: a random one.
+        chat_tools: the prompt is a conversation in the model's format, and these are its tools,
+        perhaps none. Thinking, text and calls are told apart then, and stop strings count in the
+        text alone. client: the client that asks; fair queueing serves clients alike. cache_salt:
+        prefix caches are shared between prompts of one salt alone, so the time to the first token
+        tells no other client what was asked. id: a unique name in the logs of every device; None: a
+        random one.
         """
         options = with_overrides(GenerationOptions, options, overrides)
-        begin = self._asking.reply_to(prompt, options, client=client, cache_salt=cache_salt, id=id)
+        begin = self._asking.reply_to(
+            prompt, options, chat_tools=chat_tools, client=client, cache_salt=cache_salt, id=id
+        )
         return ReplyStream(begin, self._loop)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:

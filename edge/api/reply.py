@@ -31,7 +31,7 @@ from edge.planning.forecast import Forecast
 from edge.protocol.step import FinishReason
 from edge.runs.model import Recovery, RunningModel
 from edge.text import Tokenizer
-from edge.text.answer_parts import ReadAnswer, ToolCall
+from edge.text.answer_parts import ToolCall
 from edge.text.grammar import Matcher
 
 _SHOWN_CHARACTERS = 60
@@ -266,9 +266,7 @@ class ReplyFeed:
             statistics["predicted_first_token_s"] = predicted.first_token_s
             statistics["predicted_tokens_per_s"] = predicted.tokens_per_s
             statistics["predicted_tokens_per_s_range"] = predicted.tokens_per_s_range
-        answer = ReadAnswer(content=made.text, reasoning="", tool_calls=())
-        if (reading := self._answer.terms.reading) is not None:
-            answer = reading(made.text)
+        answer = made.answer
         return Reply(
             text=made.text,
             content=answer.content,

@@ -27,11 +27,9 @@ from edge.server.keys import Caller
 from edge.server.metrics import Metrics
 from edge.server.model_pool import ModelPool
 from edge.server.refusals import Refusal
-from edge.text.answer_parser import AnswerParser
 from edge.text.answer_parts import AnswerPart, Said, Thought, ToolCall
 from edge.text.infill import infill_prompt
 from edge.text.tokenizer import Tokenizer
-from edge.text.tool_types import tool_types
 from edge.weights.pooling import Pooling
 
 Ending = Literal["stop", "length"]
@@ -123,8 +121,7 @@ class Answers:
     async def count(self, question: Question, name: str) -> int:
         """Tokens of the prompt."""
         async with self._pool.using(name) as model:
-            (prompt, _thinks), *_others = await self._prompts(model, question)
-            return len(prompt)
+            return len((await self._prompts(model, question))[0])
 
     async def capabilities(self, model: AsyncModel) -> Sequence[str]:
         """What its template takes, in Ollama's words."""
@@ -185,10 +182,9 @@ class Answers:
             self._pool.using(name) as model,
         ):
             prompts = await self._prompts(model, question)
-            form, tools = model.tokenizer.answer_form, tool_types(question.tools)
             options = with_calls(
                 question.options,
-                form,
+                model.tokenizer.answer_form,
                 tools=question.tools,
                 must=question.forced,
                 several=question.several_calls,
@@ -196,21 +192,18 @@ class Answers:
             options = replace(options, priority=caller.priority(options.priority))
             question = replace(question, options=options)
             if question.options.has_grammar:
-                await model.check_grammar(prompts[0][0], question.options)
+                await model.check_grammar(prompts[0], question.options)
             async with contextlib.AsyncExitStack() as stack:
                 answers = []
                 count = question.answers * len(prompts)
                 for number in range(count):
-                    prompt, thinks = prompts[number // question.answers]
+                    prompt = prompts[number // question.answers]
                     named = replace(caller, request_id=_id_of(caller.request_id, number, count))
                     stream = self._stream(model, question, prompt, number, named)
                     await stack.enter_async_context(stream)
-                    parser = None
-                    if question.messages:
-                        parser = AnswerParser(form, thinking=thinks, tools=tools)
-                    answer = self._one(stream, parser, question, len(prompt), number, caller)
+                    answer = self._one(stream, question, len(prompt), number)
                     answers.append(await stack.enter_async_context(contextlib.aclosing(answer)))
-                yield Begin(prompt_tokens=sum(len(prompt) for prompt, _thinks in prompts))
+                yield Begin(prompt_tokens=sum(map(len, prompts)))
                 async for each in answers[0] if len(answers) == 1 else _merged(answers):
                     yield each
 
@@ -229,21 +222,22 @@ class Answers:
             options = replace(options, seed=options.seed + again)
         salt = "\0".join(filter(None, (caller.cache_salt, question.cache_salt)))
         return model.stream(
-            prompt, options, client=caller.name, cache_salt=salt, id=caller.request_id
+            prompt,
+            options,
+            chat_tools=question.tools if question.messages else None,
+            client=caller.name,
+            cache_salt=salt,
+            id=caller.request_id,
         )
 
-    async def _prompts(
-        self, model: AsyncModel, question: Question
-    ) -> Sequence[tuple[Sequence[int], bool]]:
-        """Token ids of each, and whether the template has the model think already."""
+    async def _prompts(self, model: AsyncModel, question: Question) -> Sequence[Sequence[int]]:
+        """Token ids of each."""
         tokenizer = model.tokenizer
         if not question.messages:
             if question.suffix:
-                return [
-                    (_between(tokenizer, each, question.suffix), False) for each in question.prompts
-                ]
+                return [_between(tokenizer, each, question.suffix) for each in question.prompts]
             return [
-                (tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, False)
+                tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
                 for prompt in question.prompts
             ]
         messages, tools = question.messages, question.tools or None
@@ -263,18 +257,16 @@ class Answers:
         has_told = partial(tokenizer.has_told_tools, ids, messages, variables=variables)
         if tools is not None and not await run_blocking(has_told):
             raise Refusal(400, "the model's chat template takes no tools", param="tools")
-        return [(ids, tokenizer.begins_thinking(ids))]
+        return [ids]
 
     async def _one(
         self,
         stream: AsyncReplyStream,
-        parser: AnswerParser | None,
         question: Question,
         prompt_tokens: int,
         number: int,
-        caller: Caller,
     ) -> AsyncGenerator[AnswerPiece | End]:
-        """parser: None: all is said. Calls beyond the first are left out where one is the most."""
+        """Calls beyond the first are left out where one is the most."""
         held: list[Token] = []
         tells_tokens = question.options.logprobs is not None
         count = calls = thought_tokens = unsettled = 0
@@ -285,16 +277,12 @@ class Answers:
                 observed.token(token.chosen_s)
                 if tells_tokens:
                     held.append(token)
-                is_last = token.finish_reason is not None
-                parts: list[AnswerPart] = [Said(token.text)]
-                if parser is not None:
-                    parts = parser.feed(token.text) + (parser.finish() if is_last else [])
                 unsettled += 1
-                if parts:
+                if token.parts:
                     # A mark between thoughts and the rest counts with what comes after it.
-                    thought_tokens += unsettled * isinstance(parts[0], Thought)
+                    thought_tokens += unsettled * isinstance(token.parts[0], Thought)
                     unsettled = 0
-                for thought, said, called in _pieces(parts):
+                for thought, said, called in _pieces(token.parts):
                     if called and calls and not question.several_calls:
                         continue
                     calls += len(called)

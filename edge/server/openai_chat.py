@@ -192,7 +192,7 @@ class ChatTranslator:
         if self.chat:
             return {"content": logprobs_of(tokens), "refusal": None}
         return {
-            "tokens": [token.text for token in tokens],
+            "tokens": [_told(token)["token"] for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [_by_text(token.top_logprobs) for token in tokens],
             "text_offset": self._offsets(number, tokens),
@@ -211,8 +211,8 @@ def logprobs_of(tokens: Sequence[Token]) -> list[Json]:
     """One object for each token, with the likeliest in its place."""
     return [
         {
-            **_spelt(token.text, token.logprob),
-            "top_logprobs": [_spelt(t.text, t.logprob) for t in token.top_logprobs],
+            **_told(token),
+            "top_logprobs": [_described(each) for each in token.top_logprobs],
         }
         for token in tokens
     ]
@@ -222,9 +222,25 @@ def _why(end: End) -> str:
     return "tool_calls" if end.calls and end.why == "stop" else end.why
 
 
-def _spelt(text: str, logprob: float | None) -> Json:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _told(token: Token) -> Json:
+    """The token that was chosen; one that has no place in the text is empty."""
+    if token.chosen is None or token.chosen.is_special:
+        return {"token": "", "logprob": token.logprob, "bytes": []}
+    return _described(token.chosen)
+
+
+def _described(token: TokenLogprob) -> Json:
+    return {"token": _spelt(token), "logprob": token.logprob, "bytes": list(token.bytes)}
+
+
+def _spelt(token: TokenLogprob) -> str:
+    """The token's text; a part of a character in OpenAI's spelling, by which parts differ."""
+    try:
+        return token.bytes.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{each:02x}" for each in token.bytes)
 
 
 def _by_text(tokens: Sequence[TokenLogprob]) -> Mapping[str, float]:
-    return {each.text: each.logprob for each in reversed(tokens)}
+    """Logprobs by text; of equal texts the highest."""
+    return {_spelt(each): each.logprob for each in reversed(tokens)}

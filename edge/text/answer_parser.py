@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from edge.text.answer_forms import AnswerForm
@@ -49,6 +49,12 @@ class AnswerParser:
         """The parts that are settled by this piece."""
         return self._reader.feed(text)
 
+    @property
+    def held(self) -> int:
+        """Characters at the end of what was fed that are not settled: they may become a mark, or
+        belong to a call."""
+        return self._reader.held
+
     def finish(self) -> list[AnswerPart]:
         """The parts that were held back: an unclosed call if it is complete, else text."""
         return self._reader.finish()
@@ -61,9 +67,14 @@ def read_answer(
     thinking: bool = False,
     tools: ToolTypes | None = None,
 ) -> ReadAnswer:
-    """A whole answer's parts; see AnswerParser. White space alone around calls is dropped."""
+    """A whole answer; see AnswerParser."""
     parser = AnswerParser(form, thinking=thinking, tools=tools)
-    parts = [*parser.feed(text), *parser.finish()]
+    return whole_answer([*parser.feed(text), *parser.finish()])
+
+
+def whole_answer(parts: Iterable[AnswerPart]) -> ReadAnswer:
+    """The answer of all these parts. White space alone around calls is dropped."""
+    parts = tuple(parts)
     calls = tuple(part for part in parts if isinstance(part, ToolCall))
     content = "".join(part.text for part in parts if isinstance(part, Said))
     return ReadAnswer(
@@ -87,6 +98,10 @@ class _MarkReader:
     def __init__(self, form: AnswerForm, tools: ToolTypes, *, thinking: bool) -> None:
         self._thinking = ThinkingSplitter(thinking, marks=form.thinking_marks)
         self._calls = _CallFinder(form.call_form, tools) if tools else None
+
+    @property
+    def held(self) -> int:
+        return self._thinking.held + (0 if self._calls is None else self._calls.held)
 
     def feed(self, text: str) -> list[AnswerPart]:
         thought, said = self._thinking.feed(text)
@@ -112,6 +127,7 @@ class _CallFinder:
         self._body: Body | None = None
         self._pieces: list[str] = []
         """The text that the body was fed."""
+        self._body_characters = 0
         self._tail = ""
         """Text that may become a mark."""
         self._is_bare = False
@@ -119,6 +135,12 @@ class _CallFinder:
         self._is_after_call = False
         """Whether white space now separates calls."""
         self._begin_bare()
+
+    @property
+    def held(self) -> int:
+        if self._body is None:
+            return len(self._tail)
+        return len(self._mark) + self._body_characters
 
     def feed(self, text: str) -> list[AnswerPart]:
         return _joined(self._read(text, is_over=False))
@@ -149,6 +171,7 @@ class _CallFinder:
             return
         yield Said(text[: found.start()])
         self._mark, self._body = found[0], self._marks[found[0]](self._tools)
+        self._body_characters = 0
         if found.end() < len(text):
             unread.appendleft(text[found.end() :])
 
@@ -156,6 +179,7 @@ class _CallFinder:
         self, body: Body, piece: str, unread: deque[str], *, is_last: bool
     ) -> Iterator[AnswerPart]:
         self._pieces.append(piece)
+        self._body_characters += len(piece)
         ended = body.feed(piece) if piece else None
         if ended is None and is_last:
             ended = body.finish()
@@ -191,7 +215,7 @@ class _CallFinder:
         unread.extendleft(reversed([*_cut(text[place:])]))
 
     def _begin_bare(self) -> None:
-        self._mark, self._is_bare = "", True
+        self._mark, self._is_bare, self._body_characters = "", True, 0
         self._body = ChosenBody(self._bare)
 
 

@@ -53,6 +53,7 @@ class ChannelReader:
         """The kind of the message; None: a call."""
         self._header = ""
         self._call: list[str] = []
+        self._call_characters = 0
         self._tail = ""
         """Text that may become a mark."""
         self._told: set[type[Said | Thought]] = set()
@@ -60,6 +61,14 @@ class ChannelReader:
         """Whether the message follows one of its kind."""
         if thinking:
             self._state, self._kind = "message", Thought
+
+    @property
+    def held(self) -> int:
+        """Characters at the end of what was fed that are not settled."""
+        if self._state == "message" and self._kind is None:
+            return len(self._header) + self._call_characters + len(self._tail)
+        is_header = self._state in ("first", "header")
+        return len(self._tail) + (len(self._header) if is_header else 0)
 
     def feed(self, text: str) -> list[AnswerPart]:
         """The parts that are settled by this piece."""
@@ -88,6 +97,7 @@ class ChannelReader:
     def _text(self, text: str) -> list[AnswerPart]:
         if self._state == "message" and self._kind is None:
             self._call.append(text)
+            self._call_characters += len(text)
             return []
         if self._state == "message" and self._kind is Thought:
             return self._tell(Thought, text)
@@ -129,7 +139,7 @@ class ChannelReader:
     def _begin(self) -> None:
         """Begin a message of the kind in its header."""
         name, receiver = _NAME.search(self._header), _RECEIVER.search(self._header)
-        self._state, self._call = "message", []
+        self._state, self._call, self._call_characters = "message", [], 0
         if receiver is not None and receiver[1] not in _NOBODY:
             self._kind = None
         else:

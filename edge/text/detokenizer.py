@@ -119,6 +119,13 @@ class Vocabulary:
                     raise _no_bytes(kinds)
         return piece.encode()
 
+    def own_bytes(self, token_id: int) -> bytes | None:
+        """As `bytes_of`; None also where they depend on other tokens."""
+        try:
+            return self.bytes_of(token_id)
+        except RequestError:
+            return None
+
     def stream(self, prompt_ids: Sequence[int]) -> StreamDecoder:
         """A decoder for the tokens that follow the prompt."""
         kinds = [decoder["type"] for decoder in self._decoders]

@@ -83,6 +83,8 @@ class StopMatcher:
         )
         self._longest = max(map(len, self._beginnings), default=0)
         self._held = ""
+        self.withheld = 0
+        """Characters at the end of the text so far that were not returned."""
         self.stopped_by: str | None = None
 
     def push(self, text: str) -> str:
@@ -90,18 +92,19 @@ class StopMatcher:
         if self.stopped_by is not None or not text:
             return ""
         text = self._held + text
+        end = len(text)
         if found := [(place, word) for word in self._stop if (place := text.find(word)) >= 0]:
-            place, self.stopped_by = min(found)
-            self._held = ""
-            return text[:place]
-        for length in range(min(len(text), self._longest), 0, -1):
-            if text[-length:] in self._beginnings:
-                self._held = text[-length:]
-                return text[:-length]
-        self._held = ""
-        return text
+            end, self.stopped_by = min(found)
+        else:
+            for length in range(min(len(text), self._longest), 0, -1):
+                if text[-length:] in self._beginnings:
+                    end = len(text) - length
+                    break
+        self._held = "" if self.stopped_by is not None else text[end:]
+        self.withheld = len(text) - end
+        return text[:end]
 
     def finish(self) -> str:
         """The text that was held back."""
-        held, self._held = self._held, ""
+        held, self._held, self.withheld = self._held, "", 0
         return held

@@ -74,6 +74,11 @@ class ThinkingSplitter:
     _begun: bool = False
     _after_thought: bool = False
 
+    @property
+    def held(self) -> int:
+        """Characters at the end of what was fed that are not settled."""
+        return len(self._held)
+
     def feed(self, text: str) -> tuple[str, str]:
         """The settled (thinking, text) of this piece."""
         self._held += text

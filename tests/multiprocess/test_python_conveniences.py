@@ -103,7 +103,7 @@ def test_tools_are_told_and_calls_are_read(
             model.chat("Hi", tools=[lambda x: x])
         with pytest.raises(edge.RequestError, match="tool_choice wants 'tides', which is not"):
             model.chat("Hi", tools=[weather], tool_choice="tides")
-        _ids, _options, read = model._asking.chat_prompt(
+        ids, options, tools = model._asking.chat_prompt(
             "Hi",
             edge.GenerationOptions(),
             tools=[weather],
@@ -111,7 +111,10 @@ def test_tools_are_told_and_calls_are_read(
             variables=None,
         )
         answer = '{"name": "weather", "parameters": {"city": "Lima"}}'
-        (call,) = read(answer).tool_calls
+        reading = model._asking.terms(ids, options, tools).reading
+        assert reading is not None
+        (call,) = reading.parser().feed(answer)
+        assert isinstance(call, edge.ToolCall)
         assert weather(**call.arguments) == "fine in Lima"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
-from edge.answers.text import Token
+from edge.answers.text import Token, TokenLogprob
 from edge.api.async_model import AsyncModel
 from edge.errors import EdgeError
 from edge.server.app import Server
@@ -15,12 +16,32 @@ from edge.server.guard import Rules
 from edge.server.keys import Key
 from edge.server.model_pool import ModelPool
 from edge.text.answer_forms import AnswerForm
+from edge.text.answer_parser import AnswerParser
+from edge.text.answer_parts import AnswerPart, Said
+from edge.text.tool_types import tool_types
 
 Json = dict[str, Any]
 
 
 def word(text: str, *, ends: bool = False) -> Token:
     return Token(token_id=1, text=text, finish_reason="stop" if ends else None, chosen_s=0.0)
+
+
+def likely(text: str, logprob: float, token_id: int = 1) -> TokenLogprob:
+    return TokenLogprob(token_id=token_id, text=text, logprob=logprob, bytes=text.encode())
+
+
+def with_logprob(text: str, logprob: float, *top: TokenLogprob, token_id: int = 1) -> Token:
+    """A token of an answer whose logprobs were asked for."""
+    return Token(
+        token_id=token_id,
+        text=text,
+        finish_reason=None,
+        chosen_s=0,
+        logprob=logprob,
+        top_logprobs=top,
+        chosen=likely(text, logprob, token_id),
+    )
 
 
 class ScriptedModel:
@@ -64,20 +85,30 @@ class ScriptedModel:
         return False
 
     def stream(
-        self, prompt: object, *_: object, cache_salt: str = "", **__: object
+        self,
+        prompt: Any,
+        *_: object,
+        chat_tools: Sequence[Any] | None = None,
+        cache_salt: str = "",
+        **__: object,
     ) -> ScriptedReply:
         self.prompts.append(prompt)
         self.salts.append(cache_salt)
         if self.refuses is not None:
             raise self.refuses
-        return ScriptedReply(self)
+        if chat_tools is None:
+            return ScriptedReply(self)
+        thinking = self.begins_thinking(prompt)
+        parser = AnswerParser(self.answer_form, thinking=thinking, tools=tool_types(chat_tools))
+        return ScriptedReply(self, parser)
 
 
 class ScriptedReply:
     """Takes what its model says next, as others of it do."""
 
-    def __init__(self, model: ScriptedModel) -> None:
+    def __init__(self, model: ScriptedModel, parser: AnswerParser | None = None) -> None:
         self._model = model
+        self._parser = parser
         self._is_over = False
 
     async def __aenter__(self) -> ScriptedReply:
@@ -97,7 +128,10 @@ class ScriptedReply:
         if isinstance(told, EdgeError):
             raise told
         self._is_over = told.finish_reason is not None
-        return told
+        parts: list[AnswerPart] = [Said(told.text)] if told.text else []
+        if self._parser is not None:
+            parts = self._parser.feed(told.text) + (self._parser.finish() if self._is_over else [])
+        return replace(told, parts=tuple(parts))
 
     def reply(self) -> ScriptedReply:
         return self

@@ -156,7 +156,7 @@ class TerminalTalk:
         said: list[str] = []
         self.was_stopped = False
         begun_s = time.monotonic()
-        with self._model.stream(ids, self.settings.generation) as stream:
+        with self._model.stream(ids, self.settings.generation, chat_tools=()) as stream:
             try:
                 self._show(stream, said, begun=begun)
             except KeyboardInterrupt:

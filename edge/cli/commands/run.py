@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from edge.answers.terms import GenerationOptions
+from edge.answers.text import TokenLogprob
 from edge.api.asking import Prompt
 from edge.api.kept_reply import KeptReply
 from edge.api.model import Model
@@ -148,7 +149,8 @@ def command(
             stream = loaded.stream_resume(kept)
         else:
             text: Prompt = prompt or ""
-            if loaded.tokenizer.has_chat_template and not raw:
+            in_chat = loaded.tokenizer.has_chat_template and not raw
+            if in_chat:
                 text = loaded.tokenizer.encode_chat(
                     [{"role": "user", "content": prompt}], thinking=generation.thinking
                 )
@@ -160,7 +162,7 @@ def command(
                 )
             else:
                 generation = generation.after_text()
-            stream = loaded.stream(text, generation)
+            stream = loaded.stream(text, generation, chat_tools=() if in_chat else None)
         if as_json:
             reply = whole_reply(stream)
             click.echo(json.dumps(_as_json(reply), ensure_ascii=False))
@@ -223,8 +225,12 @@ def _recovery(recovery: Recovery) -> dict[str, Any]:
     return {"reason": recovery.reason, "pause_s": recovery.pause_s}
 
 
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    return {**asdict(token), "bytes": list(token.bytes)}
+
+
 def _logprobs(reply: Reply) -> list[dict[str, Any]]:
     return [
-        {**asdict(token), "top": [asdict(each) for each in top]}
+        {**_logprob(token), "top": [_logprob(each) for each in top]}
         for token, top in zip(reply.logprobs, reply.top_logprobs, strict=True)
     ]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
-from edge.answers.terms import Terms
-from edge.answers.text import AnswerText
+from edge.answers.terms import AnswerReading, Terms
+from edge.answers.text import AnswerText, Token
 from edge.errors import RequestError
+from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.protocol.step import FinishReason
+from edge.text import Tokenizer
+from edge.text.answer_forms import AnswerForm
+from edge.text.answer_parser import whole_answer
+from edge.text.answer_parts import ReadAnswer, Said
+from tests.support.small_tokenizers import byte_level, write_checkpoint
 
 
 def request(**values: object) -> Terms:
@@ -99,3 +105,75 @@ def test_a_clock_that_stands_still_divides_by_nothing() -> None:
     for number in range(9):
         generation.push(number, None, 5.0)
     assert generation.statistics()["tokens_per_s"] is None
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.open(write_checkpoint(tmp_path_factory.mktemp("words"), byte_level()))
+
+
+def pushed(made: AnswerText, ids: Sequence[int], last: FinishReason | None = None) -> list[Token]:
+    """The tokens up to the one that ends the answer."""
+    found: list[Token] = []
+    for place, token_id in enumerate(ids):
+        is_last = place == len(ids) - 1
+        found.append(made.push(token_id, last if is_last else None, float(place)))
+        if found[-1].finish_reason is not None:
+            break
+    return found
+
+
+@pytest.mark.parametrize("stop", [(), ("Question:",), ("Question:", "zebra")])
+def test_in_a_conversation_parts_are_told_and_thoughts_stop_nothing(
+    stop: tuple[str, ...], tokenizer: Tokenizer
+) -> None:
+    reading = AnswerReading(thinking=False, form=AnswerForm(), tools={})
+    text = "<think>The Question: is easy.</think>It is 4. Question: and on"
+    ids = tokenizer._encode(text, add_special_tokens=False)
+    made = AnswerText(request(reading=reading, stop=stop), tokenizer)
+    tokens = pushed(made, ids, "length")
+    expected = text.partition(" Question: and")[0] + " " if stop else text
+    assert made.text == "".join(token.text for token in tokens) == expected
+    said = "It is 4. " if stop else "It is 4. Question: and on"
+    assert made.answer == ReadAnswer(
+        content=said, reasoning="The Question: is easy.", tool_calls=()
+    )
+    assert whole_answer(part for token in tokens for part in token.parts) == made.answer
+    assert made.finish_reason == ("stop" if stop else "length")
+    assert tokens[-1].stopped_by == ("Question:" if stop else None)
+    again = AnswerText(request(reading=reading, stop=stop), tokenizer)
+    for token in tokens:  # as a resumed reply does
+        again.restore(token.token_id, token.finish_reason, None)
+    assert (again.text, again.answer, again.finish_reason) == (
+        made.text,
+        made.answer,
+        made.finish_reason,
+    )
+
+
+def test_outside_a_conversation_all_of_it_is_said(tokenizer: Tokenizer) -> None:
+    text = "<think>a Question: b"
+    made = AnswerText(request(stop=("Question:",)), tokenizer)
+    tokens = pushed(made, tokenizer._encode(text, add_special_tokens=False))
+    assert made.text == made.answer.content == "<think>a "
+    assert [part for token in tokens for part in token.parts] == [
+        Said(token.text) for token in tokens if token.text
+    ]
+
+
+def test_logprobs_have_the_bytes_of_each_token(tokenizer: Tokenizer) -> None:
+    """A character of several tokens has a part of its bytes in each."""
+    text = "smile 🫠<|end|>"
+    ids = tokenizer._encode(text, add_special_tokens=False)
+    made = AnswerText(request(logprobs=2, max_new_tokens=99), tokenizer)
+    logprobs = Logprobs(logprob=-1.0, top=((ids[-2], -1.0), (ids[-3], -2.0)))
+    chosen = [made.push(each, None, 0.0, logprobs).chosen for each in ids]
+    assert chosen == made.logprobs
+    *spoken, end = made.logprobs
+    assert b"".join(each.bytes for each in spoken) == "smile 🫠".encode()
+    assert [each.is_special for each in made.logprobs] == [False] * len(spoken) + [True]
+    assert end.text == "<|end|>"
+    parts = [each for each in spoken if "\ufffd" in each.text]
+    assert len(parts) > 1
+    assert all(0 < len(each.bytes) < 4 for each in parts)
+    assert made.top_logprobs[0][0].bytes != made.top_logprobs[0][1].bytes

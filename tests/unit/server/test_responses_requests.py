@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from edge.answers.text import Token, TokenLogprob
 from edge.server.answers import AnswerPiece, Begin, End, Happening
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN
 from edge.server.openai_responses import ResponsesTranslator, question_of
 from edge.server.refusals import Refusal
 from edge.text.answer_parts import ToolCall
+from tests.support.scripted_models import likely, with_logprob
 
 USER = {"role": "user", "content": "Look."}
 FUNCTION = {"type": "function", "name": "look", "parameters": {"type": "object"}}
@@ -152,10 +152,10 @@ def test_a_tool_that_takes_a_text_is_called_with_one() -> None:
 
 
 def test_logprobs_are_told_of_what_is_said_and_of_nothing_else() -> None:
-    likely = TokenLogprob(token_id=4, text="No", logprob=-2.0)
+    other = likely("No", -2.0)
     tokens = [
-        Token(token_id=i, text=text, finish_reason=None, chosen_s=0, logprob=-i, top_logprobs=top)
-        for i, (text, top) in enumerate([("Hm", ()), ("Yes", (likely,)), (".", ()), ("", ())])
+        with_logprob(text, -i, *top)
+        for i, (text, top) in enumerate([("Hm", ()), ("Yes", (other,)), (".", ()), ("", ())])
     ]
 
     async def thinking() -> AsyncIterator[Happening]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from edge.answers.text import Token
+from edge.answers.text import Token, TokenLogprob
 from edge.server import (
     anthropic_messages,
     ollama,
@@ -23,6 +24,7 @@ from edge.server.keys import Caller
 from edge.server.refusals import Refusal
 from edge.server.tools import text_takers
 from edge.text.answer_parts import ToolCall
+from tests.support.scripted_models import with_logprob
 
 THINKING: Sequence[Happening] = (
     Begin(prompt_tokens=7),
@@ -244,10 +246,7 @@ def test_a_refusal_of_before_is_what_was_said() -> None:
 
 def test_the_tokens_of_a_call_are_told_once() -> None:
     """With its first part, and not with those of text beside it."""
-    tokens = tuple(
-        Token(token_id=each, text=text, finish_reason=None, chosen_s=0, logprob=-1.0)
-        for each, text in enumerate(("a", "bc"))
-    )
+    tokens = tuple(with_logprob(text, -1.0, token_id=each) for each, text in enumerate(("a", "bc")))
     told = (
         Begin(prompt_tokens=3),
         AnswerPiece(answer=0, calls=(ToolCall(name="clock", arguments={}),) * 2, tokens=tokens),
@@ -263,8 +262,7 @@ def test_the_tokens_of_a_call_are_told_once() -> None:
 def test_tokens_without_a_word_go_with_what_comes_next() -> None:
     """Behind a call comes no empty text, and an answer of no words has a role."""
     tokens = [
-        Token(token_id=each, text=text, finish_reason=None, chosen_s=0, logprob=-1.0)
-        for each, text in enumerate(("", "", "<end>"))
+        with_logprob(text, -1.0, token_id=each) for each, text in enumerate(("", "", "<end>"))
     ]
     told = (
         Begin(prompt_tokens=3),
@@ -288,7 +286,7 @@ def test_tokens_without_a_word_go_with_what_comes_next() -> None:
 
 def test_offsets_go_on_from_chunk_to_chunk() -> None:
     def token(text: str) -> Token:
-        return Token(token_id=1, text=text, finish_reason=None, chosen_s=0, logprob=-1.0)
+        return with_logprob(text, -1.0)
 
     told = (
         Begin(prompt_tokens=3),
@@ -565,3 +563,31 @@ def test_allowed_tools_of_a_namespace_are_found() -> None:
     body = {"input": "Hi", "tools": tools, "tool_choice": choice}
     told: list[Any] = list(openai_responses.question_of(Fields(body)).tools)
     assert [tool["function"]["name"] for tool in told] == ["n__a", "b"]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_parts_of_a_character_have_their_own_bytes(chat: bool) -> None:
+    """And do not become one entry among the likeliest."""
+    parts = [
+        TokenLogprob(token_id=each, text="\ufffd", logprob=-1.0 - each, bytes=bytes([0xF0 + each]))
+        for each in range(2)
+    ]
+    token = replace(with_logprob("", -1.0, *parts), chosen=parts[0])
+    end = with_logprob("", -0.5)
+    assert end.chosen is not None
+    end = replace(end, chosen=replace(end.chosen, text="<end>", bytes=b"<end>", is_special=True))
+    told = (
+        Begin(prompt_tokens=3),
+        AnswerPiece(answer=0, said="x", tokens=(token, end)),
+        End(answer=0, why="stop", new_tokens=2),
+    )
+    translator = openai_chat.ChatTranslator(model="m", chat=chat, with_logprobs=True)
+    found = asyncio.run(translator.whole(stream(told)))["choices"][0]["logprobs"]
+    if chat:
+        first, last = found["content"]
+        assert (first["token"], first["bytes"]) == ("bytes:\\xf0", [0xF0])
+        assert [each["bytes"] for each in first["top_logprobs"]] == [[0xF0], [0xF1]]
+        assert (last["token"], last["bytes"]) == ("", [])
+    else:
+        assert found["tokens"] == ["bytes:\\xf0", ""]
+        assert found["top_logprobs"][0] == {"bytes:\\xf0": -1.0, "bytes:\\xf1": -2.0}
