@@ -26,7 +26,7 @@ from edge.weights.fused_rows import (
     with_fused_rows,
 )
 from edge.weights.packed.encoding import packed_encoding
-from edge.weights.packed.folder import PackedStore, packed_store
+from edge.weights.packed.folder import PackedStore, packed_store, with_quantization
 from edge.weights.packed.mxfp4 import BLOCKS
 from edge.weights.pooling import read_pooling
 
@@ -51,7 +51,7 @@ def open_folder(folder: Path) -> CheckpointForm:
     """Raises CheckpointError naming the file, what is wrong with it and what to do."""
     check_folder(folder)
     source = folder / CONFIG
-    config = read_json(source)
+    config = with_quantization(read_json(source), folder)
     family, spec = read_family(config, source=str(source))
     end_ids, sampling = read_end_ids(folder), read_sampling(folder)
     pooling = read_pooling(folder)

@@ -128,6 +128,24 @@ def gptq(
     return Layout(config=config, pack=pack)
 
 
+def gptq_by_rules(*, rules: str = "dynamic") -> Layout:
+    """Matrices with many columns have 8 bits, larger groups and zero points by a rule."""
+    usual, other = gptq(), gptq(8, 64, symmetric=False)
+
+    def pack(weight: NDArray[np.float32]) -> Packed:
+        return (other if weight.shape[1] > weight.shape[0] else usual).pack(weight)
+
+    rule = {"bits": 8, "group_size": 64, "sym": False}
+    said = {"+:.*down.*": rule} if rules == "dynamic" else {"model.layers.0.mlp.down_proj": rule}
+    return Layout(config={**usual.config, rules: said}, pack=pack)
+
+
+def auto_round(layout: Layout, packing: str) -> Layout:
+    """The same tensors as AutoRound describes them."""
+    named = {"quant_method": "auto-round", "packing_format": packing, "data_type": "int"}
+    return Layout(config={**layout.config, **named}, pack=layout.pack)
+
+
 def awq(group: int = 32) -> Layout:
     def pack(weight: NDArray[np.float32]) -> Packed:
         codes, scales, zeros, of = rounded(weight, 4, group, symmetric=False)

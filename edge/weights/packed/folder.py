@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError, shown
 from edge.models.config import Config
 from edge.offload import Closing, WeightStore, checked_runs
+from edge.text.files import read_json
 from edge.weights.fused_rows import TensorPart
 from edge.weights.packed.awq import find_awq
 from edge.weights.packed.compressed import find_compressed
@@ -35,6 +37,13 @@ LAYOUTS: Mapping[str, Callable[[Config, Tensors], dict[str, PackedMatrix]]] = {
 }
 """By `quant_method`; MLX has none, and its own name for the whole."""
 
+_PACKINGS = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}
+"""Layouts by the end of AutoRound's `packing_format`."""
+
+_OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files beside config.json that older tools wrote its quantization_config to."""
+_OLD_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
+
 _NOT_READ = {
     "bitsandbytes": "bitsandbytes has no layout of its own on disk that others read",
     "hqq": "the layout of HQQ is its library's own",
@@ -42,6 +51,19 @@ _NOT_READ = {
 _READING_VERSION = "1"
 """Part of fingerprints: raise it when the same files are read as other numbers."""
 _MARKS = (BLOCKS, ".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".scales")
+
+
+def with_quantization(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The values of config.json with the quantization_config of an older file beside it."""
+    if config.get("quantization_config") is not None or config.get("quantization") is not None:
+        return config
+    for name, method in _OLD_FILES.items():
+        if (folder / name).is_file():
+            values = {
+                _OLD_NAMES.get(key, key): each for key, each in read_json(folder / name).items()
+            }
+            return {**config, "quantization_config": {"quant_method": method, **values}}
+    return config
 
 
 class PackedStore(Closing):
@@ -160,6 +182,8 @@ def _method(values: Mapping[str, Any], tensors: Tensors) -> tuple[Mapping[str, A
     method = settings.get("quant_method")
     if method is None and (own or tensors.names(".biases")):
         method = "mlx"
+    if method == "auto-round":
+        method = _PACKINGS.get(str(settings.get("packing_format")).rpartition(":")[2], method)
     if isinstance(method, str) and method in LAYOUTS:
         return settings, method
     known = method if isinstance(method, str) else ""

@@ -8,7 +8,9 @@ g_idx   int32 [inputs]                         the group of each input; may be a
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,8 @@ from edge.weights.packed.matrix import (
     group_numbers,
 )
 
+_RULES = ("dynamic", "extra_config")
+"""Settings of matrices with other bits or groups: of GPTQModel, and of AutoRound."""
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
 """What stored zeros lack, by `checkpoint_format`. With 1 more, the largest zero is one above all
 codes, and no code stands for it: blocks have offsets then."""
@@ -41,12 +45,18 @@ def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
         raise config.error(
             f"checkpoint_format {layout!r:.80} is not read, gptq and gptq_v2 are; use another one"
         )
-    group_size = config.integer("group_size", -1)
-    symmetric = config.flag("sym", False)
-    word, found = 32 // bits, dict[str, PackedMatrix]()
+    usual, usual_group = bits, config.integer("group_size", -1)
+    rules = [rule for name in _RULES for rule in config.mapping(name).values()]
+    rules = [rule for rule in rules if isinstance(rule, Mapping)]
+    sizes = [usual_group, *(rule.get("group_size") for rule in rules)]
+    symmetric = config.flag("sym", False) and not any("sym" in rule for rule in rules)
+    found: dict[str, PackedMatrix] = {}
     for layer in tensors.names(".qweight"):
-        codes = f"{layer}.qweight"
+        codes, bits, group_size = f"{layer}.qweight", usual, usual_group
         words, rows = tensors.size(codes, INTEGERS)
+        if rules:
+            bits, group_size = _by_shapes(tensors, layer, usual, sizes)
+        word = 32 // bits
         columns = words * word
         group = columns if group_size == -1 else tensors.check_group(group_size, codes, bits)
         groups = -(-columns // group)
@@ -69,6 +79,22 @@ def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
         )
         found[tensors.alone(f"{layer}.weight", codes)] = matrix
     return found
+
+
+def _by_shapes(tensors: Tensors, layer: str, bits: int, sizes: Sequence[Any]) -> tuple[int, int]:
+    """Bits and group size of a matrix that a rule may have made different from the usual.
+
+    The shapes of its tensors tell them, so the patterns of rules are not run. sizes: group sizes of
+    the settings, the usual one first.
+    """
+    words, rows = tensors.size(f"{layer}.qweight", INTEGERS)
+    groups, zeros = tensors.size(f"{layer}.qzeros", INTEGERS)
+    bits = next((each for each in CODE_BITS if -(-rows * each // 32) == zeros), bits)
+    columns = words * 32 // bits
+    for size in sizes:
+        if type(size) is int and size > 0 and -(-columns // size) == groups:
+            return bits, size
+    return bits, -1 if groups == 1 else sizes[0]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -28,10 +28,12 @@ from edge.weights.packed.matrix import rows_of
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.packed_folders import (
     Layout,
+    auto_round,
     awq,
     compressed,
     fp8,
     gptq,
+    gptq_by_rules,
     mlx,
     write_mxfp4,
     write_packed,
@@ -48,6 +50,12 @@ EXACT: dict[str, Layout] = {
     "gptq of 2 bits": gptq(bits=2, symmetric=False),
     "gptq_v2": gptq(version=2, symmetric=False),
     "gptq without g_idx": gptq(has_order=False),
+    "gptq by rules": gptq_by_rules(),
+    "auto-round as gptq": auto_round(gptq(), "auto_round:auto_gptq"),
+    "auto-round as gptq by rules": auto_round(
+        gptq_by_rules(rules="extra_config"), "auto_round:auto_gptq"
+    ),
+    "auto-round as awq": auto_round(awq(), "auto_round:auto_awq"),
     "awq": awq(),
     "awq of 64": awq(64),
     "awq of 128": awq(128),
@@ -307,6 +315,31 @@ def test_what_is_not_read_is_a_sentence(
     with pytest.raises(CheckpointError, match=re.escape(sentence)) as told:
         Checkpoint.open(folder).close()
     assert str(folder) in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "file", "names"),
+    [
+        (gptq(symmetric=False), "quantize_config.json", {}),
+        (awq(64), "quant_config.json", {"bits": "w_bit", "group_size": "q_group_size"}),
+    ],
+)
+def test_settings_in_a_file_of_their_own(
+    layout: Layout, file: str, names: dict[str, str], written: Write
+) -> None:
+    folder, meant = written(layout)
+    config = json.loads((folder / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    del settings["quant_method"]
+    (folder / "config.json").write_text(json.dumps(config))
+    old = {names.get(name, name): value for name, value in settings.items()}
+    (folder / file).write_text(json.dumps(old))
+    with Checkpoint.open(folder) as opened:
+        for tensor, expected in meant.items():
+            np.testing.assert_array_equal(opened.store.read(tensor), expected)
+    (folder / file).write_text("[")
+    with pytest.raises(CheckpointError, match=re.escape(file)):
+        Checkpoint.open(folder)
 
 
 def test_codes_without_a_configuration(written: Write) -> None:
