@@ -154,9 +154,9 @@ def test_a_step_of_known_tokens_stands_for_steps_of_one_each() -> None:
         ([("a", 6, (51,), 0), ("b", 3, (61,), 0)], 1),
     ]
     unequal = (entries[0], StepEntry(request="b", position=2, tokens=(60,), logit_rows=0))
-    with pytest.raises(ValueError, match="as many tokens of each"):
+    with pytest.raises(ValueError, match="same number of tokens of each"):
         Step(entries=unequal, singly=True)
-    with pytest.raises(ValueError, match="none is sampled"):
+    with pytest.raises(ValueError, match="cannot sample tokens"):
         Step(entries=entries, singly=True, run=2)
 
 
