@@ -216,12 +216,12 @@ def put_copy(program: RowStorage, request: str, first: int, tokens: int, rows: B
     """
     into = program.new_rows(tokens)
     if sum(each.nbytes for each in into) != len(rows):
-        raise RequestError(f"{len(rows)} bytes of keys and values for {tokens} tokens")
+        raise RequestError(f"{len(rows)} bytes are not the keys and values of {tokens} tokens")
     # The token before `first` is cached, and `first` is not.
     if program.rows(request, first, first + 1) is not None or (
         first and program.rows(request, first - 1, first) is None
     ):
-        raise RequestError("keys and values that do not follow those that there are")
+        raise RequestError("the keys and values do not follow the cached ones")
     _fill(into, rows)
     program.put_rows(request, first, into)
 

@@ -167,8 +167,8 @@ class Connection:
             return
         error = PeerError(
             self._peer.settings.name,
-            "it has heard that this device was expelled from the cluster, or paired again since",
-            remedy="start this program anew, or take the device in again with `edge pair`",
+            "this device was expelled from the cluster, or paired again since this program started",
+            remedy="start this program again, or pair the device again with `edge pair`",
         )
         with contextlib.suppress(RequestError, transport.TransportError, TimeoutError):
             if not credentials.is_admitted(user.id, user.edition):

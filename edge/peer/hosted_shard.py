@@ -141,7 +141,7 @@ class HostedShard:
         """See `KvStorage.save_state`. Raises ProtocolError if `place` is out of range."""
         places = self.assignment.limits.saved_states
         if place >= places:
-            raise ProtocolError(f"place {place} for a state, of {places}")
+            raise ProtocolError(f"there is no place {place} for a saved state, only {places}")
         self.shard.save_state(request, tokens, place)
 
     def forget(self, request: str) -> None:
@@ -162,7 +162,7 @@ class HostedShard:
         neighbour without an address.
         """
         if self._is_connecting:
-            raise ProtocolError("the links of this session were asked for before")
+            raise ProtocolError("this session was already told to connect")
         self._is_connecting = True
         homeless = self.shard.links.neighbours - set(places)
         if homeless:

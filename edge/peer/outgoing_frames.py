@@ -39,9 +39,7 @@ class OutgoingFrames:
             async with asyncio.timeout(patience_s(self._silent_after_s, len(frame.payload))):
                 await self._channel.send(frame)
         except TimeoutError:
-            raise transport.TransportError(
-                "the coordinator does not read what it is sent"
-            ) from None
+            raise transport.TransportError("the coordinator does not read its frames") from None
 
     def report(self, event: Event, sent: Sent = lambda: None) -> None:
         """Queue a report; `sent` is called once it is sent."""

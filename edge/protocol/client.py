@@ -36,7 +36,7 @@ Body = TypeVar("Body")
 
 CONNECT_WITHIN_S = 5.0
 
-IT_LEAVES = "it is leaving: it was stopped by its user"
+IT_LEAVES = "its user has stopped it"
 
 OnEvent = Callable[["PeerClient", Event], None]
 OnLeaving = Callable[["PeerClient"], None]

@@ -244,7 +244,7 @@ def test_others_than_begun_are_not_copied() -> None:
 def test_rows_that_do_not_fit_are_refused() -> None:
     own = storage(10)
     rows = b"".join(each.tobytes() for each in _rows(own, 2, 4))
-    with pytest.raises(RequestError, match="bytes of keys and values for 3 tokens"):
+    with pytest.raises(RequestError, match="not the keys and values of 3 tokens"):
         put_copy(own, "a", 10, 3, rows)
     with pytest.raises(RequestError, match="do not follow"):
         put_copy(own, "a", 12, 2, rows)

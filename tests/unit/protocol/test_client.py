@@ -66,7 +66,7 @@ def test_an_answer_to_a_call_that_nobody_made_ends_the_connection(offset: int) -
     async def asking(client: PeerClient) -> None:
         lost: list[EdgeError] = []
         client.watch(lost.append)
-        with pytest.raises(ProtocolError, match="peer odd answers call .*, which was not made"):
+        with pytest.raises(ProtocolError, match=r"peer odd answers call .*, which was not made"):
             await client.call(CLOSE)
         with pytest.raises(ProtocolError):
             await client.call(CLOSE)
