@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from edge import transport
 from edge.backends.interface import Backend, KvStorage, ShardWeights, StageProgram
 from edge.engine.compute_thread import ComputeThread
-from edge.engine.distributed_sampling import TokenChoice
+from edge.engine.distributed_sampling import DistributedSampling
 from edge.engine.kv_calibration import calibration_step
-from edge.engine.kv_copies import CopyRoom, CopyRooms, KvCopies, put_copy
-from edge.engine.prefix_cache import PrefixCache, PrefixPlaces
+from edge.engine.kv_copies import KvCopies, KvCopyQuota, KvCopyQuotaShare, put_copy
+from edge.engine.prefix_cache import PrefixCache, PrefixStorage
 from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
 from edge.engine.timing import ShardCounters
@@ -55,7 +55,7 @@ class ShardEngine:
         report: Callable[[Event], None],
         *,
         shortlist_tokens: int = SHORTLIST_TOKENS,
-        copy_room: CopyRoom | None = None,
+        copy_quota: KvCopyQuotaShare | None = None,
         expected: ExpectedStep | None = None,
     ) -> None:
         """expected: predicted step times."""
@@ -66,7 +66,7 @@ class ShardEngine:
         limits = assignment.limits
         self._num_observed = len(observed_runs(self.layout)) if limits.observes else 0
         self.links = ShardLinks(assignment, self._times)
-        self._choice = TokenChoice(
+        self._choice = DistributedSampling(
             [shard.vocab for shard in assignment.plan.stages[-1].slices],
             assignment.rank,
             shortlist_tokens=shortlist_tokens,
@@ -84,7 +84,7 @@ class ShardEngine:
         self._copies = (
             None
             if assignment.copies_kv == "none"
-            else KvCopies(report, copy_room or CopyRooms().of(None), assignment.copies_kv)
+            else KvCopies(report, copy_quota or KvCopyQuota().of(None), assignment.copies_kv)
         )
         self._begun_s: dict[str, float] = {}
         """Start times of the requests under way, for the log."""
@@ -104,7 +104,7 @@ class ShardEngine:
         backend: Backend,
         weights: ShardWeights,
         kv_tier: KVTier | None = None,
-        prefixes: PrefixPlaces | None = None,
+        prefixes: PrefixStorage | None = None,
     ) -> Future[int]:
         """Load the program on the compute thread, unless one was adopted. The future gives the
         bytes of its weights.

@@ -16,8 +16,8 @@ import numpy as np
 
 from edge.backends.interface import ShardWeights, StageProgram
 from edge.concurrency.blocking import run_blocking, uninterrupted
-from edge.engine.kv_copies import CopyRoom
-from edge.engine.prefix_cache import PrefixPlaces
+from edge.engine.kv_copies import KvCopyQuotaShare
+from edge.engine.prefix_cache import PrefixStorage
 from edge.engine.report_batching import ReportBatcher
 from edge.engine.shard_engine import NO_MASKS
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
@@ -59,7 +59,7 @@ class CoordinatorSessions:
         profiling: ProfilingCalls,
         outgoing: OutgoingFrames,
         hearing: Hearing,
-        copy_room: CopyRoom,
+        copy_quota: KvCopyQuotaShare,
     ) -> None:
         """Resources are counted for `user` and `owner`. weights: uploads that sessions load.
         outgoing: where reports are sent. hearing: how long the coordinator has been silent."""
@@ -71,7 +71,7 @@ class CoordinatorSessions:
         self._profiling = profiling
         self._outgoing = outgoing
         self._hearing = hearing
-        self._copy_room = copy_room
+        self._copy_quota = copy_quota
         self._shards = QuotaShare(resources.shards, owner)
         self._links = QuotaShare(resources.links, owner)
         self._mine: dict[str, HostedShard] = {}
@@ -211,7 +211,7 @@ class CoordinatorSessions:
                 self._peer.kv_room,
                 host_bytes=host_bytes,
                 kv_host_bytes=None if host_free_bytes is None else host_free_bytes - host_bytes,
-                copy_room=self._copy_room,
+                copy_quota=self._copy_quota,
                 expected=call.expected,
                 end_reports=reports.end,
             )
@@ -229,7 +229,7 @@ class CoordinatorSessions:
         self._mine[assignment.session] = hosted
         prefixes = None
         if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
-            prefixes = PrefixPlaces(
+            prefixes = PrefixStorage(
                 memory=self._peer.kv_room.beginnings,
                 disk=hosted.kv.prefixes,
                 secret=call.prefix_secret,

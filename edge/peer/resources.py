@@ -18,7 +18,7 @@ from edge import offload
 from edge.backends.interface import Backend, StageProgram
 from edge.backends.registry import open_backend
 from edge.concurrency.blocking import run_blocking, uninterrupted
-from edge.engine.kv_copies import CopyRooms
+from edge.engine.kv_copies import KvCopyQuota
 from edge.errors import CapacityError, ProtocolError, RequestError
 from edge.host.addresses import reachable
 from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
@@ -129,7 +129,7 @@ class PeerResources:
         """The same for small frames, so that a step does not wait for weights of others."""
         self.large_answers = OwnerSemaphore(of_one=MAX_LARGE_ANSWERS // 4, of_all=MAX_LARGE_ANSWERS)
         """Number of large answers being made and sent."""
-        self.copy_room = CopyRooms()
+        self.copy_quota = KvCopyQuota()
         """Memory for KV copies on their way to coordinators."""
         self.shards = Quota("shards", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
         self.links = Quota("links between shards", of_one=MAX_LINKS, of_all=2 * MAX_LINKS)
