@@ -317,7 +317,7 @@ class ShardEngine:
 
         def work() -> None:
             if self._program is None or self._is_over:
-                raise RequestError("keys and values for a shard that is not loaded")
+                raise RequestError("keys and values came before the shard was loaded")
             put_copy(self._program, request, first, len(tokens), rows)
             if self.layout.is_last_stage:
                 self._choice.extend(request, tokens)

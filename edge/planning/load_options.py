@@ -79,7 +79,7 @@ def _check_devices(ids: object) -> None:
         raise RequestError(f"prefixes_of must be ids of devices, not {shown(ids)}")
     if len(ids) > MOST_TRUSTED:
         raise RequestError(
-            f"prefixes_of has {len(ids)} devices", remedy=f"{MOST_TRUSTED} is the most"
+            f"prefixes_of has {len(ids)} devices", remedy=f"name at most {MOST_TRUSTED}"
         )
     for each in ids:
         parse_devices(each)

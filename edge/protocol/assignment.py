@@ -69,7 +69,7 @@ class Assignment:
         if not limits.cached_tokens:
             raise ValueError("no memory for the keys and values of one token")
         if max(limits.cached_tokens, limits.disk_tokens) < limits.context_tokens:
-            raise ValueError("room for fewer tokens than one request may have")
+            raise ValueError("neither memory nor disk has room for the longest request")
         rules = self.wire_rules
         if len(rules.sums) != len(stages) or len(rules.hops) != len(stages) - 1:
             raise ValueError(f"wire rules for {len(rules.sums)} stages; the plan has {len(stages)}")

@@ -127,8 +127,8 @@ class PeerClient:
         if member is not None and LEND not in member.roles:
             await channel.aclose()
             raise NetworkError(
-                f"device {one_line(member.name)} ({address}) may use others of its cluster, not "
-                "compute for them",
+                f"device {one_line(member.name)} ({address}) may only use other devices of its "
+                "cluster, not compute for them",
                 remedy="pair it again with --role lend",
             )
         return cls(

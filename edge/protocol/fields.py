@@ -86,7 +86,7 @@ def to_json(value: Any) -> Any:
         return sorted(map(to_json, value))
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"no record holds {shown(value)}")
+    raise TypeError(f"a record cannot hold {shown(value)}")
 
 
 def from_json(cls: type[Record], value: object) -> Record:
@@ -176,7 +176,7 @@ def shape(annotation: Any, limit: Meta = _MOST_ITEMS) -> Any:
         return _held(annotation.from_json)
     if dataclasses.is_dataclass(annotation):
         return _record(annotation)
-    raise TypeError(f"no record holds {annotation}")
+    raise TypeError(f"a record cannot hold {annotation}")
 
 
 def _record(cls: Any) -> Any:

@@ -52,10 +52,12 @@ class PeerProfile:
     def __post_init__(self) -> None:
         rates = self.rates
         if not self.sample_bytes or not all(rates.slice_seconds_per_byte):
-            raise ValueError("a sample without weights, or one that took no time")
+            raise ValueError("sample_bytes and slice_seconds_per_byte must be above 0")
         pairs = zip(rates.slice_seconds_per_byte, rates.seconds_per_byte, strict=True)
         if any(of_slice > MOST_OF_WHOLE * of_whole for of_slice, of_whole in pairs):
-            raise ValueError("bytes of slices that take far longer than those of whole layers")
+            raise ValueError(
+                f"slice_seconds_per_byte is above {MOST_OF_WHOLE:g} times seconds_per_byte"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class Span:
 
     def __post_init__(self) -> None:
         if not self.low_s <= self.middle_s <= self.high_s:
-            raise ValueError("a span is three times in ascending order")
+            raise ValueError("the times of a span must ascend")
 
     def differs(self, now: Span, *, is_rough: bool = False) -> bool:
         """Whether `now` is a different time: its distance is larger than the spread of either; with

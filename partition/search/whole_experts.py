@@ -91,7 +91,7 @@ def _placed(
         for kind in (model.kinds[model.layers[layer]] for layer in sparse)
     }
     if not kinds:
-        raise PlanError([f"Stage {number} has no layer with experts; leave it at columns."])
+        raise PlanError([f"Stage {number} has no layer with experts; use experts='columns'."])
     if len(kinds) > 1:
         raise PlanError(
             [f"The experts of stage {number} differ between layers; cut their columns."]
@@ -102,8 +102,8 @@ def _placed(
     if any(shard.streamed_layers for shard in stage.slices):
         raise PlanError(
             [
-                f"Stage {number} reads layers from disk, where those experts stay that are used"
-                " most; cut their columns."
+                f"Stage {number} reads layers from disk, so its experts are cached by their use;"
+                " cut their columns."
             ]
         )
     facts = model.kinds[model.layers[sparse[0]]]
@@ -121,8 +121,8 @@ def _placed(
     if owners is None:
         raise PlanError(
             [
-                f"The devices of stage {number} have no room for its experts as wholes; cut their"
-                " columns, or give more memory."
+                f"The devices of stage {number} have no room for whole experts; cut their columns,"
+                " or give more memory."
             ]
         )
     counts = [owners.count(index) for index in range(len(ranks))]

@@ -321,7 +321,7 @@ def test_an_assignment_that_cannot_be(change: dict[str, Any]) -> None:
         ("requests", 0, "0 requests at once"),
         ("saved_states", 65, "65 places for states"),
         ("requests", 10**6, "1 to 1024"),
-        ("cached_tokens", 49, "fewer tokens than one request"),
+        ("cached_tokens", 49, "neither memory nor disk has room"),
         ("cached_tokens", 0, "no memory for the keys and values"),
     ],
 )
