@@ -147,7 +147,7 @@ def _give_up(state: SchedulingState, request: str, why: str) -> None:
 
 def _answered(state: SchedulingState, answered: Answered) -> None:
     if not state.under_way:
-        raise ValueError("an answer to no step")
+        raise ValueError("peers answered a step, but none is under way")
     step, tokens, last = state.under_way[0].step, answered.tokens, answered.last
     if len(tokens) != state.under_way[0].tokens:
         raise ValueError(f"{len(tokens)} tokens for a step that gives {state.under_way[0].tokens}")
@@ -197,7 +197,9 @@ def _prefix_found(state: SchedulingState, found: PrefixFound) -> None:
     if entry is None:
         return  # cancelled meanwhile
     if not 0 <= found.tokens <= most_found(entry.prompt_tokens):
-        raise ValueError(f"{found.tokens} tokens known of a prompt of {entry.prompt_tokens}")
+        raise ValueError(
+            f"a prefix of {found.tokens} tokens found for a prompt of {entry.prompt_tokens}"
+        )
     entry.computed = 0 if state.reuse is None else state.reuse.matched(entry, found.tokens)
     if not entry.is_repeated:
         entry.singly = cut(entry.singly, entry.computed)

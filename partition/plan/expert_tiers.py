@@ -1,8 +1,8 @@
 """How a shard with experts divides memory between experts and its other weights. Pure.
 
-A step uses all weights of a layer except its experts, and few of those. So memory goes first to the
-weights that are no experts, because every token uses them. Experts get the memory that is left:
-those that most tokens went through so far (`offload`'s unit cache).
+A step uses all non-expert weights of a layer, and few of its experts. So non-expert weights get
+memory first. The memory that is left caches experts: those that most tokens went through so far
+(`offload`'s unit cache).
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ class LayerBytes:
     memory."""
 
     others: int
-    """Weights that are no experts."""
+    """Non-expert weights."""
     experts: int = 0
     num_experts: int = 0
     top_k: int = 0
@@ -56,7 +56,7 @@ class LayerBytes:
 
     @property
     def least_experts(self) -> int:
-        """Bytes of the experts that the window has room for at least."""
+        """Least bytes that the window reserves for experts."""
         count = min(self.num_experts, max(_LEAST_EXPERTS, 2 * self.top_k))
         return -(-self.placed_experts * count // self.num_experts) if count else 0
 
@@ -66,7 +66,7 @@ class ExpertTiers:
     """How memory is divided between layers and experts."""
 
     streamed: int
-    """Layers whose other weights are read from disk for each step."""
+    """Layers whose non-expert weights are read from disk for each step."""
     cache_bytes: int
     """Memory for cached experts of all layers, with their graphs."""
 
@@ -108,7 +108,7 @@ def expert_tiers(
     least = _least(layers)
     if others + least <= held:
         return ExpertTiers(streamed=0, cache_bytes=held - others)
-    # The weights that are no experts do not all fit, so some layers are streamed.
+    # The non-expert weights do not all fit, so some layers are streamed.
     largest = max(layer.others for layer in layers)
     stay = max(0, (held - least) // largest - WINDOW_LAYERS)
     return ExpertTiers(
@@ -125,13 +125,12 @@ def read_bytes(
     hits: float | None = None,
     chances: Sequence[float] = (),
 ) -> tuple[float, float]:
-    """Bytes that a step of `rows` rows reads on average: (weights that are no experts, experts).
+    """Average bytes that a step of `rows` rows reads: (non-expert weights, experts).
 
-    hits: the part of the experts used that is in memory. chances: for every expert of these layers,
-    the part of all tokens that goes through it; used where `hits` is None, and the likeliest
-    experts are in memory. Without both, every expert is as likely as any other for each row, so
-    cached experts are used as often as those on disk. Real models use some experts more, and those
-    stay cached.
+    hits: hit rate of the expert cache. chances: for every expert of these layers, the part of all
+    tokens that goes through it. It is used where `hits` is None; then the likeliest experts are
+    cached. Without both, every expert is as likely as any other for each row, so cached experts are
+    used as often as those on disk. Real models use some experts more, and those stay cached.
     """
     if not streamed:
         return 0.0, 0.0
@@ -167,6 +166,5 @@ def _used(layers: Sequence[LayerBytes], rows: int) -> Iterator[tuple[LayerBytes,
 
 
 def _least(layers: Sequence[LayerBytes]) -> int:
-    """Bytes of the experts that the window has room for at least, in the layer where they are
-    largest."""
+    """Least bytes that the window reserves for experts, in the layer where they are largest."""
     return max(layer.least_experts for layer in layers)
