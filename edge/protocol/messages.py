@@ -444,7 +444,7 @@ class Finish(Post):
     """First tokens of its cache that stay as a prefix cache, until the request is finished
     again."""
     answer: Raw = b""
-    """Those of them behind the matched prompt; see `fields.token_bytes`."""
+    """The kept tokens after the matched prompt; see `fields.token_bytes`."""
 
 
 # Calls: a loaded model is measured, and freed
