@@ -76,12 +76,12 @@ async def measured_cluster(
             at_rest=at_rest,
         )
         profiles = await _Rates(inquiry).of(peers)
-        rates = _as_alike(peers, profiles)
+        rates = _shared_rates(peers, profiles)
         devices = tuple(replace(peer.device(), rates=rates.get(peer.id)) for peer in peers)
         links = await LinkFacts(inquiry).between(peers)
         cluster = ClusterSpec(devices=devices, links=links)
         is_busy = any(set(profile.busy) - set(at_rest) for profile in profiles.values())
-        return await _Hosts(inquiry, is_busy=is_busy).tried(peers, cluster)
+        return await _Contention(inquiry, is_busy=is_busy).measured(peers, cluster)
 
 
 def forget_device(peer: PeerInfo, *, cache_root: Path) -> None:
@@ -152,7 +152,7 @@ class _Rates:
         return profile
 
 
-class _Hosts:
+class _Contention:
     """The contention between peers of one host: cached, or measured by rehearsals."""
 
     def __init__(self, inquiry: Inquiry, *, is_busy: bool) -> None:
@@ -160,14 +160,14 @@ class _Hosts:
         self._is_busy = is_busy
         """Replies of others were under way, so these measurements are not cached."""
 
-    async def tried(self, peers: Sequence[PeerInfo], cluster: ClusterSpec) -> ClusterSpec:
+    async def measured(self, peers: Sequence[PeerInfo], cluster: ClusterSpec) -> ClusterSpec:
         """The cluster with the contention of all hosts, measured one host after the other."""
         crowds: list[CrowdSpec] = []
         for group in by_host(peers):
             measured = [peer for peer in group if cluster.device(peer.id).rates is not None]
             if len(measured) > 1:
                 crowds += await self._host(measured, cluster)
-        return _crowded(cluster, crowds)
+        return _with_contention(cluster, crowds)
 
     async def _host(self, group: Sequence[PeerInfo], cluster: ClusterSpec) -> Sequence[CrowdSpec]:
         inquiry = self._inquiry
@@ -205,7 +205,7 @@ class _Hosts:
         ]
 
 
-def _crowded(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
+def _with_contention(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
     """The cluster with the contention of its hosts, and rates at the pace of the trials."""
     largest = {each.host: each for each in sorted(crowds, key=lambda each: each.count)}
     for host, crowd in largest.items():
@@ -254,7 +254,7 @@ def _at_pace(
     return replace(cluster, devices=tuple(map(device, cluster.devices)))
 
 
-def _as_alike(
+def _shared_rates(
     peers: Sequence[PeerInfo], profiles: Mapping[str, PeerProfile]
 ) -> dict[str, ComputeRates]:
     """Rates by id. Peers of one host with the same setup get the same rates.

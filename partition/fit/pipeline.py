@@ -227,17 +227,17 @@ def _shortages(costs: _Costs, chain: Sequence[DeviceSpec]) -> tuple[Shortage, ..
     layers that fit nowhere on the device where they need the fewest bytes."""
     ends = costs.ends(len(chain))
     layers = [max(1, capacity) for capacity in costs.capacities(chain)]
-    homeless = max(0, costs.num_layers - sum(layers))
+    unplaced = max(0, costs.num_layers - sum(layers))
 
     def missing(index: int, count: int) -> int:
         needed = ends[index] + costs.run_bytes(count)
         return max(0, needed - chain[index].memory_bytes)
 
-    host = min(
+    overflow = min(
         range(len(chain)),
-        key=lambda index: missing(index, layers[index] + homeless) - missing(index, layers[index]),
+        key=lambda index: missing(index, layers[index] + unplaced) - missing(index, layers[index]),
     )
-    layers[host] += homeless
+    layers[overflow] += unplaced
     return tuple(
         Shortage(device=device.id, name=device.name, missing_bytes=missing(index, layers[index]))
         for index, device in enumerate(chain)

@@ -137,23 +137,23 @@ def tensor_shortages(
         for device in cluster.devices
     ]
 
-    def fits(host: int, memory_bytes: int) -> bool:
+    def fits(largest: int, memory_bytes: int) -> bool:
         trial = list(devices)
-        trial[host] = replace(trial[host], memory_bytes=memory_bytes)
+        trial[largest] = replace(trial[largest], memory_bytes=memory_bytes)
         return place_tensor(model, ClusterSpec(devices=tuple(trial)), workload) is not None
 
-    host = max(range(len(devices)), key=lambda index: devices[index].memory_bytes)
-    if not fits(host, devices[host].memory_bytes):
-        too_small = devices[host].memory_bytes
+    largest = max(range(len(devices)), key=lambda index: devices[index].memory_bytes)
+    if not fits(largest, devices[largest].memory_bytes):
+        too_small = devices[largest].memory_bytes
         enough = costs.fixed_bytes + costs.divisible_bytes  # the whole model
         precision = max(1, (enough - too_small) // _SEARCH_PRECISION)
         while enough - too_small > precision:
             middle = (too_small + enough) // 2
-            if fits(host, middle):
+            if fits(largest, middle):
                 enough = middle
             else:
                 too_small = middle
-        devices[host] = replace(devices[host], memory_bytes=enough)
+        devices[largest] = replace(devices[largest], memory_bytes=enough)
     return tuple(
         Shortage(
             device=device.id,

@@ -288,7 +288,7 @@ class Task:
         check_links(plan, self.cluster)
         yield plan
         orders = islice(permutations(plan.devices), 1, _MOST_ORDERS)
-        others = [_on(plan, order) for order in orders]
+        others = [_with_devices(plan, order) for order in orders]
         fitting = [each for other in others for each in self.fitting(other)]
         if fitting:
             yield min(fitting, key=self._moved_bytes)
@@ -475,7 +475,7 @@ class Task:
         )
 
 
-def _on(plan: Plan, devices: Sequence[str]) -> Plan:
+def _with_devices(plan: Plan, devices: Sequence[str]) -> Plan:
     """The plan with these devices, in plan order."""
     ids = iter(devices)
     stages = tuple(

@@ -41,8 +41,8 @@ def left_out(search: Search, arrangement: Arrangement, predicted: Estimate) -> t
 
 def _reason(search: Search, arrangement: Arrangement, predicted: Estimate, index: int) -> str:
     best = _best_with(search, arrangement, index)
-    if best is None and (strangers := _strangers(search, arrangement, index)):
-        return f"it cannot reach {' or '.join(strangers)}"
+    if best is None and (unreachable := _unreachable(search, arrangement, index)):
+        return f"it cannot reach {' or '.join(unreachable)}"
     if best is None:
         room = size_in_words(search.situation.devices[index].memory_bytes)
         return f"memory: no part of the model fits into its {room}"
@@ -67,7 +67,7 @@ def _reason(search: Search, arrangement: Arrangement, predicted: Estimate, index
     )
 
 
-def _strangers(search: Search, arrangement: Arrangement, index: int) -> list[str]:
+def _unreachable(search: Search, arrangement: Arrangement, index: int) -> list[str]:
     """Names of the devices in use that this device cannot reach."""
     situation = search.situation
     device = situation.devices[index]

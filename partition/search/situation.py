@@ -54,7 +54,7 @@ class Situation:
     """The summed sizes of the first n layers."""
     _reached: tuple[Counts, ...] = field(init=False)
     """Counts of the first n layers."""
-    _strangers: frozenset[tuple[int, int]] = field(init=False)
+    _unlinked: frozenset[tuple[int, int]] = field(init=False)
     """Pairs of devices that cannot reach each other, in both orders."""
     _paces: dict[tuple[int, int, bool, bool], Pace] = field(init=False, default_factory=dict)
     _hops: dict[tuple[Group, Group], tuple[float, float]] = field(init=False, default_factory=dict)
@@ -63,7 +63,7 @@ class Situation:
     def __post_init__(self) -> None:
         self.devices = self.cluster.devices
         self.network = Network(self.cluster)
-        self._strangers = frozenset(
+        self._unlinked = frozenset(
             pair
             for pair in permutations(range(len(self.devices)), 2)
             if not self.network.is_linked(*self.ids(pair))
@@ -108,8 +108,8 @@ class Situation:
         """Whether the sampler reaches every device. Other pairs without a link show as an endless
         time of messages."""
         sampler = arrangement[-1][0]
-        return not self._strangers or not any(
-            (sampler, index) in self._strangers for group in arrangement for index in group
+        return not self._unlinked or not any(
+            (sampler, index) in self._unlinked for group in arrangement for index in group
         )
 
     def crowded(self, arrangement: Arrangement) -> frozenset[int]:
