@@ -1,4 +1,4 @@
-"""Progress of long work as data; who shows it decides how."""
+"""Progress of long work, as data. Callers decide how to show it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ Phase = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """`done` of `total` units of one phase on one device: bytes (of logits in "evaluate"), weights
-    while quantising, tensors in "hash", answers in "generate", tokens in "observe", matrices in
-    "allot", links.
+    """`done` of `total` units of one phase on one device.
+
+    The unit is bytes (of logits in "evaluate"), with these exceptions: weights in "quantise",
+    tensors in "hash", answers in "generate", tokens in "observe", matrices in "allot", and in
+    "measure" 1 for a device, or the links where `peer` is empty.
 
     `peer` is empty for work of the coordinator itself; in "download" it is the model's name.
     """
@@ -39,4 +41,4 @@ OnProgress = Callable[[Progress], None]
 
 
 def ignore_progress(_: Progress) -> None:
-    """For callers that want silence."""
+    """Ignores progress."""

@@ -1,8 +1,8 @@
 """Who runs what: pure functions from facts to a plan.
 
-Facts about devices, the model and the work go in, a Plan comes out; the same facts always give the
-same plan. Knows nothing of sockets, tensors or files, and needs only the standard library, and
-HiGHS to place experts.
+The input is facts about devices, the model and the workload; the output is a Plan. The same facts
+always give the same plan. The package knows nothing of sockets, tensors or files. It needs only the
+standard library, and HiGHS to place whole experts.
 """
 
 from edge.partition.cost.estimate import Estimate, estimate

@@ -1,25 +1,26 @@
-"""Errors of dividing work, and what the person asking can do about them.
+"""Errors of planning, and what a user can do about them.
 
 PartitionError
-├── PlanError      the plan, or the request for one, is wrong; `problems` says each thing
-└── CapacityError  the devices are too small; `shortages` says who lacks what
+├── PlanError      the plan, or the request for one, is wrong; `problems` lists every mistake
+└── CapacityError  the devices are too small; `shortages` lists what each device lacks
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _PROBLEMS_SHOWN = 16
-"""Problems that the message of a PlanError spells out; `problems` always has all of them."""
+"""Problems that the message of a PlanError lists; its attribute `problems` has all of them."""
 
 
 class PartitionError(Exception):
-    """Base of everything this package raises on purpose, apart from ValueError for wrong facts."""
+    """Base of the errors that this package raises on purpose. Wrong facts are a ValueError
+    instead."""
 
 
 class PlanError(PartitionError):
     """A plan that cannot be run, or that cannot exist.
 
-    `problems` holds one whole sentence for each thing that is wrong, in reading order.
+    `problems` has one sentence for each mistake, in reading order.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -36,7 +37,7 @@ class Shortage:
     device: str
     """The id of the device."""
     name: str
-    """What people call it."""
+    """The device's display name."""
     missing_bytes: int
     """At least 1."""
 
@@ -48,10 +49,10 @@ class Shortage:
 class CapacityError(PartitionError):
     """The devices are too small for the model and its workload.
 
-    `shortages` lists every device that is short; together they are one remedy, so giving each
-    device what it lacks is enough. `device` is the one that lacks most, `missing_bytes` is what
-    that one lacks. `largest_context_tokens` is the longest context per request that would fit the
-    devices as they are, or None when no context would.
+    `shortages` lists every device that lacks memory; the model fits once each of them has what it
+    lacks. `device` is the id of the one that lacks most, and `missing_bytes` is what that device
+    lacks. `largest_context_tokens` is the longest context per request that fits the devices as they
+    are, or None where no context fits.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class CapacityError(PartitionError):
         largest_context_tokens: int | None,
     ) -> None:
         self.shortages = tuple(shortages)
-        # max() keeps the first of equals, so the answer does not depend on anything but the order.
+        # max() keeps the first of equals, so the order of the devices alone decides.
         worst = max(self.shortages, key=lambda shortage: shortage.missing_bytes)
         self.device = worst.device
         self.missing_bytes = worst.missing_bytes
@@ -82,7 +83,7 @@ class CapacityError(PartitionError):
 
 
 def size_in_words(count: int) -> str:
-    """Bytes for people, with the exact number where rounding hides something."""
+    """A number of bytes as text, with the exact number where rounding hides something."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
             return f"{count / factor:,.1f} {unit} ({count:,} bytes)"

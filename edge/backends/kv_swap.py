@@ -59,23 +59,25 @@ class Pool(Protocol):
     def length(self, slot: int) -> int: ...
 
     def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
-        """What `count` slots from `first` have but keys and values; none where all can be cut."""
+        """States of `count` slots from `first`, besides keys and values; empty where caches have
+        none."""
         ...
 
     def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
-        """Let a slot have these, as `states` gives them of one."""
+        """Set a slot's states, in the form of `states` for one slot."""
         ...
 
     def save_states(self, slot: int, place: int) -> None:
-        """Copy a slot's states to a place, over what is there."""
+        """Copy a slot's states to a place for saved states, replacing those there."""
         ...
 
     def load_states(self, slot: int, place: int) -> None:
-        """Let a slot have those of a place. KeyError when too many others have some."""
+        """Copy the saved states of a place to a slot. KeyError when no memory for states is
+        free."""
         ...
 
     def drop_states(self, slot: int) -> None:
-        """Give back the memory of a slot's states, until it is given some."""
+        """Free the memory of a slot's states. Setting states takes memory again."""
         ...
 
     def wrote(self, slot: int, length: int) -> None: ...
@@ -85,7 +87,7 @@ class Pool(Protocol):
         ...
 
     def rename(self, request: str, to: str) -> None:
-        """What `request` has is another one's from now on, which has nothing yet."""
+        """Give the slot of `request` to request `to`, which has none."""
         ...
 
     def rows(self, index: int, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
@@ -95,7 +97,8 @@ class Pool(Protocol):
     def filling(
         self, index: int, slot: int, tokens: int
     ) -> AbstractContextManager[tuple[Rows, Rows]]:
-        """To write a layer's first tokens: they are in the pool when the block ends."""
+        """Buffers for a layer's first `tokens` tokens, which are in the pool when the block
+        ends."""
         ...
 
     def release(self, request: str) -> None: ...

@@ -64,8 +64,8 @@ class _Request:
     """Set by the loop's thread; read between the steps of a run."""
 
 
-class TokenChoice:
-    """Sampling on one shard. Called from the compute thread, except `begin` and `cancel`.
+class DistributedSampling:
+    """One shard's part of sampling. Called from the compute thread, except `begin` and `cancel`.
 
     `collective` joins the shards of the last stage; rank 0 is the sampler.
     """

@@ -38,8 +38,8 @@ MOST_UNSENT_BYTES = 4 << 20
 MOST_UNSENT_OF_ALL_BYTES = 16 << 20
 
 
-class CopyRooms:
-    """Limits of unsent copies, for each device and for all together. Thread-safe."""
+class KvCopyQuota:
+    """Limits of the bytes of unsent copies, for each device and for all together. Thread-safe."""
 
     def __init__(
         self, of_one: int = MOST_UNSENT_BYTES, of_all: int = MOST_UNSENT_OF_ALL_BYTES
@@ -54,9 +54,9 @@ class CopyRooms:
         """Bytes of all owners together."""
         return self._held.total()
 
-    def of(self, owner: object) -> CopyRoom:
-        """The part of one connection."""
-        return CopyRoom(self, owner)
+    def of(self, owner: object) -> KvCopyQuotaShare:
+        """The share of one connection."""
+        return KvCopyQuotaShare(self, owner)
 
     def take(self, owner: object, num_bytes: int) -> bool:
         """Take `num_bytes` if they fit; returns whether they did."""
@@ -75,11 +75,11 @@ class CopyRooms:
                 del self._held[owner]
 
 
-class CopyRoom:
-    """Bytes of unsent copies of one connection. Thread-safe."""
+class KvCopyQuotaShare:
+    """The bytes of unsent copies that one connection holds of the quota. Thread-safe."""
 
-    def __init__(self, rooms: CopyRooms, owner: object) -> None:
-        self._rooms = rooms
+    def __init__(self, quota: KvCopyQuota, owner: object) -> None:
+        self._quota = quota
         self._owner = owner
         self._held = 0
         self._lock = threading.Lock()
@@ -87,14 +87,14 @@ class CopyRoom:
     def take(self, num_bytes: int) -> bool:
         """Take `num_bytes` if they fit; returns whether they did."""
         with self._lock:
-            takes = self._rooms.take(self._owner, num_bytes)
+            takes = self._quota.take(self._owner, num_bytes)
             self._held += num_bytes if takes else 0
             return takes
 
     def give_back(self, num_bytes: int) -> None:
         with self._lock:
             self._held -= num_bytes
-            self._rooms.give_back(self._owner, num_bytes)
+            self._quota.give_back(self._owner, num_bytes)
 
     def give_back_all(self) -> None:
         """Call it when nothing more will be sent."""
@@ -116,12 +116,12 @@ class KvCopies:
     `begin`."""
 
     def __init__(
-        self, report: Callable[[Event], None], room: CopyRoom, copies: Copies = "all"
+        self, report: Callable[[Event], None], quota: KvCopyQuotaShare, copies: Copies = "all"
     ) -> None:
         self._report = report
         self._after_s = COPIED_AFTER_S[copies]
         self._enough = COPIED_TOKENS[copies]
-        self._room = room
+        self._quota = quota
         self._next: dict[str, int] = {}
         """By request, the first token without a copy."""
         self._copied_s: dict[str, float] = {}
@@ -191,7 +191,7 @@ class KvCopies:
             self._enough = min(self._enough, most, wanted)
             rows = [each[:, :tokens] for each in rows]
             num_bytes = sum(each.nbytes for each in rows)
-        if not self._room.take(num_bytes):
+        if not self._quota.take(num_bytes):
             return None
         self._next[request] = first + tokens
         self._copied_s[request] = now_s
@@ -216,12 +216,12 @@ def put_copy(program: RowStorage, request: str, first: int, tokens: int, rows: B
     """
     into = program.new_rows(tokens)
     if sum(each.nbytes for each in into) != len(rows):
-        raise RequestError(f"{len(rows)} bytes of keys and values for {tokens} tokens")
+        raise RequestError(f"{len(rows)} bytes are not the keys and values of {tokens} tokens")
     # The token before `first` is cached, and `first` is not.
     if program.rows(request, first, first + 1) is not None or (
         first and program.rows(request, first - 1, first) is None
     ):
-        raise RequestError("keys and values that do not follow those that there are")
+        raise RequestError("the keys and values do not follow the cached ones")
     _fill(into, rows)
     program.put_rows(request, first, into)
 

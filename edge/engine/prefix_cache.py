@@ -52,7 +52,7 @@ OWNER_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixPlaces:
+class PrefixStorage:
     """The prefix storage of a session, and its owner."""
 
     memory: PrefixMemory
@@ -124,12 +124,12 @@ class _Keys:
 class PrefixCache:
     """The prefix cache of one session. Used by the compute thread; `close` it at the end."""
 
-    def __init__(self, places: PrefixPlaces, assignment: Assignment) -> None:
-        self._memory = places.memory
-        self._disk = places.disk
-        self._secret = places.secret
-        self._owner = places.owner
-        whose = (places.owner, *places.trusted)
+    def __init__(self, storage: PrefixStorage, assignment: Assignment) -> None:
+        self._memory = storage.memory
+        self._disk = storage.disk
+        self._secret = storage.secret
+        self._owner = storage.owner
+        whose = (storage.owner, *storage.trusted)
         self._whose = tuple(dict.fromkeys(each[:OWNER_DIGITS] for each in whose))
         self._chunk_tokens = assignment.limits.chunk_tokens
         self._most_tokens = assignment.limits.cached_tokens

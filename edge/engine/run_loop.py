@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import StageCompute, StepLogits
-from edge.engine.distributed_sampling import TokenChoice
+from edge.engine.distributed_sampling import DistributedSampling
 from edge.engine.shard_links import ShardLinks
 from edge.engine.timing import ShardCounters
 from edge.protocol import messages
@@ -32,7 +32,7 @@ class RunLoop:
     def __init__(
         self,
         links: ShardLinks,
-        choice: TokenChoice,
+        choice: DistributedSampling,
         times: ShardCounters,
         report: Callable[[Event], None],
         computed: Callable[[Step], None],

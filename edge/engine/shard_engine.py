@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from edge import transport
 from edge.backends.interface import Backend, KvStorage, ShardWeights, StageProgram
 from edge.engine.compute_thread import ComputeThread
-from edge.engine.distributed_sampling import TokenChoice
+from edge.engine.distributed_sampling import DistributedSampling
 from edge.engine.kv_calibration import calibration_step
-from edge.engine.kv_copies import CopyRoom, CopyRooms, KvCopies, put_copy
-from edge.engine.prefix_cache import PrefixCache, PrefixPlaces
+from edge.engine.kv_copies import KvCopies, KvCopyQuota, KvCopyQuotaShare, put_copy
+from edge.engine.prefix_cache import PrefixCache, PrefixStorage
 from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
 from edge.engine.timing import ShardCounters
@@ -55,7 +55,7 @@ class ShardEngine:
         report: Callable[[Event], None],
         *,
         shortlist_tokens: int = SHORTLIST_TOKENS,
-        copy_room: CopyRoom | None = None,
+        copy_quota: KvCopyQuotaShare | None = None,
         expected: ExpectedStep | None = None,
     ) -> None:
         """expected: predicted step times."""
@@ -66,7 +66,7 @@ class ShardEngine:
         limits = assignment.limits
         self._num_observed = len(observed_runs(self.layout)) if limits.observes else 0
         self.links = ShardLinks(assignment, self._times)
-        self._choice = TokenChoice(
+        self._choice = DistributedSampling(
             [shard.vocab for shard in assignment.plan.stages[-1].slices],
             assignment.rank,
             shortlist_tokens=shortlist_tokens,
@@ -84,7 +84,7 @@ class ShardEngine:
         self._copies = (
             None
             if assignment.copies_kv == "none"
-            else KvCopies(report, copy_room or CopyRooms().of(None), assignment.copies_kv)
+            else KvCopies(report, copy_quota or KvCopyQuota().of(None), assignment.copies_kv)
         )
         self._begun_s: dict[str, float] = {}
         """Start times of the requests under way, for the log."""
@@ -96,7 +96,7 @@ class ShardEngine:
         program."""
         self._parks = False
         self._thread = ComputeThread(
-            f"edge-compute-{assignment.session[:8]}", at_end=self._let_go_of_all
+            f"edge-compute-{assignment.session[:8]}", at_end=self._free_all
         )
 
     def load(
@@ -104,7 +104,7 @@ class ShardEngine:
         backend: Backend,
         weights: ShardWeights,
         kv_tier: KVTier | None = None,
-        prefixes: PrefixPlaces | None = None,
+        prefixes: PrefixStorage | None = None,
     ) -> Future[int]:
         """Load the program on the compute thread, unless one was adopted. The future gives the
         bytes of its weights.
@@ -177,7 +177,7 @@ class ShardEngine:
         Raises RequestError if the shard observes nothing or has no such run.
         """
         if not 0 <= run < self._num_observed:
-            raise RequestError("a run of inputs that is not observed")
+            raise RequestError(f"run {run} of inputs is not observed")
 
         def work() -> NDArray[np.float32]:
             if self._program is None:
@@ -224,7 +224,7 @@ class ShardEngine:
 
         def work(program: StageProgram | None) -> None:
             if program is None:
-                raise PlanError("a step before the shard was loaded")
+                raise PlanError("a step came before the shard was loaded")
             self._choice.allow(step, masks)
             self._thread.safe_point()
             for _computed in self._runs.run(step, program):
@@ -317,7 +317,7 @@ class ShardEngine:
 
         def work() -> None:
             if self._program is None or self._is_over:
-                raise RequestError("keys and values for a shard that is not loaded")
+                raise RequestError("keys and values came before the shard was loaded")
             put_copy(self._program, request, first, len(tokens), rows)
             if self.layout.is_last_stage:
                 self._choice.extend(request, tokens)
@@ -421,18 +421,18 @@ class ShardEngine:
                 self._is_sound = False
             self._report(Failed.of(map_store_error(error)))
 
-    def _let_go_of_all(self) -> None:
+    def _free_all(self) -> None:
         self.links.close()  # again: `prepare` may have replaced the collective
-        self._keep_beginnings()
+        self._store_prefixes()
         if not (self._parks and self._is_sound and self._reset()):
             program, self._program = self._program, None
             try:
                 if program is not None:
                     program.close()
             except Exception:  # back ends raise errors of their libraries
-                _log.exception("a shard did not close as it should")
+                _log.exception("closing a program failed")
 
-    def _keep_beginnings(self) -> None:
+    def _store_prefixes(self) -> None:
         """Store prefixes for later sessions, unless replies continue on another plan."""
         if self._prefixes is None:
             return
@@ -440,11 +440,11 @@ class ShardEngine:
             is_over = self._is_sound and not self._parks
             self._prefixes.close(self._program if is_over else None)
         except Exception:  # back ends raise errors of their libraries
-            _log.info("beginnings of prompts are not kept", exc_info=True)
+            _log.info("prefixes were not cached", exc_info=True)
 
     def _reset(self) -> bool:
         try:
             return self._program is not None and self._program.reset()
         except Exception:  # back ends raise errors of their libraries
-            _log.info("a shard cannot be kept for another session", exc_info=True)
+            _log.info("a program cannot be parked for another session", exc_info=True)
             return False

@@ -104,7 +104,7 @@ class ShardLinks:
         """State of the link to a neighbour; zeros before it is connected. Raises ProtocolError if
         `seat` is no neighbour. For any thread."""
         if seat not in self.neighbours:
-            raise ProtocolError("a link to a shard that is no neighbour")
+            raise ProtocolError(f"the shard in seat {seat} is no neighbour")
         link = self._links.get(seat)
         return LinkState(sent=0, received=0, silent_s=0.0) if link is None else link.state()
 

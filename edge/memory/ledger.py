@@ -89,26 +89,27 @@ class Ledger:
 
     @property
     def room_bytes(self) -> int:
-        """What the promise leaves to models and measurements, free or not."""
+        """Bytes of the budget for models and measurements, free or not."""
         room = self.budget_bytes - self.baseline.total
         return room if self.model_limit_bytes is None else min(room, self.model_limit_bytes)
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the promise that are left; never below 0."""
+        """Bytes of the budget that are free; never below 0."""
         taken = self.baseline.total + sum(use.total for use in self.uses.values())
         return max(0, self.budget_bytes - taken)
 
     @property
     def model_free_bytes(self) -> int:
-        """What weights and KV cache of a new model may take at most, its buffers aside."""
+        """The most bytes that weights and KV cache of a new model may take, without its buffers."""
         if self.model_limit_bytes is None:
             return self.free_bytes
         taken = sum(use.model_bytes for use in self.uses.values())
         return max(0, min(self.free_bytes, self.model_limit_bytes - taken))
 
     def with_use(self, name: str, use: Use) -> Ledger:
-        """Raises CapacityError, with what would help, when that is not free."""
+        """The ledger with a further use. Raises CapacityError, with remedies, when its bytes are
+        not free."""
         others = self.without(name)
         lacking = max(use.total - others.free_bytes, use.model_bytes - others.model_free_bytes)
         if lacking > 0:
@@ -121,7 +122,7 @@ class Ledger:
         return replace(others, uses={**others.uses, name: use})
 
     def without(self, name: str) -> Ledger:
-        """The use is over; an unknown one is no error."""
+        """The ledger without this use. Unknown names are ignored."""
         return replace(self, uses={each: use for each, use in self.uses.items() if each != name})
 
 

@@ -29,8 +29,8 @@ from edge.models.parts import (
 SHARED = "shared."
 """The prefix of a shared expert's weights within its layer."""
 
-_NORMS_BEFORE = ("experts_norm", "router_norm")
-NORMS_BEHIND = ("shared_post_norm", "experts_post_norm")
+_PRE_NORMS = ("experts_norm", "router_norm")
+POST_NORMS = ("shared_post_norm", "experts_post_norm")
 """The norms of the shared expert's output and of the others', if they are separate."""
 
 MAX_EXPERTS = 1024
@@ -202,7 +202,7 @@ class Experts:
             shapes["router_correction"] = (self.num_experts,)
         shapes["mlp_norm"] = (hidden_size,)
         if self.is_apart:
-            shapes |= dict.fromkeys((*_NORMS_BEFORE, *NORMS_BEHIND), (hidden_size,))
+            shapes |= dict.fromkeys((*_PRE_NORMS, *POST_NORMS), (hidden_size,))
             shapes["expert_scales"] = (self.num_experts,)
         if self.has_post_norm:
             shapes["mlp_post_norm"] = (hidden_size,)
@@ -285,11 +285,11 @@ class Experts:
         if self.has_scale:
             yield whole_vector(f"{layer}layer_scale", 1)
         if self.is_apart:
-            yield from (whole_vector(f"{layer}{name}", hidden_size) for name in NORMS_BEHIND)
+            yield from (whole_vector(f"{layer}{name}", hidden_size) for name in POST_NORMS)
         if units:
             yield whole_vector(f"{layer}mlp_norm", hidden_size)
             if self.is_apart:
-                yield from (whole_vector(f"{layer}{name}", hidden_size) for name in _NORMS_BEFORE)
+                yield from (whole_vector(f"{layer}{name}", hidden_size) for name in _PRE_NORMS)
                 yield self._of_each(f"{layer}expert_scales")
             if self.bias:
                 yield from self._biases(layer, hidden_size, units, is_first=is_first)

@@ -32,7 +32,7 @@ def parse_allowed(text: str) -> tuple[str, ...]:
     found = read_ids(ids)
     if what.strip() != "use" or found is None:
         raise RequestError(
-            f"{text!r:.80} does not say who may use this peer",
+            f"{text!r:.80} names no devices that may use this peer",
             remedy="write use=ID or use=ID,ID, with the ids that `edge cluster show` lists, or "
             f"their first {LEAST_DIGITS} digits or more",
         )
@@ -46,12 +46,12 @@ def parse_user_limits(text: str) -> UserLimits:
     values = {name: value for name, _, value in given}
     if len(values) < len(given) or not values.keys() <= {"memory", "cache", "sessions"}:
         raise RequestError(
-            f"{text!r:.80} is no limit for each user",
+            f"{text!r:.80} is not a valid limit for each user",
             remedy="write for example memory=4GiB,cache=20GiB,sessions=2",
         )
     sessions = values.get("sessions")
     if sessions is not None and not (sessions.isascii() and sessions.isdigit() and int(sessions)):
-        raise RequestError(f"sessions={sessions!r:.40}: a whole number of 1 or more is wanted")
+        raise RequestError(f"sessions must be a whole number of 1 or more, not {sessions!r:.40}")
     return UserLimits(
         memory_bytes=parse_size(values["memory"]) if "memory" in values else None,
         cache_bytes=parse_size(values["cache"]) if "cache" in values else None,
@@ -71,11 +71,11 @@ def check_may_use(member: Member | None, peer: str, allowed: Collection[str]) ->
     who = f"device {member.name} ({fingerprint(member.id)})"
     if USE not in member.roles:
         raise RequestError(
-            f"{who} may compute for others of its cluster, not have them compute",
+            f"{who} may only compute for other devices of its cluster, not use them",
             remedy="pair it again with --role use",
         )
     if allowed and not any(member.id.startswith(each) for each in allowed):
         raise RequestError(
-            f"{who} may not use this peer, which was started for others",
-            remedy="start it again with this device's id in --allow use=…, or without that option",
+            f"{who} may not use this peer, which was started with --allow for other devices",
+            remedy="start it again with this device's id in --allow use=…, or without --allow",
         )

@@ -33,7 +33,7 @@ class Audit:
 
     def loaded(self, user: Member | None, assignment: Assignment, num_bytes: int) -> None:
         """Record that `user` has loaded a shard."""
-        who = "somebody (--insecure)"
+        who = "an unknown device (--insecure)"
         if user is not None:
             who = f"{one_line(user.name)} ({fingerprint(user.id)})"
         model = one_line(assignment.plan.model)

@@ -100,8 +100,8 @@ class Connection:
         self._is_answering = False
         """Whether a first call has come and was admitted."""
         self._hearing = Hearing(channel, silent_after_s=silent_after_s)
-        self._copy_room = resources.copy_room.of(self._owner)
-        self._outgoing = OutgoingFrames(channel, self._copy_room, silent_after_s=silent_after_s)
+        self._copy_quota = resources.copy_quota.of(self._owner)
+        self._outgoing = OutgoingFrames(channel, self._copy_quota, silent_after_s=silent_after_s)
         self._incoming = FrameMemory(
             resources.frames, resources.small_frames, self._owner, self._hearing
         )
@@ -117,7 +117,7 @@ class Connection:
             profiling=self._profiling,
             outgoing=self._outgoing,
             hearing=self._hearing,
-            copy_room=self._copy_room,
+            copy_quota=self._copy_quota,
         )
         self._calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
             messages.Describe: self._describe,
@@ -167,8 +167,8 @@ class Connection:
             return
         error = PeerError(
             self._peer.settings.name,
-            "it has heard that this device was expelled from the cluster, or paired again since",
-            remedy="start this program anew, or take the device in again with `edge pair`",
+            "this device was expelled from the cluster, or paired again since this program started",
+            remedy="start this program again, or pair the device again with `edge pair`",
         )
         with contextlib.suppress(RequestError, transport.TransportError, TimeoutError):
             if not credentials.is_admitted(user.id, user.edition):
@@ -186,7 +186,7 @@ class Connection:
             if isinstance(outcome, Exception) and not isinstance(outcome, transport.TransportError):
                 self._peer.failures.failed("serving a coordinator", outcome)
         async with AsyncExitStack() as stack:  # run all of these, even if one fails
-            stack.callback(self._copy_room.give_back_all)
+            stack.callback(self._copy_quota.give_back_all)
             stack.callback(self._incoming.give_back_all)  # runs last, when no session is left
             stack.push_async_callback(self._weights.aclose)
             stack.push_async_callback(self._sessions.aclose)

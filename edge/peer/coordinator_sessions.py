@@ -16,8 +16,8 @@ import numpy as np
 
 from edge.backends.interface import ShardWeights, StageProgram
 from edge.concurrency.blocking import run_blocking, uninterrupted
-from edge.engine.kv_copies import CopyRoom
-from edge.engine.prefix_cache import PrefixPlaces
+from edge.engine.kv_copies import KvCopyQuotaShare
+from edge.engine.prefix_cache import PrefixStorage
 from edge.engine.report_batching import ReportBatcher
 from edge.engine.shard_engine import NO_MASKS
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
@@ -59,7 +59,7 @@ class CoordinatorSessions:
         profiling: ProfilingCalls,
         outgoing: OutgoingFrames,
         hearing: Hearing,
-        copy_room: CopyRoom,
+        copy_quota: KvCopyQuotaShare,
     ) -> None:
         """Resources are counted for `user` and `owner`. weights: uploads that sessions load.
         outgoing: where reports are sent. hearing: how long the coordinator has been silent."""
@@ -71,7 +71,7 @@ class CoordinatorSessions:
         self._profiling = profiling
         self._outgoing = outgoing
         self._hearing = hearing
-        self._copy_room = copy_room
+        self._copy_quota = copy_quota
         self._shards = QuotaShare(resources.shards, owner)
         self._links = QuotaShare(resources.links, owner)
         self._mine: dict[str, HostedShard] = {}
@@ -122,7 +122,7 @@ class CoordinatorSessions:
         if another coordinator took it over."""
         hosted = self._mine.get(session)
         if hosted is None:
-            raise self._replaced.get(session) or ProtocolError("a session that is not open")
+            raise self._replaced.get(session) or ProtocolError("the session is not open")
         return hosted
 
     def end_waits(self, session: object) -> None:
@@ -153,7 +153,7 @@ class CoordinatorSessions:
     async def _open(self, call: messages.Open) -> messages.Opened:
         assignment = call.assignment
         if assignment.session.startswith(MEASURING):
-            raise ProtocolError("a session with the name of a measurement")
+            raise ProtocolError(f"the name of a session cannot begin with {MEASURING!r}")
         self._check_new(assignment)
         await run_blocking(lambda: check_plan(assignment))
         if assignment.manifest_digest == messages.MADE_UP_WEIGHTS:
@@ -174,7 +174,7 @@ class CoordinatorSessions:
         if self._peer.leaving.is_set():
             raise PeerError(
                 self._peer.settings.name,
-                "it is leaving: it was stopped by its user; load on other peers",
+                "its user has stopped it; load the model on other peers",
             )
         taken = assignment.key in self._peer.sessions or assignment.key in self._peer.ledger.uses
         if taken or assignment.session in self._mine:
@@ -211,7 +211,7 @@ class CoordinatorSessions:
                 self._peer.kv_room,
                 host_bytes=host_bytes,
                 kv_host_bytes=None if host_free_bytes is None else host_free_bytes - host_bytes,
-                copy_room=self._copy_room,
+                copy_quota=self._copy_quota,
                 expected=call.expected,
                 end_reports=reports.end,
             )
@@ -229,7 +229,7 @@ class CoordinatorSessions:
         self._mine[assignment.session] = hosted
         prefixes = None
         if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
-            prefixes = PrefixPlaces(
+            prefixes = PrefixStorage(
                 memory=self._peer.kv_room.beginnings,
                 disk=hosted.kv.prefixes,
                 secret=call.prefix_secret,
@@ -338,7 +338,7 @@ class CoordinatorSessions:
             raise ProtocolError(f"tokens outside a vocabulary of {vocab_size}")
         last = call.first + len(call.tokens)
         if not 0 <= call.first < last <= hosted.assignment.limits.context_tokens:
-            raise ProtocolError(f"keys and values of tokens {call.first} to {last}")
+            raise ProtocolError(f"tokens {call.first} to {last} are outside the context")
         hosted.announce(call.request)
         put = hosted.shard.put_kv(call.request, call.first, call.tokens, call.rows)
         await asyncio.wrap_future(put)
@@ -372,7 +372,7 @@ class CoordinatorSessions:
             most_tokens=hosted.assignment.limits.context_tokens,
         )
         if not 0 <= post.tokens <= len(prompt):
-            raise ProtocolError(f"{post.tokens} tokens of a prompt of {len(prompt)}")
+            raise ProtocolError(f"a prefix of {post.tokens} tokens; the prompt has {len(prompt)}")
         hosted.announce(post.request, prompt_tokens=len(prompt))
         hosted.shard.match_prefix(
             post.request,
@@ -386,7 +386,7 @@ class CoordinatorSessions:
     def _reserve(self, post: messages.Reserve) -> None:
         hosted = self.get(post.session)
         if post.tokens > hosted.assignment.limits.context_tokens:
-            raise ProtocolError(f"room for {post.tokens} tokens, more than the context")
+            raise ProtocolError(f"room for {post.tokens} tokens is more than the context needs")
         hosted.shard.reserve(post.request, post.tokens)
 
     def _run_step(self, post: messages.RunStep) -> None:
@@ -394,9 +394,9 @@ class CoordinatorSessions:
         vocab_size = hosted.assignment.model.vocab_size
         for request, terms in post.terms.items():
             if any(token >= vocab_size for token in terms.end_ids):
-                raise ProtocolError(f"a reply that ends outside a vocabulary of {vocab_size}")
+                raise ProtocolError(f"an end token outside a vocabulary of {vocab_size}")
             if any(token >= vocab_size for token in terms.sampling.logit_bias):
-                raise ProtocolError(f"a bias of a token outside a vocabulary of {vocab_size}")
+                raise ProtocolError(f"a logit bias outside a vocabulary of {vocab_size}")
             hosted.announce(request)
         masks = NO_MASKS
         if hosted.shard.layout.is_last_stage:
@@ -423,7 +423,8 @@ class CoordinatorSessions:
         answer_tokens = 0 if answer is None else len(answer)
         if not answer_tokens <= post.kept_tokens <= most_tokens:
             raise ProtocolError(
-                f"{post.kept_tokens} tokens of a cache, {answer_tokens} of an answer"
+                f"{post.kept_tokens} kept tokens cannot include {answer_tokens} of the answer, "
+                f"or are more than the context of {most_tokens}"
             )
         hosted.shard.finish(post.request, kept_tokens=post.kept_tokens, answer=answer)
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from edge.backends.interface import StageProgram
 from edge.concurrency.blocking import run_blocking
-from edge.engine.kv_copies import CopyRoom
+from edge.engine.kv_copies import KvCopyQuotaShare
 from edge.engine.shard_engine import ShardEngine
 from edge.errors import NetworkError, ProtocolError
 from edge.memory.kv_budget import KvRoom
@@ -43,7 +43,7 @@ class HostedShard:
         *,
         host_bytes: int = 0,
         kv_host_bytes: int | None = None,
-        copy_room: CopyRoom | None = None,
+        copy_quota: KvCopyQuotaShare | None = None,
         expected: ExpectedStep | None = None,
         end_reports: Callable[[], None] = lambda: None,
     ) -> None:
@@ -65,7 +65,7 @@ class HostedShard:
         self._end_reports = end_reports
         self.backlog = Backlog()
         try:
-            self.shard = ShardEngine(assignment, report, copy_room=copy_room, expected=expected)
+            self.shard = ShardEngine(assignment, report, copy_quota=copy_quota, expected=expected)
         except BaseException:
             kv_room.give_back(self.kv)
             raise
@@ -141,7 +141,7 @@ class HostedShard:
         """See `KvStorage.save_state`. Raises ProtocolError if `place` is out of range."""
         places = self.assignment.limits.saved_states
         if place >= places:
-            raise ProtocolError(f"place {place} for a state, of {places}")
+            raise ProtocolError(f"there is no place {place} for a saved state, only {places}")
         self.shard.save_state(request, tokens, place)
 
     def forget(self, request: str) -> None:
@@ -162,7 +162,7 @@ class HostedShard:
         neighbour without an address.
         """
         if self._is_connecting:
-            raise ProtocolError("the links of this session were asked for before")
+            raise ProtocolError("this session was already told to connect")
         self._is_connecting = True
         homeless = self.shard.links.neighbours - set(places)
         if homeless:

@@ -79,7 +79,7 @@ class Leases:
                 await held.end(replaced_by(lease))
             elif held.silent_s() >= CUT_OFF_AFTER_S:
                 self.give_back(session)
-                await held.end(RequestError("its coordinator was cut off, and has begun again"))
+                await held.end(RequestError("its coordinator was cut off and has reconnected"))
 
     def check(self, owner: Owner, lease: Lease) -> None:
         """Raises RequestError if a later term was seen."""
@@ -107,6 +107,6 @@ class Leases:
 def replaced_by(lease: Lease) -> RequestError:
     """The error for a coordinator whose run was taken over."""
     return RequestError(
-        f"another coordinator has taken over this run (term {lease.term}): what it answers goes on "
-        "there, and ends here"
+        f"another coordinator has taken over this run (term {lease.term}): its answers go on "
+        "there, and end here"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from edge import transport
-from edge.engine.kv_copies import CopyRoom
+from edge.engine.kv_copies import KvCopyQuotaShare
 from edge.engine.report_batching import Sent, Told
 from edge.protocol.frame_codec import Event, to_frame
 from edge.protocol.heartbeat import patience_s
@@ -19,10 +19,12 @@ MAX_UNSENT_REPORTS = 64
 class OutgoingFrames:
     """Sends answers directly and reports in order. For the loop."""
 
-    def __init__(self, channel: Channel, copy_room: CopyRoom, *, silent_after_s: float) -> None:
-        """copy_room: gets the memory of KV copies back once they are sent."""
+    def __init__(
+        self, channel: Channel, copy_quota: KvCopyQuotaShare, *, silent_after_s: float
+    ) -> None:
+        """copy_quota: gets the memory of KV copies back once they are sent."""
         self._channel = channel
-        self._copy_room = copy_room
+        self._copy_quota = copy_quota
         self._silent_after_s = silent_after_s
         self._reports: asyncio.Queue[Told] = asyncio.Queue()
         self._report_sent = asyncio.Event()
@@ -39,9 +41,7 @@ class OutgoingFrames:
             async with asyncio.timeout(patience_s(self._silent_after_s, len(frame.payload))):
                 await self._channel.send(frame)
         except TimeoutError:
-            raise transport.TransportError(
-                "the coordinator does not read what it is sent"
-            ) from None
+            raise transport.TransportError("the coordinator does not read its frames") from None
 
     def report(self, event: Event, sent: Sent = lambda: None) -> None:
         """Queue a report; `sent` is called once it is sent."""
@@ -61,4 +61,4 @@ class OutgoingFrames:
             await self.send(to_frame(report.kind, report))
             sent()
             if isinstance(report, KvRows):
-                self._copy_room.give_back(len(report.rows))
+                self._copy_quota.give_back(len(report.rows))

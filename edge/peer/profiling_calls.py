@@ -133,7 +133,9 @@ class ProfilingCalls:
         )
         most_bytes = sample_budget_bytes(peer.free_bytes(self._user))
         if peer.backend().is_stand_in or needed_bytes > most_bytes:
-            raise CapacityError("this device measures itself only roughly, or lacks the memory")
+            raise CapacityError(
+                "this device lacks the memory for a rehearsal, or computes with a stand-in"
+            )
         return written_weights(
             assignment.layout, assignment.weight_format, peer.settings.cache_root
         )

@@ -18,7 +18,7 @@ from edge import offload
 from edge.backends.interface import Backend, StageProgram
 from edge.backends.registry import open_backend
 from edge.concurrency.blocking import run_blocking, uninterrupted
-from edge.engine.kv_copies import CopyRooms
+from edge.engine.kv_copies import KvCopyQuota
 from edge.errors import CapacityError, ProtocolError, RequestError
 from edge.host.addresses import reachable
 from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
@@ -94,9 +94,9 @@ class PeerResources:
         kv_bytes = settings.kv_memory_bytes or 0
         if settings.memory_bytes is not None and kv_bytes > settings.memory_bytes:
             raise RequestError(
-                f"--kv-memory {format_size(kv_bytes)} is a part of the memory, which is "
-                f"{format_size(settings.memory_bytes)}",
-                remedy="give less, or more --memory",
+                f"--kv-memory {format_size(kv_bytes)} is more than --memory "
+                f"{format_size(settings.memory_bytes)}, which it is a part of",
+                remedy="give less --kv-memory, or more --memory",
             )
         self.settings = settings
         self.credentials = credentials
@@ -129,7 +129,7 @@ class PeerResources:
         """The same for small frames, so that a step does not wait for weights of others."""
         self.large_answers = OwnerSemaphore(of_one=MAX_LARGE_ANSWERS // 4, of_all=MAX_LARGE_ANSWERS)
         """Number of large answers being made and sent."""
-        self.copy_room = CopyRooms()
+        self.copy_quota = KvCopyQuota()
         """Memory for KV copies on their way to coordinators."""
         self.shards = Quota("shards", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
         self.links = Quota("links between shards", of_one=MAX_LINKS, of_all=2 * MAX_LINKS)
@@ -311,8 +311,8 @@ class PeerResources:
         is_shard = not name.startswith(MEASURING)
         if is_shard and limits.sessions is not None and shards >= limits.sessions:
             raise CapacityError(
-                f"device {user.name} has {shards} shards loaded on this peer, which is the most "
-                "for each (--each-user)",
+                f"device {user.name} has {shards} shards loaded on this peer, the limit of each "
+                "device (--each-user)",
                 remedy="close a model first",
             )
         if limits.memory_bytes is not None:
@@ -322,7 +322,7 @@ class PeerResources:
                     f"{'this shard' if is_shard else 'this measurement'} needs "
                     f"{format_size(use.total)}, and device {user.name} may have "
                     f"{format_size(max(0, free_bytes))} more of this peer (--each-user)",
-                    remedy="close a model first, or share this one with more peers",
+                    remedy="close a model first, or divide this one among more peers",
                 )
 
     def _held_by(self, user: Member, ledger: Ledger) -> dict[str, Use]:
@@ -507,7 +507,7 @@ class PeerResources:
 
 
 def _in_words(user: Member | None) -> str:
-    return "somebody" if user is None else f"{one_line(user.name)} ({fingerprint(user.id)})"
+    return "unknown" if user is None else f"{one_line(user.name)} ({fingerprint(user.id)})"
 
 
 async def _stream(counts: Mapping[HostedShard, int]) -> list[BaseException]:

@@ -39,28 +39,28 @@ class PeerSettings:
         flags=("--memory",),
         parse=parse_size,
         metavar="SIZE",
-        help="The most that the whole process may have in memory, as 4GiB; with a GPU, of the "
-        "GPU's.  [default: what is free, less a reserve]",
+        help="Memory budget of the whole process, as 4GiB; with a GPU, of the GPU's memory.  "
+        "[default: the free memory, less a reserve]",
     )
     model_memory_bytes: int | None = option(
         None,
         flags=("--model-memory",),
         parse=parse_size,
         metavar="SIZE",
-        help="Of that, the most for weights and KV caches.  [default: what the process leaves]",
+        help="The most of --memory for weights and KV caches.  [default: all that is left]",
     )
     host_memory_bytes: int | None = option(
         None,
         flags=("--host-memory",),
         parse=parse_size,
         metavar="SIZE",
-        help="With a GPU: of the host's memory, the most for what the GPU has no room for.  "
-        "[default: half of what is free, less a reserve]",
+        help="With a GPU: host memory for weights and KV caches that do not fit on the GPU.  "
+        "[default: half of the free memory, less a reserve]",
     )
     backend: str = option(
         "auto",
         choices=BACKEND_CHOICES,
-        help="What computes: ort on the CPU, triton on a GPU; auto takes the GPU if it can. null "
+        help="Back end: ort for the CPU, triton for a GPU; auto takes the GPU if it can. null "
         "computes nothing and makes up tokens, for plans and tests.",
     )
     kv_memory_bytes: int | None = option(
@@ -68,15 +68,14 @@ class PeerSettings:
         flags=("--kv-memory",),
         parse=parse_size,
         metavar="SIZE",
-        help="The part of it that keys and values of requests may take.  [default: what plans "
-        "reserve]",
+        help="The most of --memory for KV caches of requests.  [default: what plans reserve]",
     )
     kv_disk: tuple[Path, int] | None = option(
         None,
         parse=parse_folder_and_size,
         metavar="FOLDER:SIZE",
-        help="Where keys and values go for which there is no memory, as /fast/kv:20GiB: so more "
-        "requests can be under way, and longer ones.",
+        help="KV cache offload: a folder for keys and values that do not fit into memory, as "
+        "/fast/kv:20GiB, for more and longer requests.",
     )
     cluster: str = option(
         "default",
@@ -93,29 +92,29 @@ class PeerSettings:
         flags=("--cache-limit",),
         parse=parse_size,
         metavar="SIZE",
-        help="Disk for cached shards; the least recently used go first.  [default: 64GiB]",
+        help="Disk for cached shards; the least recently used are evicted first.  [default: 64GiB]",
     )
     allow: tuple[str, ...] | None = option(
         None,
         parse=parse_allowed,
         metavar="use=ID,…",
-        help="Which devices may have this one compute, besides itself: ids, or their first 16 "
-        "digits, as `edge cluster show` lists them.  [default: every member that may use others]",
+        help="Devices that may use this one, besides itself: ids, or their first 16 digits, as "
+        "`edge cluster show` lists them.  [default: every member that may use others]",
     )
     each_user: UserLimits | None = option(
         None,
         parse=parse_user_limits,
         metavar="LIMITS",
-        help="The most that one device may take, as memory=4GiB,cache=20GiB,sessions=2: memory of "
-        "what it has loaded and of beginnings of its prompts, disk for the weights "
-        "it has sent, and as much for such beginnings, shards loaded at once.",
+        help="Limits of each device, as memory=4GiB,cache=20GiB,sessions=2: memory of its loaded "
+        "models and prefix caches, disk for the weights that it sent and as much again for its "
+        "prefix caches, shards loaded at once.",
     )
     audit: Path | None = option(
         None,
         parse=Path,
         metavar="FILE",
-        help="Append a line of JSON for each model that is loaded here, and when it ends: who, "
-        "what, when.",
+        help="Append a line of JSON when a model is loaded here and when it is freed: device, "
+        "model, time.",
     )
     cache_root: Path = field(default_factory=cache_root)
     announce: bool = True

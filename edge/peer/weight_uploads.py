@@ -50,7 +50,7 @@ class WeightUploads:
         none."""
         cached = self._sealed.get(digest)
         if cached is None:
-            raise ProtocolError("a shard that was not sent")
+            raise ProtocolError("the shard was not sent")
         return cached
 
     async def aclose(self) -> None:
@@ -118,7 +118,7 @@ class WeightUploads:
     def _writer(self, digest: str) -> ShardWriter:
         writer = self._writers.get(digest)
         if writer is None:
-            raise ProtocolError("a piece of a shard that was not offered")
+            raise ProtocolError("the shard was not offered")
         return writer
 
     def _keep(self, digest: str, cached: CachedShard) -> None:

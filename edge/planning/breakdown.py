@@ -1,4 +1,4 @@
-"""Where a token's time went, part by part, next to what was predicted of each part."""
+"""The time of a decoded token by parts, actual and predicted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _TERMS: dict[PartKind, tuple[Kind, ...]] = {
     "sample": ("sample",),
     "messages": ("hop", "step"),
 }
-"""What a prediction is the sum of, by the part that peers can tell. The rest is computing, which is
-predicted for each device."""
+"""Terms of a prediction, by the part that peers can measure. "compute" is predicted for each
+device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,12 @@ def step_parts(
 ) -> list[TokenPart]:
     """The parts of a decoded token, which took `token_s` on average over some replies.
 
-    predicted: estimates of the replies, each with its part of the tokens, 1 in all. times: the
-    peers' counters over just these replies.
+    predicted: estimates of the replies, each with its part of the tokens; the parts add up to 1.
+    times: the peers' counters over exactly these replies.
 
-    A stage takes as long as the shard that waits least in its sums: the slowest waits for nobody,
-    so what its sums take is the network's part. What no counter tells are messages: handing on from
-    stage to stage, and to the caller.
+    A stage takes as long as the shard that waits least in its sums: the slowest shard does not wait
+    for others, so its time in sums is that of the network. The time that no counter shows is
+    "messages": between stages, and to the caller.
     """
     device_s: dict[str, float] = {}
     for weight, estimate in predicted:
@@ -116,8 +116,8 @@ def step_parts(
 
 
 def reads_in_words(times: Sequence[PeerTimes]) -> list[str]:
-    """A line for each peer that read weights while it decoded: how much, and the part of the
-    experts it needed that it had."""
+    """One line for each peer that read weights while decoding: bytes per token, and the hit rate of
+    its expert cache."""
     lines = []
     for each in times:
         token, hits = each.decode.each, each.decode.expert_hits

@@ -1,8 +1,8 @@
-"""Facts that a plan is made from: what each peer and each link measured of itself, kept for a day.
+"""Rates of peers and links, measured by the peers and cached for a day.
 
-A link is looked at each time, with a few messages, and measured again where it has changed: a cable
-is plugged in more often than a processor. Peers are not: what tells a device's speed honestly is a
-sample of the model, whose loading takes seconds, and a reply that is slower tells it for nothing.
+Cached links are checked each time with a few messages, and measured again if they have changed:
+cables change more often than processors. Peers are not checked, because an honest check would load
+a sample of the model for seconds; slow replies show a slower peer at no cost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.weights.formats import WeightFormat
 
 _MOST_ALIKE = 2
-"""Peers of one host that are set up alike and measured; the others are as fast."""
+"""Peers of one host with the same setup that are measured; the others get the same rates."""
 
 
 async def measured_cluster(
@@ -46,18 +46,19 @@ async def measured_cluster(
     only: Collection[str] | None = None,
     at_rest: Collection[str] = (),
 ) -> ClusterSpec:
-    """The peers, in this order, with the rates of each for this model and the links between them.
+    """The peers, in this order, with their rates for this model and the links between them.
 
-    What is not known, older than a day or of a device that has changed since is measured now, one
-    host at a time on each host and one link at a time; `refresh` measures everything. `only_known`
-    measures only links that have changed: what is not known has no rates, or no link.
-    `only_remembered` does not look whether links have changed, either. `only` these peers (ids) are
-    measured, and links of theirs, and no peers together: others may be busy. Models `at_rest` are
-    loaded there and compute nothing meanwhile. A peer that cannot be measured has no rates, and
-    `on_note` gets the reason; also for devices whose samples disagree, that were busy, or that
-    cannot link to each other.
+    Facts that are missing, older than a day, or of a device that changed since are measured now:
+    one peer at a time on each host, and one link at a time. A peer that cannot be measured has no
+    rates. `on_note` gets the reason, and also devices whose samples disagree, that were busy, or
+    that cannot link to each other.
 
-    Raises PeerLostError naming a peer that goes away meanwhile.
+    refresh: measure everything again. only_known: measure only links that have changed; missing
+    rates and links stay missing. only_remembered: also do not check links. only: measure only these
+    peers (ids) and their links, and no peers together, because others may be busy. at_rest: models
+    that are loaded on the peers and compute nothing meanwhile.
+
+    Raises PeerLostError with the name of a peer that goes away meanwhile.
     """
     cache = FactsCache(cache_root / "measured")
     async with contextlib.AsyncExitStack() as stack:
@@ -75,44 +76,44 @@ async def measured_cluster(
             at_rest=at_rest,
         )
         profiles = await _Rates(inquiry).of(peers)
-        rates = _as_alike(peers, profiles)
+        rates = _shared_rates(peers, profiles)
         devices = tuple(replace(peer.device(), rates=rates.get(peer.id)) for peer in peers)
         links = await LinkFacts(inquiry).between(peers)
         cluster = ClusterSpec(devices=devices, links=links)
         is_busy = any(set(profile.busy) - set(at_rest) for profile in profiles.values())
-        return await _Hosts(inquiry, is_busy=is_busy).tried(peers, cluster)
+        return await _Contention(inquiry, is_busy=is_busy).measured(peers, cluster)
 
 
 def forget_device(peer: PeerInfo, *, cache_root: Path) -> None:
-    """Measure this peer anew next time, whatever the model: it ran otherwise than it had said."""
+    """Forget the measurements of this peer for all models, after it ran slower than they say."""
     FactsCache(cache_root / "measured").forget_device(peer)
 
 
 def forget_link(one: PeerInfo, other: PeerInfo, *, cache_root: Path) -> None:
-    """Measure the link between these two anew next time."""
+    """Forget the measurements of the link between these two."""
     FactsCache(cache_root / "measured").forget_link(one, other)
 
 
 class _Rates:
-    """The rates of one model's peers: those that are known, and measured those that are not."""
+    """The rates of peers for one model: cached ones, and new ones where they are missing."""
 
     def __init__(self, inquiry: Inquiry) -> None:
         self._inquiry = inquiry
 
     async def of(self, peers: Sequence[PeerInfo]) -> dict[str, PeerProfile]:
-        """By id; without those that cannot be measured."""
+        """Profiles by id, without peers that cannot be measured."""
         found: dict[str, PeerProfile] = {}
         await gather_all(self._host(group, found) for group in by_host(peers))
         for peer in peers:
             if peer.id in found and found[peer.id].is_unsteady:
                 self._inquiry.on_note(
-                    f"{peer.name} is not steady: its samples were {found[peer.id].spread:.0%} "
-                    "apart, so predictions for it are rough"
+                    f"the speed of {peer.name} varies: its samples differ by "
+                    f"{found[peer.id].spread:.0%}, so predictions for it are rough"
                 )
         return found
 
     async def _host(self, group: Sequence[PeerInfo], found: dict[str, PeerProfile]) -> None:
-        """Peers that share a machine, one after the other. Fills `found`."""
+        """Profile the peers of one machine, one after the other. Fills `found`."""
         inquiry = self._inquiry
         alike: Counter[str] = Counter()
         for peer in group:
@@ -130,7 +131,7 @@ class _Rates:
                 alike[peer.identity] += 1
 
     async def _alone(self, peer: PeerInfo) -> PeerProfile | None:
-        """What the peer measures of itself; None, and a note, when it cannot."""
+        """The profile that the peer measures of itself; None, with a note, when it cannot."""
         client = await self._inquiry.clients.of(peer)
         order = Profile(model=self._inquiry.spec, weight_format=self._inquiry.weight_format)
         self._inquiry.on_progress(Progress(phase="measure", peer=peer.name, done=0, total=1))
@@ -145,28 +146,28 @@ class _Rates:
             self._inquiry.on_progress(Progress(phase="measure", peer=peer.name, done=1, total=1))
         if busy := set(profile.busy) - set(self._inquiry.at_rest):
             self._inquiry.on_note(
-                f"{peer.name} had {', '.join(sorted(busy))} loaded while it was measured: both "
-                "may have been slower for these seconds"
+                f"{peer.name} had {', '.join(sorted(busy))} loaded while it was measured, "
+                "so answers and the measurement may have slowed each other"
             )
         return profile
 
 
-class _Hosts:
-    """What peers of one host take from each other: what is known, and tried what is not."""
+class _Contention:
+    """The contention between peers of one host: cached, or measured by rehearsals."""
 
     def __init__(self, inquiry: Inquiry, *, is_busy: bool) -> None:
         self._inquiry = inquiry
         self._is_busy = is_busy
-        """Others' replies were under way: what is measured now is not worth keeping."""
+        """Replies of others were under way, so these measurements are not cached."""
 
-    async def tried(self, peers: Sequence[PeerInfo], cluster: ClusterSpec) -> ClusterSpec:
-        """The cluster with that, of all hosts; one host after the other."""
+    async def measured(self, peers: Sequence[PeerInfo], cluster: ClusterSpec) -> ClusterSpec:
+        """The cluster with the contention of all hosts, measured one host after the other."""
         crowds: list[CrowdSpec] = []
         for group in by_host(peers):
             measured = [peer for peer in group if cluster.device(peer.id).rates is not None]
             if len(measured) > 1:
                 crowds += await self._host(measured, cluster)
-        return _crowded(cluster, crowds)
+        return _with_contention(cluster, crowds)
 
     async def _host(self, group: Sequence[PeerInfo], cluster: ClusterSpec) -> Sequence[CrowdSpec]:
         inquiry = self._inquiry
@@ -187,9 +188,10 @@ class _Hosts:
         return crowds
 
     def _crowds(self, trials: Sequence[Trial], cluster: ClusterSpec) -> list[CrowdSpec]:
-        """What the trials add to rates, at the pace that rates and trials have in the median.
+        """The contention that the trials show, at the median pace of rates and trials.
 
-        Each trial at its own pace: it was made in turn with one of the devices alone.
+        Each trial is compared at its own pace, because it ran in turn with one of the devices
+        alone.
         """
         paces = [(1.0, 1.0), *(trial.alone for trial in trials if trial.alone is not None)]
         token, first = (median(each) for each in zip(*paces, strict=True))
@@ -203,8 +205,8 @@ class _Hosts:
         ]
 
 
-def _crowded(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
-    """With what devices of one host take from each other, and at the pace they had then."""
+def _with_contention(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
+    """The cluster with the contention of its hosts, and rates at the pace of the trials."""
     largest = {each.host: each for each in sorted(crowds, key=lambda each: each.count)}
     for host, crowd in largest.items():
         cluster = _at_pace(cluster, host, crowd.rows, crowd.pace)
@@ -213,7 +215,7 @@ def _crowded(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
         if known.host not in largest or known.rates is None:
             return known
         crowd, rates = largest[known.host], known.rates
-        # Company makes nobody faster: what seems so is noise.
+        # Other peers make no device faster, so values below 1 are noise.
         shared = tuple(
             each * max(1.0, between(crowd.rows, crowd.slower, rows))
             for rows, each in zip(rates.rows, rates.seconds_per_byte, strict=True)
@@ -224,7 +226,7 @@ def _crowded(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
 
 
 def _median_link(cluster: ClusterSpec, host: str) -> tuple[float, float]:
-    """(latency in s, bytes per s) of the host's devices that reach each other."""
+    """The median (latency in s, bytes per s) of the host's links that work."""
     own = {device.id for device in cluster.devices if device.host == host}
     links = [
         link
@@ -239,7 +241,8 @@ def _median_link(cluster: ClusterSpec, host: str) -> tuple[float, float]:
 def _at_pace(
     cluster: ClusterSpec, host: str, rows: Sequence[int], pace: Sequence[float]
 ) -> ClusterSpec:
-    """With this pace for the fastest of a host and those like it: one of them was tried alone."""
+    """The cluster with this pace for the fastest devices of the host, one of which was tried
+    alone."""
     measured = [each.rates for each in cluster.devices if each.host == host and each.rates]
     fastest = min(measured, key=lambda rates: rates.seconds_per_byte[0])
 
@@ -251,13 +254,13 @@ def _at_pace(
     return replace(cluster, devices=tuple(map(device, cluster.devices)))
 
 
-def _as_alike(
+def _shared_rates(
     peers: Sequence[PeerInfo], profiles: Mapping[str, PeerProfile]
 ) -> dict[str, ComputeRates]:
-    """Rates by id. Peers of one host that are set up alike get the same.
+    """Rates by id. Peers of one host with the same setup get the same rates.
 
-    They are as fast as each other; what they measured of themselves one after the other differs
-    by the minute, and shares that follow from it would be wrong.
+    Their speeds are equal. Measurements taken one after the other differ from minute to minute, and
+    would give unequal shares.
     """
     alike: dict[tuple[str, str], list[ComputeRates]] = defaultdict(list)
     for peer in peers:
@@ -272,7 +275,8 @@ def _as_alike(
 
 
 def set_up_like(devices: Sequence[str], peers: Sequence[PeerInfo]) -> list[PeerInfo]:
-    """These peers (by id), and those whose measurements stand for theirs."""
+    """These peers (by id), and the peers of their hosts with the same setup, which share their
+    measurements."""
     kinds = {(peer.host, peer.identity) for peer in peers if peer.id in devices}
     return [peer for peer in peers if (peer.host, peer.identity) in kinds]
 

@@ -1,7 +1,7 @@
-"""Were replies slower than predicted, and which part of it was? Pure: measured times in, words out.
+"""Whether replies were slower than predicted, and which part of a step was. Pure.
 
-A prediction is a sum of terms; the peers count where their time went. What exceeds its term by most
-is told, with what to measure again.
+A prediction is a sum of terms, and peers count the time of each part. The part that exceeds its
+prediction by most is reported, with the devices to measure again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from edge.planning.breakdown import PartKind, step_parts
 from edge.protocol.step_times import PeerTimes
 
 SLOWER_BY = 1.25
-"""Times the prediction; below, it is the unrest of devices that do other things, too."""
+"""Ratio of actual to predicted time from which a reply counts as slow. Smaller differences come
+from other programs on the devices."""
 
 LEAST_EXCESS_S = 0.5
-"""Lost over all replies; less than that nobody notices, and it may be a single hiccup."""
+"""Seconds lost over all replies from which drift is reported. Less may be a single delay."""
 
 DriftKind = Literal["prompt"] | PartKind
 
@@ -33,20 +34,20 @@ _WORDS: dict[PartKind, tuple[str, str]] = {
     "sums": (
         "summing over {}",
         "the network between them is slower than when it was measured, or something "
-        "keeps them from running at the same time",
+        "keeps the devices from running at the same time",
     ),
     "sample": ("choosing tokens on {}", _BUSY),
     "messages": (
-        "handing on between the stages",
+        "sending between the stages",
         "the network between them is slower than when it was measured",
     ),
 }
-"""What took its time, on which devices, and why."""
+"""For each part: its description (with the devices) and the probable cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedAnswer:
-    """One finished reply, which ran alone, and the estimate for its very lengths."""
+    """One finished reply that ran alone, and the estimate for its lengths."""
 
     new_tokens: int
     first_token_s: float
@@ -98,9 +99,9 @@ def find_drift(
     plan: Plan,
     names: Mapping[str, str],
 ) -> Drift | None:
-    """None while all is as predicted, or the difference is too small to matter.
+    """The drift of these replies; None while they are about as fast as predicted.
 
-    `times` are the peers' counters over just these replies; `names` are the devices' by id.
+    times: the peers' counters over exactly these replies. names: the devices' names by id.
     """
     actual_s = sum(each.first_token_s + each.decode_s for each in answers)
     predicted_s = sum(each.predicted_s for each in answers)
@@ -126,13 +127,13 @@ def _excesses(
     plan: Plan,
     names: Mapping[str, str],
 ) -> list[_Excess]:
-    """Every part that can be told apart, with what it took and what it should have taken."""
+    """Every part that peers can measure, with its actual and predicted time."""
     found = [
         _Excess(
             kind="prompt",
             devices=plan.devices,
             what="reading the prompt",
-            why="the devices, or what joins them, have slowed down since they were measured",
+            why="the devices or their network have slowed down since they were measured",
             actual_s=sum(each.first_token_s for each in answers) / len(answers),
             predicted_s=sum(each.predicted.first_token_s for each in answers) / len(answers),
             times=len(answers),
@@ -149,7 +150,7 @@ def _excesses(
     )
     for part in parts:
         if part.kind == "messages" and len(plan.stages) == 1:
-            continue  # the caller's own time, which nothing measured again would show
+            continue  # the caller's own time, which no new measurement would show
         what, why = _WORDS[part.kind]
         found.append(
             _Excess(

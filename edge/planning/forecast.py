@@ -1,4 +1,4 @@
-"""How long a loaded model's replies should take, and how long those since the last look took."""
+"""Predicted times of a loaded model's replies, and the actual times since the last report."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from edge.planning.proposal import Proposal
 from edge.protocol.step_times import PeerTimes
 
 MOST_ANSWERS = 64
-"""That are compared, the latest: perhaps nobody ever asks."""
+"""The latest replies that are kept for comparison, because they may never be read."""
 
 
 @dataclass(slots=True, eq=False)
 class BegunReply:
-    """A reply that has begun and not ended; `at_once` is the most there were together with it."""
+    """A reply under way. `at_once`: the largest number of replies under way at the same time."""
 
     at_once: int = 0
 
 
 class Forecast:
-    """Made with the proposal that a model was loaded by; its methods may be called by any thread.
+    """Predictions by the proposal that a model was loaded with. Safe for any thread.
 
-    Only replies that ran alone are compared with a prediction: others share each step.
+    Only replies that ran alone are compared with a prediction, because others share each step.
     """
 
     def __init__(self, proposal: Proposal) -> None:
@@ -37,10 +37,11 @@ class Forecast:
         self._answers: deque[FinishedAnswer] = deque(maxlen=MOST_ANSWERS)
         self._all_alone = True
         self._expert_hits: float | None = None
-        """As peers counted last, by this plan."""
+        """Hit rate of the expert cache that peers counted last under this plan."""
 
     def replace(self, proposal: Proposal) -> None:
-        """The model runs by another plan. Replies under way are compared with neither."""
+        """Note that the model runs with another plan. Replies under way are compared with
+        neither."""
         with self._mutex:
             self.proposal = proposal
             self._expert_hits = None
@@ -56,14 +57,15 @@ class Forecast:
         return reply
 
     def end(self, reply: BegunReply) -> None:
-        """It was finished or cancelled. May be called again."""
+        """Note that the reply was finished or cancelled. May be called again."""
         with self._mutex:
             if reply in self._under_way:
                 self._under_way.remove(reply)
                 self._all_alone = self._all_alone and reply.at_once == 1
 
     def learn(self, times: Sequence[PeerTimes]) -> None:
-        """What peers counted over replies: which experts are wanted again, no plan knows."""
+        """Note the hit rate of the expert cache that peers counted over replies; a plan cannot
+        predict it."""
         wanted = sum(each.decode.experts for each in times)
         if wanted:
             read = sum(each.decode.experts_read for each in times)
@@ -71,7 +73,7 @@ class Forecast:
                 self._expert_hits = 1 - read / wanted
 
     def of(self, *, prompt_tokens: int, new_tokens: int, concurrency: int = 1) -> Estimate | None:
-        """What a reply of these lengths is predicted to take; None where nothing is known."""
+        """The prediction for a reply of these lengths; None where devices were not measured."""
         return self.proposal.predict(
             prompt_tokens=prompt_tokens,
             output_tokens=new_tokens,
@@ -96,7 +98,7 @@ class Forecast:
             self._answers.append(answer)
 
     def take(self) -> list[FinishedAnswer]:
-        """The replies noted since this was last called; none if any of them had company."""
+        """The replies noted since the last call; none if other replies ran at the same time."""
         with self._mutex:
             answers = list(self._answers)
             self._answers.clear()

@@ -1,4 +1,4 @@
-"""The speed of messages between each two peers of a cluster, as they measured it themselves."""
+"""The speed of messages between each two peers of a cluster, measured by the peers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ Question = TypeVar("Question", bound=LinkQuestion)
 
 
 class LinkFacts:
-    """`between` says what is known, and has measured what is not."""
+    """The links between peers: cached, or measured where they are missing or have changed."""
 
     def __init__(self, inquiry: Inquiry) -> None:
         self._inquiry = inquiry
         self._hidden_bytes = 4 * inquiry.spec.hidden_size
 
     async def between(self, peers: Sequence[PeerInfo]) -> tuple[LinkSpec, ...]:
-        """Each pair in both directions. One at a time, for they would share what they measure.
+        """The links of each pair in both directions. Measures one at a time, because measurements
+        at the same time would slow each other.
 
-        What is known is looked at first, and measured again where it has changed.
+        Cached links are checked, and measured again if they have changed.
         """
         found: dict[tuple[str, str], LinkTimes | None] = {}
         unknown: list[tuple[PeerInfo, PeerInfo]] = []
@@ -64,31 +65,33 @@ class LinkFacts:
         for (one, other), times in found.items():
             if times is not None and times.is_unsteady:
                 self._inquiry.on_note(
-                    f"the link between {names[one]} and {names[other]} is not steady: messages "
-                    "are lost or held up, so predictions for it are rough; a cable would help"
+                    f"the speed of the link between {names[one]} and {names[other]} varies: "
+                    "messages are lost or delayed, so predictions for it are rough; a cable would "
+                    "help"
                 )
         return tuple(spec for ends, times in found.items() for spec in _both_ways(*ends, times))
 
     async def _has_changed(self, source: PeerInfo, target: PeerInfo, known: LinkTimes) -> bool:
-        """Whether a few messages take another time than when the link was measured."""
+        """Whether a few messages show another speed than the cached one."""
         try:
             client = await self._inquiry.clients.of(source)
             now = await client.call(self._question(Glance, source, target))
         except (PeerLostError, ProtocolError):
             raise
         except EdgeError:
-            return True  # measuring it says why
+            return True  # measuring the link reports the error
         return known.differs_from(now)
 
     async def _link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:
-        """None, and a note, when the two cannot link to each other though both are there."""
+        """The measured link; None, with a note, when the two cannot link to each other though both
+        answer."""
         try:
             client = await self._inquiry.clients.of(source)
             return await client.call(self._question(Probe, source, target))
         except (PeerLostError, ProtocolError):
             raise
         except EdgeError as error:
-            # Perhaps the other end is not there any more: then this says so, and names it.
+            # Raises PeerLostError with its name if the other end is gone.
             await (await self._inquiry.clients.of(target)).call(Describe())
             self._inquiry.on_note(f"{source.name} and {target.name} cannot share a model: {error}")
             return None

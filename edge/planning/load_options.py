@@ -1,4 +1,4 @@
-"""The options of a load, as its user gives them: one object from the rim to the peers."""
+"""The options of a load, as a user gives them to the API or the command line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Streaming = Literal["auto", "on", "off"]
 """Whether layers may be read from disk for each token."""
 
 ExpertCut = Literal["auto", "columns", "whole"]
-"""What of its layers' experts a device has that shares layers with others."""
+"""How devices that share a layer divide its experts."""
 
 Standby = Literal["auto", "none", "kv"]
 
@@ -43,22 +43,23 @@ Replan = Literal["auto", "off"]
 MOST_WAIT_S = 7 * 24 * 3600.0
 
 DEFAULT_CONTEXT_TOKENS = 4096
-"""What is planned for where nobody says a context. It becomes longer where there is memory left:
-`longest_context.py`."""
+"""The context that is planned for without `context_tokens`. It becomes longer where memory is left
+(`longest_context.py`)."""
 
 MAX_REQUESTS_AT_ONCE = 64
-"""Requests in one step; the CPU kernels gain little from more than 32."""
+"""The most requests in one step; the CPU kernels gain little from more than 32."""
 
 STATES_AT_ONCE = 4
-"""Requests under way, where each has states however short it is: 50 MiB for Qwen3.5-9B. More where
-more are asked for. As many more states are saved, for prompts that begin alike."""
+"""Concurrent requests of a model with recurrent states, which take the same memory for any length:
+50 MiB for Qwen3.5-9B. A larger `concurrency` raises it. As many further states are saved, for
+prompts that begin alike."""
 
 CHUNK_TOKENS = 256
 """Prompt tokens per step: large enough to fill the matrix kernels, small enough to pipeline."""
 
 SHORTER_CHUNK_TOKENS = 128
-"""The same with remainders of keys and values: scores over the whole context are then in memory
-three times for each row."""
+"""Prompt tokens per step for keys and values with remainders ("int4"): each row then has its scores
+over the whole context in memory three times."""
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
@@ -78,7 +79,7 @@ def _check_devices(ids: object) -> None:
         raise RequestError(f"prefixes_of must be ids of devices, not {shown(ids)}")
     if len(ids) > MOST_TRUSTED:
         raise RequestError(
-            f"prefixes_of has {len(ids)} devices", remedy=f"{MOST_TRUSTED} is the most"
+            f"prefixes_of has {len(ids)} devices", remedy=f"name at most {MOST_TRUSTED}"
         )
     for each in ids:
         parse_devices(each)
@@ -87,20 +88,19 @@ def _check_devices(ids: object) -> None:
 @checks_calls
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How a model is loaded, and planned for. Raises RequestError for what can never be."""
+    """How a model is loaded and planned. Raises RequestError for values that no model allows."""
 
     plan: Parallel | Plan = "auto"
-    """"auto" (what should answer soonest: one peer, some or all), "pipeline" or "tensor" (every
+    """"auto" (the fastest plan by prediction: one peer, some or all), "pipeline" or "tensor" (every
     peer), or a `partition.Plan` whose devices are peers' ids or names. Several peers are measured
-    before their first plan for a model; that is kept for the next time."""
+    before their first plan for a model; the measurements are kept for the next time."""
 
     dtype: Dtype = option(
         AUTO,
-        help="What weights are held in. auto: as they are in the file or folder, if they are "
-        "quantised there, else int4. int4 keeps 8 bits where models are most sensitive (the "
-        "head, keys, values, and down in a part of the layers); int4-pure has 4 everywhere. "
-        "int3 and int2 have 2 in half of the weights, and in most: they lose much, small models "
-        "too much.",
+        help="Weight format. auto: the format of the file or folder, if it is quantised, else "
+        "int4. int4 keeps 8 bits where models are most sensitive (the head, keys, values, and "
+        "down in a part of the layers); int4-pure has 4 everywhere. int3 has 2 bits in half of "
+        "the weights, int2 in most: answers get much worse, those of small models useless.",
     )
 
     lora: str | Path | None = option(
@@ -109,7 +109,7 @@ class LoadOptions:
         parse=Path,
         help="A LoRA adapter that is added to the weights, as the package peft writes it.",
     )
-    """What is quantised on disk is made floats first, and rounded with what the adapter adds."""
+    """Quantised weights are decoded first; the sum of weights and adapter is rounded."""
 
     block_size: int | None = option(
         None,
@@ -120,26 +120,27 @@ class LoadOptions:
 
     accuracy: Accuracy = option(
         "fast",
-        help="fast rounds the inputs of int4 and int8 products to 8 bits; high adds what that "
-        "leaves over, in up to twice the time.",
+        help="fast rounds the inputs of int4 and int8 products to 8 bits; high computes with "
+        "the rounding errors, too, in up to twice the time.",
     )
-    """"fast" changes a product by 0.5 % (of its norm) and the logits of random models by 1.4 to
-    3.7 %. "high": 0.002 % of a product, for 1.3 to 1.9 times the time of its products per decoded
-    token and 2 times while the prompt is read. The weights stay as they are, so changing it sends
-    nothing to peers that have them."""
+    """"fast" changes a product by 0.5 % (of its norm) and the logits of random models by 1.4 to 3.7
+    %. "high" changes a product by 0.002 %. Its products take 1.3 to 1.9 times the time per decoded
+    token, and 2 times in the prompt. The weights are the same, so a change sends nothing to peers
+    that have them."""
 
     context_tokens: int | None = option(
         None,
         flags=("--context",),
         at_least=1,
         metavar="TOKENS",
-        help="Longest prompt and answer together.  [default: the model's, as far as half of the "
-        "memory that is left has room]",
+        help="Longest prompt and answer together.  [default: the model's, if half of the free "
+        "memory has room for it, else less]",
     )
-    """None: what the model has, as far as half of the memory that the plan leaves has room for it
-    and no device becomes one that the model cannot lose; at least 4096, or what a longer `workload`
-    needs. With rounded keys and values just that, because their scales depend on it; and no more
-    than what a model with longer rotary positions for longer contexts has without these."""
+    """None: the context of the model, as far as half of the memory that the plan leaves has room
+    for it, and no device becomes one that the model cannot lose. At least 4096 tokens, or those of
+    a longer `workload`. With rounded keys and values exactly that, because their scales depend on
+    the context. A model whose rotary positions change for longer contexts gets no more than the
+    context before that change."""
 
     concurrency: int = option(
         1,
@@ -147,116 +148,118 @@ class LoadOptions:
         at_most=MAX_REQUESTS_AT_ONCE,
         help="Requests at once: memory is kept for this many of the longest context.",
     )
-    """Requests that fit together share each step; further ones wait."""
+    """Requests that fit into memory together share each step; further ones wait."""
 
     batch_invariant: bool = option(
         False,
-        help="Let no bit of an answer depend on who else is answered, nor on what of its prompt "
-        "was an answer before. int4 then answers one request alone a fifth slower, and the next "
-        "turn of a conversation reads the last answer again; CPU peers only.",
+        help="Compute the same bits whatever other requests run, and whether a part of the prompt "
+        "was an answer before. One int4 request alone is then a fifth slower, and the next "
+        "turn of a conversation computes the last answer again; CPU peers only.",
     )
-    """In int4, and in int8 with blocks of 128, a row is rounded slightly differently when
-    others are in its step. Float32 and blocks of 32 need nothing for it and lose nothing."""
+    """In int4, and in int8 with blocks of 128, rounding of a row differs slightly when other rows
+    are in its step. Float32 and blocks of 32 are always batch invariant, at no cost."""
 
     wire: Wire = option(
         "float32",
-        help="What activations travel in between peers. float16 and int8 send a half and under a "
-        "third of the bytes and change results; auto rounds where that saves time.",
+        help="Number format of activations between peers. float16 and int8 send a half and under "
+        "a third of the bytes, and change results; auto rounds where that saves time.",
     )
     """"float32" is exact. "float16" changes the logits of random float32 models by up to 0.11 % of
-    the largest; "int8", in blocks of 32, sends 28 % and changes them by up to 3.1 %. "auto" rounds
-    only what it saves time to round by the links that were measured, to int8 if the products round
+    the largest. "int8", in blocks of 32, sends 28 % of the bytes and changes them by up to 3.1 %.
+    "auto" rounds only where that saves time by the measured links: to int8 if the products round
     their inputs to 8 bits as well, else to float16."""
 
     kv_dtype: KvDtype = option(
         "float32",
-        help="What keys and values are kept in; int8 and int4 take a quarter and an eighth. With "
-        "another --context they are rounded slightly differently.",
+        help="Number format of the KV cache; int8 and int4 take a quarter and an eighth of the "
+        "memory. With another --context they are rounded slightly differently.",
     )
-    """"int8" and "int4" have one scale for each channel, measured while loading by a chunk of 128
-    fixed tokens (fewer where the context or the peers' KV memory has no room for them) and for the
-    places that this context has: another context_tokens may mean slightly other scales, and where
-    two tokens are nearly as likely, another answer. With "int4" a CPU sees the first token and the
-    96 newest without rounding, and a request also takes what those lack. The logits of the
-    bundled model change by 0.5 % of their norm with either, those of random models by up to 3 and
-    11 %. Prompts are read more slowly. With "int4" a prompt that begins like
-    another goes on from a saved state, in the same session alone."""
+    """"int8" and "int4" have one scale for each channel. The scales are measured while loading,
+    from a chunk of 128 fixed tokens (fewer where the context or the peers' KV memory is smaller),
+    for the positions of this context. So another context_tokens may change scales slightly, and an
+    answer where two tokens are nearly as likely. With "int4", a CPU keeps the first token and the
+    96 newest unrounded, which takes further memory for each request. The logits of the bundled
+    model change by 0.5 % of their norm with either; those of random models by up to 3 and 11 %.
+    Prompts are computed more slowly. With "int4", prefix caching goes on from saved states, within
+    one session only."""
 
     share_prefixes: bool = option(
         False,
-        help="Let other members of the cluster find the beginnings of prompts that peers keep in "
-        "memory and on disk (--kv-disk), where they name this device (--prefixes-of); else only "
-        "this device finds them.",
+        help="Let other members of the cluster use the prefix caches of this device, which peers "
+        "keep in memory and on disk (--kv-disk), if they name it (--prefixes-of); else only this "
+        "device uses them.",
     )
-    """What a peer keeps of keys and values is found, and read on disk, by who has their key: this
-    device, or each member of the cluster."""
+    """A prefix cache on a peer is found, and read from disk, with its key: the key of this device,
+    or that of each member of the cluster."""
 
     prefixes_of: tuple[str, ...] | None = option(
         None,
         parse=parse_devices,
         repeats=True,
         metavar="ID,…",
-        help="Also find the beginnings that these devices have left with --share-prefixes, which "
-        "this one then does, too: ids, or their first 16 digits, as `edge cluster show` lists "
-        "them. Name those that you trust: whoever leaves a beginning can leave a wrong one, which "
-        "changes what is answered.",
+        help="Also use the prefix caches of these devices, which run with --share-prefixes; this "
+        "device then shares its own. Ids, or their first 16 digits, as `edge cluster show` lists "
+        "them. Name only devices that you trust: a wrong prefix cache changes answers.",
     )
-    """What others have left is never taken for what these or this device have."""
+    """Prefix caches of other devices are never mistaken for those of this device."""
 
     workload: Workload | None = None
-    """What the plan should be fast at; 512 tokens of prompt and 128 of answer if None."""
+    """The workload that the plan is optimised for; 512 tokens of prompt and 128 of answer if
+    None."""
 
     stream: Streaming = option(
         "auto",
-        help="Read layers from disk for each token, as fast as the disk is. auto: where the model "
-        "fits no other way; on: also where that should be faster; off: never.",
+        help="Read layers from disk for each token, at the speed of the disk. auto: where the "
+        "model fits only so; on: also where that is predicted to be faster; off: never.",
     )
-    """With "auto", how many layers and the predicted speed are told before the load. With "off", a
-    model that fits nowhere is refused. A plan by hand says it itself (`streamed_layers`)."""
+    """With "auto", the number of streamed layers and the predicted speed are reported before the
+    load. With "off", a model that does not fit is refused. A plan by hand has its own
+    `streamed_layers`."""
 
     experts: ExpertCut = option(
         "auto",
-        help="How devices that share a layer have its experts. columns: a part of every one; "
-        "whole: each all of some; auto: whole where edge plan --calibrate was told how often each "
-        "is used, and that is predicted to be faster, else columns.",
+        help="How devices that share a layer divide its experts. columns: each has a part of every "
+        "expert; whole: each has some experts; auto: whole where edge plan --calibrate counted "
+        "the use of each expert and that is predicted to be faster, else columns.",
     )
-    """Whole ones are placed so that devices are done at the same time, by how many tokens go
-    through each; a fast device with little memory gets those that most go through. A plan by hand
-    says it itself (`experts` of its shards)."""
+    """Whole experts are placed such that devices finish at the same time, by the number of tokens
+    that go through each expert. A fast device with little memory gets the most used experts. A plan
+    by hand has its own `experts` of shards."""
 
     standby: Standby = option(
         "auto",
-        help="What is kept on this device against the loss of another. auto: copies of the keys "
-        "and values of answers, up to 128 MiB, where the network is fast; kv: also of prompts, up "
-        "to 1 GiB, over any network, and devices without a part keep the weights in memory that "
-        "they would take over; none: answers are computed again.",
+        help="What this device keeps for the loss of another. auto: copies of the keys and values "
+        "of answers, up to 128 MiB, where the network is fast; kv: also of prompts, up to 1 GiB, "
+        "over any network, and spare devices hold the weights in memory that they would take "
+        "over; none: answers are computed again.",
     )
-    """Each peer sends what its layers keep of up to 32 tokens at once ("kv": 8): for each token 8
-    bytes for each element of its keys, in every layer. With "auto" it does so on one machine, and
-    where the devices of the plan were measured to reach each other with 100 MB/s. Answers under way
-    at a loss then go on as soon as the model is loaded and their prompts are read; with "kv", as
-    soon as it is loaded."""
+    """Each peer sends copies of its keys and values for up to 32 tokens at once ("kv": 8). A token
+    takes 8 bytes for each element of its keys, in every layer. With "auto", peers do so on one
+    machine, and where the links between the plan's devices were measured at 100 MB/s or more. After
+    a loss, answers under way go on as soon as the model is loaded and their prompts are computed;
+    with "kv", as soon as it is loaded."""
 
     wait_for_peers_s: float = option(
         0.0,
         flags=("--wait-for-peers",),
         metavar="SECONDS",
-        help="When a device is lost and the model does not fit on those that are left, wait so "
-        "long for one that comes, before answers under way end with an error.",
+        help="When a device is lost and the model does not fit on the others, wait this long for "
+        "a new device before answers under way end with an error.",
     )
 
     replan: Replan = option(
         "auto",
-        help="auto: use a device that joins while the model runs, where the pause for that pays "
-        "for itself within a minute; off: after a loss, where it is known or waited for.",
+        help="auto: use a device that joins while the model runs, if the pause pays for itself "
+        "within a minute; off: use it only after a loss.",
     )
-    """What joins is measured first, unless it was before. Answers under way go on with the same
-    tokens; where another plan would round otherwise, it waits until none is under way. A plan by
-    hand is only gone back to."""
+    """A device that joins is measured first, unless it was measured before. Answers under way go on
+    with the same tokens; a plan that rounds differently waits until no answer is under way. A model
+    with a plan by hand only returns to that plan."""
 
     observes: bool = False
-    """Sum up the inputs of all products, to round the weights by, or of a model with experts count
-    who goes through which; see `edge.weights.observation`. The former takes memory and time."""
+    """Sum up the inputs of all products, for quantization with data; in a model with experts, or
+    count the tokens of each expert (see `edge.weights.observation`). The sums take memory and
+    time."""
 
     def __post_init__(self) -> None:
         if self.prefixes_of is not None:
@@ -273,12 +276,12 @@ class LoadOptions:
 
     @property
     def keeps_shape(self) -> bool:
-        """After a loss, a plan of the same stages and slices is preferred: what is kept fits no
-        other one."""
+        """After a loss, a plan with the same stages and slices is preferred, because the copied
+        keys and values fit no other plan."""
         return self.standby == "kv" and self.kv_dtype != "float32"
 
     def weight_format(self, checkpoint: Checkpoint) -> WeightFormat:
-        """What its weights are held in."""
+        """The weight format of a load of this checkpoint."""
         return weight_format(
             checkpoint.spec,
             self.dtype,
@@ -288,7 +291,8 @@ class LoadOptions:
         )
 
     def limits(self, spec: ModelSpec) -> StepLimits:
-        """How large steps of this model may get. RequestError for a context it does not have."""
+        """The largest steps of this model. RequestError for a context that the model does not
+        have."""
         context = self.context_tokens
         if context is None:
             wished = self.workload.context_tokens if self.workload is not None else 0
@@ -314,12 +318,12 @@ class LoadOptions:
 
     @property
     def trusted(self) -> tuple[str, ...]:
-        """`prefixes_of`, as ids are compared."""
+        """`prefixes_of`, parsed into ids."""
         return tuple(id for each in self.prefixes_of or () for id in parse_devices(each))
 
 
 class LoadOverrides(TypedDict, total=False):
-    """The fields of LoadOptions that a caller sets by name, for who checks types."""
+    """The fields of LoadOptions as keyword arguments, for type checkers."""
 
     plan: Parallel | Plan
     dtype: Dtype

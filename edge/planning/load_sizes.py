@@ -37,7 +37,7 @@ class LoadSizes:
             raise RequestError(
                 f"a workload of {answers.prompt_tokens} + {answers.output_tokens} tokens does "
                 f"not fit the context of {limits.context_tokens}",
-                remedy="give it shorter, or more context_tokens",
+                remedy="give a shorter workload, or more context_tokens",
             )
         return cls(
             limits=limits,

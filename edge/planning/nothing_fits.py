@@ -65,7 +65,7 @@ def _what_would_fit(
             continue
         size = smaller.block_size
         blocks = "" if size is None else f" in blocks of {size}"
-        price = ", which loses much," if smaller.dtype in FEW_BITS else ""
+        price = ", which makes answers much worse," if smaller.dtype in FEW_BITS else ""
         return f"With {smaller.dtype}{blocks}{price} it would fit."
     return "No smaller dtype would be enough by itself."
 
@@ -89,7 +89,7 @@ def _if_streamed(
 def layers_and_speed(choice: Choice) -> str:
     """Number of layers that are read from disk, and the predicted speed."""
     layers = sum(max(s.streamed_layers for s in stage.slices) for stage in choice.plan.stages)
-    speed = "how fast is not known"
+    speed = "at an unknown speed"
     if choice.predicted is not None:
         predicted = choice.predicted
         rate = rate_in_words(predicted.tokens_per_s, predicted.tokens_per_s_range)
@@ -123,8 +123,8 @@ def _even_streamed(
         f" ({format_size(window_bytes)} for the layer that computes and the one that is read"
         f" meanwhile, {format_size(head_bytes)} for the head, {format_size(norm_bytes)} for norms"
         f" and biases, {format_size(use.kv_bytes)} for {workload.cached_tokens} tokens of keys and"
-        f" values), and {device.name} has {format_size(device.memory_bytes)} for it, beside what"
-        " its process and its steps take."
+        f" values), and {device.name} has {format_size(device.memory_bytes)} for it, apart from"
+        " the memory of its process and its steps."
     )
 
 

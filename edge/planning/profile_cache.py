@@ -1,7 +1,7 @@
-"""What was measured of devices and links, kept on the coordinator's disk for a day at most.
+"""Measurements of devices and links, cached on the coordinator's disk for at most a day.
 
-One small file for each device and model, and for each link. Whatever cannot be read counts as not
-there: it is measured again.
+One small file for each device and model, and for each link. A file that cannot be read counts as
+missing, so that its facts are measured again.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ MEASURED_AGAIN_AFTER_S = 24 * 3600.0
 _MAX_FILE_BYTES = 1 << 20
 
 UNSTEADY_AGAIN_AFTER_S = 600.0
-"""A device whose samples disagreed was doing something else; by now it may be done."""
+"""Age at which a profile whose samples disagreed is measured again: the device was busy, and may be
+idle by now."""
 
 
 def device_key(peer: PeerInfo) -> str:
-    """Names a device from one start of its daemon to the next, until it changes.
+    """A key of a device that stays the same when its daemon restarts, until the device changes.
 
-    A daemon's id is another after each start. Two on one host that are set up alike may share a
-    name: then they are as fast as each other.
+    A daemon's id changes at each start. Two devices on one host with the same setup may have one
+    key; then they are equally fast.
     """
     return _digest(peer.host, peer.own_name, peer.identity)
 
 
 class FactsCache:
-    """Files under `root`. `now_s` tells the time, in seconds since the epoch."""
+    """A cache in files under `root`. now_s: the clock, in seconds since the epoch."""
 
     def __init__(self, root: Path, *, now_s: Callable[[], float] = time.time) -> None:
         self._root = root
@@ -67,7 +68,8 @@ class FactsCache:
     def crowds(
         self, group: Sequence[PeerInfo], spec: ModelSpec, weight_format: WeightFormat
     ) -> tuple[CrowdSpec, ...]:
-        """What these peers, all that are used of one host, were found to cost each other."""
+        """The measured contention of these peers, all that are used on one host; empty where it is
+        not cached for exactly these."""
         members = sorted(map(device_key, group))
         found: tuple[CrowdSpec, ...] = ()
         for peer in group:
@@ -85,7 +87,8 @@ class FactsCache:
         weight_format: WeightFormat,
         crowds: Sequence[CrowdSpec],
     ) -> None:
-        """With every one of them: forgetting one forgets what it cost the others."""
+        """Cache it under each of these peers, so that forgetting one forgets its contention with
+        the others."""
         value = {
             "members": sorted(map(device_key, group)),
             "crowds": [asdict(crowd) for crowd in crowds],
@@ -104,7 +107,7 @@ class FactsCache:
         self._write(self._link_path(source, target), {"link": to_json(times)})
 
     def forget_link(self, one: PeerInfo, other: PeerInfo) -> None:
-        """In whichever direction it was measured."""
+        """Forget what was measured of the link between the two, in either direction."""
         for path in (self._link_path(one, other), self._link_path(other, one)):
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -129,7 +132,7 @@ class FactsCache:
         return None
 
     def _read(self, path: Path) -> Mapping[str, Any]:
-        """What was written less than a day ago; empty if there is no such thing."""
+        """The content of a file less than a day old; empty if there is none."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
             value = parse_json(read_file(path, _MAX_FILE_BYTES))
             if 0 <= self._now_s() - value["measured_at_s"] < MEASURED_AGAIN_AFTER_S:
@@ -138,12 +141,12 @@ class FactsCache:
 
     def _write(self, path: Path, value: Mapping[str, Any]) -> None:
         text = json.dumps({"measured_at_s": self._now_s(), **value})
-        with contextlib.suppress(OSError):  # without it, the next plan only takes longer
+        with contextlib.suppress(OSError):  # without the cache, the next plan only takes longer
             write_whole(path, text)
 
 
 def _shape(spec: ModelSpec) -> tuple[object, ...]:
-    """What of a model decides how fast it is computed: everything but values of the same size."""
+    """The facts of a model that decide its speed: all but values that do not change sizes."""
     kinds = [
         replace(kind, mixer=replace(kind.mixer, rotary=_same_size(kind.mixer.rotary)))
         if isinstance(kind.mixer, Attention)
@@ -159,7 +162,7 @@ def _same_size(rotary: Rotary) -> Rotary:
 
 
 def _crowd(value: Mapping[str, Any], host: str) -> CrowdSpec:
-    """Raises ValueError, KeyError, TypeError or OverflowError for anything that is none."""
+    """A CrowdSpec from JSON. ValueError, KeyError, TypeError or OverflowError for other values."""
     latency_s, bytes_per_s = map(float, value["link"])
     return CrowdSpec(
         host=host,

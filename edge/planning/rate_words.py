@@ -1,4 +1,4 @@
-"""How a predicted rate is said: with its spread, since a prediction belongs to the minute."""
+"""A predicted rate as text, with its range, because speed varies from minute to minute."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def rate_in_words(tokens_per_s: float, span: Sequence[float]) -> str:
-    """As `57–62`, or one number where nothing is spread.
+    """The rate as `57–62`, or as one number where both ends are equal.
 
-    span: what slow and fast minutes would make it; `Estimate.tokens_per_s_range`.
+    span: the rates when devices are slow and fast, `Estimate.tokens_per_s_range`.
     """
     low, high = (f"{each:.0f}" if each >= 10 else _small(each) for each in span)
     return _small(tokens_per_s) if low == high else f"{low}–{high}"

@@ -1,12 +1,12 @@
-"""Peers of one host run a made-up model together, in slices, as they would run the real one.
+"""Peers of one host run a model with random weights together, in slices, to measure contention.
 
-They share its cores, its memory and its scheduler, and what that costs cannot be put together from
-what each measures alone: while one computes, others poll their links, are woken late, or have no
-core at all. So real sessions answer a few tokens, over their links, with sums, samples and tokens
-that are told; what this takes longer than its parts say is a fact of N peers of this host.
+They share cores, memory and the scheduler. The cost of that cannot be computed from what each peer
+measures alone: while one computes, others poll their links, are woken late, or have no core. So
+real sessions answer a few tokens, with links, sums, sampling and the token's way back. The time
+beyond the sum of the parts is a fact of N peers on this host.
 
-The fastest of them runs the model alone in turn with that. A machine is a fifth faster in one
-second than in another, so that moment is another sample of its rates.
+In turn with that, the fastest of the peers runs the model alone. A machine can be a fifth faster in
+one second than in the next, so this is a sample of its rates at that moment.
 """
 
 from __future__ import annotations
@@ -57,33 +57,34 @@ from edge.protocol.topology import Seat
 REHEARSAL_LIMIT_S = 60.0
 
 _WEIGHT_BYTES = 192 << 20
-"""More than caches hold, of all peers together; at least one layer."""
+"""Weights of the shortened model, more than processor caches hold; at least one layer."""
 
 _EMBEDDING_BYTES = 64 << 20
 
 _PROMPT_TOKENS = 64
 _NEW_TOKENS = 2 + COPIED_TOKENS["answers"]
-"""The first comes with the prompt, and the last is not computed with: one copy is sent."""
+"""The first token comes with the prompt, and the last is not computed with. So exactly one copy of
+keys and values is sent."""
 
 _ANSWERS = 7
-"""The first warms up."""
+"""Answers of each rehearsal; the first one warms up and does not count."""
 
 _EVERY_COUNT_TO = 4
-"""With more peers than these on a host, only all of them are tried as well."""
+"""On a host with more peers than this, larger numbers are not measured, except for all peers."""
 
 
 def counts(num_peers: int) -> list[int]:
-    """How many of a host's peers are measured together."""
+    """The numbers of a host's peers that are measured together."""
     return sorted({*range(2, min(num_peers, _EVERY_COUNT_TO) + 1), num_peers} - {1})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """An answer; the median of several."""
+    """Times of an answer, or the median of several."""
 
     first_token_s: float
     token_s: float
-    """From one token to the next."""
+    """Seconds from one token to the next."""
 
     @classmethod
     def predicted(cls, estimate: Estimate) -> Times:
@@ -97,33 +98,35 @@ class Times:
         )
 
     def over(self, other: Times) -> tuple[float, float]:
-        """As many times as long: a token, the first token."""
+        """Ratios of these times to the other's: (a token, the first token)."""
         return self.token_s / other.token_s, self.first_token_s / other.first_token_s
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What some peers of a host took for a made-up model, in slices and one of them alone."""
+    """Times of some peers of a host for the shortened model: together in slices, and one peer
+    alone."""
 
     model: ModelFacts
     workload: Workload
     plan: Plan
     together: Times
     alone: tuple[float, float] | None
-    """Times over predicted, of a token and of the first; None: one has not the memory."""
+    """Actual over predicted time of the peer alone: (a token, the first token). None: the model
+    does not fit on one peer."""
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Rows of a token's step, and of the prompt's."""
+        """Rows of a decoding step, and of the prompt's step."""
         return 1, self.workload.prompt_tokens
 
     def crowd(
         self, cluster: ClusterSpec, pace: tuple[float, float], link: tuple[float, float]
     ) -> CrowdSpec:
-        """What of that the rates of these devices, as they were then, do not explain.
+        """The time that the rates of these devices, at the trial's pace, do not explain.
 
-        At this pace, in which predictions are made: as it would have been then. The parts are
-        counted with this link between all of the host.
+        cluster: with rates at the trial's pace. pace: the pace at which plans are predicted; the
+        result is scaled to it. link: the link assumed between all devices of the host.
         """
         rows = self.rows
         nothing = CrowdSpec(
@@ -158,9 +161,9 @@ class Trial:
 async def rehearse(
     inquiry: Inquiry, peers: Sequence[PeerInfo], cluster: ClusterSpec
 ) -> Trial | None:
-    """Have these peers of one host, whose rates the cluster has, answer in one stage.
+    """Have these peers of one host answer as one stage. The cluster has their rates.
 
-    None, and a note, where they cannot be tried. Raises PeerLostError.
+    None, with a note, where they cannot. Raises PeerLostError.
     """
     spec = _shortened(inquiry)
     workload = _workload(spec)
@@ -187,7 +190,7 @@ async def rehearse(
                 async with alone:
                     times, own = await _in_turn(together, alone)
                 pace = own.over(predicted)
-            except (CapacityError, partition.CapacityError):  # not the whole model on one of them
+            except (CapacityError, partition.CapacityError):  # the model does not fit on one peer
                 (times,), pace = await _in_turn(together), None
     except (PeerLostError, ProtocolError):
         raise
@@ -205,7 +208,8 @@ async def _in_turn(*rehearsals: _Rehearsal) -> list[Times]:
 
 
 def _shortened(inquiry: Inquiry) -> ModelSpec:
-    """The model with as many layers as caches do not hold, and a vocabulary that is soon made."""
+    """The model with only enough layers to exceed caches, and with a small vocabulary that is
+    quickly made."""
     spec = inquiry.spec
     facts = model_facts(spec, inquiry.weight_format, name="rehearsal", embedding_itemsize=4)
     layers, total_bytes = [], 0
@@ -228,7 +232,7 @@ def _workload(spec: ModelSpec) -> Workload:
 
 
 class _Rehearsal:
-    """Sessions of made-up weights on these peers, which end with it."""
+    """Sessions with random weights on these peers; they are closed on exit."""
 
     def __init__(
         self,
@@ -253,7 +257,7 @@ class _Rehearsal:
         self._clients: dict[Seat, PeerClient] = {}
         self._stack = contextlib.AsyncExitStack()
         self._told: asyncio.Queue[float | EdgeError] = asyncio.Queue()
-        """When tokens came, or why none will."""
+        """Times at which tokens came, or the error that ended them."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -282,7 +286,8 @@ class _Rehearsal:
 
     async def __aexit__(self, *of_error: object) -> None:
         async with self._stack:
-            if of_error == (None, None, None):  # else connections close, and sessions with them
+            if of_error == (None, None, None):  # otherwise closing the connections ends the
+                # sessions
                 close = Close(session=self._session)
                 await gather_all(client.call(close) for client in self._clients.values())
 
@@ -304,7 +309,7 @@ class _Rehearsal:
                 cached_tokens=context_tokens,
             ),
             kv_dtype="float32",
-            # As on one machine by default; where it is otherwise, a prediction is a little low.
+            # The default of one machine; with other settings, the prediction is a little low.
             copies_kv="none" if self._spec.has_states else "answers",
             wire_rules=choose_wire_rules(
                 "float32", self._plan, links=(), weight_format=self._inquiry.weight_format

@@ -63,9 +63,7 @@ async def repaired_proposal(
     able, sentences = able_peers(peers, checkpoint.spec)
     there = [peer for peer in able if peer.id not in lost]
     if sentences and not there:
-        raise CapacityError(
-            f"no device that is left can compute this model: {'; '.join(sentences)}"
-        )
+        raise CapacityError(f"no remaining device can compute this model: {'; '.join(sentences)}")
     repairing = _Repairing(
         checkpoint=checkpoint,
         peers=there,

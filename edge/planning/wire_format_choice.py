@@ -1,7 +1,7 @@
-"""In which form activations travel between the shards of a plan, and when that pays.
+"""The wire format of activations between the shards of a plan. Pure.
 
-Pure: the user's wish, the plan and the links measured go in, a rule for every sum and hop comes
-out. How the forms are made is `edge.transport.wire_format`'s business.
+From the user's option, the plan and the measured links follows a rule for every sum and hop.
+`edge.transport.wire_format` converts the numbers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from edge.transport import WireFormatName, WireRule
 from edge.weights.formats import WeightFormat
 
 _MARGIN = 3.0
-"""How many times the conversion's time must be saved. `_COSTS` were measured in a loop, where all
-is in the processor's caches, and other devices convert more slowly."""
+"""A format must save this many times the time of its conversion. `_COSTS` were measured in a loop
+within processor caches, and other devices convert more slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cost:
-    """What making and reading a message of it takes."""
+    """Seconds to encode and decode a message in a format."""
 
     encode_s: float
     encode_number_s: float
@@ -45,7 +45,7 @@ _COSTS: dict[WireFormatName, _Cost] = {
         decode_number_s=0.36e-9,
     ),
 }
-"""Lines through the times that `edge.transport.wire_format` states."""
+"""Linear fits of the times in `edge.transport.wire_format`."""
 
 
 def choose_wire_rules(
@@ -53,9 +53,9 @@ def choose_wire_rules(
 ) -> WireRules:
     """The rules for `plan` when its user asks for `wire`.
 
-    "auto" encodes what it saves time to encode, by the links that were measured; without any, all
-    stays float32. It is never coarser than the products: int8 only where these round their inputs
-    to 8 bits as well, else float16.
+    "auto" encodes messages where that saves time by the measured links; without measured links, all
+    stays float32. The format is never coarser than the products: int8 only where products round
+    their inputs to 8 bits as well, else float16.
     """
     stages = [[shard.device for shard in stage.shards] for stage in plan.stages]
     if wire != "auto":
@@ -69,16 +69,17 @@ def choose_wire_rules(
 
 
 class _Chooser:
-    """Where `name` pays, over these links. One that was not measured counts as costing nothing."""
+    """The rules for format `name` over these links. An unmeasured link counts as taking no time."""
 
     def __init__(self, name: WireFormatName, links: Iterable[LinkSpec]) -> None:
         self._name = name
         self._rates = {(link.source, link.target): link.bytes_per_s for link in links}
 
     def sum_rule(self, devices: Sequence[str]) -> WireRule:
-        """Each rank encodes its term once, exchanges it with the others, and decodes all of them.
+        """The rule of a stage's sums: each rank encodes its term once, exchanges it with the
+        others, and decodes all of them.
 
-        Sums in slices move and convert less, nearly in the same proportion.
+        Sums in slices move and convert less, in nearly the same proportion.
         """
         byte_s = max(
             sum(
@@ -91,7 +92,8 @@ class _Chooser:
         return self._rule(byte_s, decodes=len(devices))
 
     def hop_rule(self, sources: Sequence[str], targets: Sequence[str]) -> WireRule:
-        """Rank j hears from rank j mod n before it, which encodes once and sends in turn."""
+        """The rule of a hop: rank j receives from rank j mod n of the stage before, which encodes
+        once and sends to each in turn."""
         byte_s = max(
             sum(self._byte_s(source, target) for target in targets[rank :: len(sources)])
             for rank, source in enumerate(sources)
@@ -99,7 +101,7 @@ class _Chooser:
         return self._rule(byte_s, decodes=1)
 
     def _byte_s(self, source: str, target: str) -> float:
-        """Seconds for a byte; a link measured only the other way counts for both."""
+        """Seconds per byte; a link measured only in the other direction counts for both."""
         rate = self._rates.get((source, target)) or self._rates.get((target, source))
         return 1 / rate if rate else 0.0
 
@@ -112,9 +114,9 @@ class _Chooser:
 
 
 def _worth_above(cost: _Cost, saved_s: float, *, decodes: int) -> int | None:
-    """Bytes of float32 above which a message is worth encoding; None: however large, it is not.
+    """Bytes of float32 above which encoding a message saves time; None: it never does.
 
-    `saved_s`: seconds that each number saves on the wire. Its latency is the same in every form.
+    saved_s: seconds that each number saves on the wire. The latency is the same in every format.
     """
     fixed_s = cost.encode_s + decodes * cost.decode_s
     number_s = cost.encode_number_s + decodes * cost.decode_number_s

@@ -1,4 +1,4 @@
-"""An assignment: all that one peer needs to know to run its shard."""
+"""An assignment: all facts that one peer needs to run its shard."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
 
 Copies = Literal["none", "answers", "all"]
-"""all: of prompts and answers."""
+"""Keys and values of which copies are sent: none, of answers, or of prompts and answers ("all")."""
 
 COPIED_TOKENS: Mapping[Copies, int] = {"answers": 32, "all": 8}
-"""Tokens of an answer in one copy, by what is copied: a frame costs the same for one token and for
-several. Of 200 tokens a second that two peers make on two cores, copies of 8 took 7 %, and those of
-32 take 3 %."""
+"""Tokens of an answer in one copy. A frame costs the same for one token and for several. Where two
+peers on two cores made 200 tokens per second, copies of 8 tokens took 7 % of the time, and copies
+of 32 took 3 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One shard of one loaded model, for one coordinator. ValueError for one that cannot be."""
+    """One shard of one loaded model, for one coordinator. ValueError for impossible values."""
 
     session: str
     model: ModelSpec
@@ -42,18 +42,19 @@ class Assignment:
     limits: StepLimits
     kv_dtype: KvDtype
     weights_digest: str
-    """Digest of the whole model's weights: those of other shards decide what this one computes."""
+    """Digest of the whole model's weights, because weights of other shards also change what this
+    shard computes."""
     wire_rules: WireRules
     """The same for every shard of the plan, so both ends of a link agree."""
     copies_kv: Copies = "none"
-    """What the coordinator wants copies of the keys and values of."""
+    """The keys and values of which the coordinator wants copies."""
 
     def __post_init__(self) -> None:
         stages, limits = self.plan.stages, self.limits
         if self.stage >= len(stages):
-            raise ValueError(f"stage {self.stage}, which the plan has not")
+            raise ValueError(f"the plan has no stage {self.stage}")
         if self.rank >= len(stages[self.stage].shards):
-            raise ValueError(f"rank {self.rank}, which the stage has not")
+            raise ValueError(f"stage {self.stage} has no rank {self.rank}")
         if not 0 < limits.context_tokens <= self.model.context_tokens:
             raise ValueError(
                 f"a context of {limits.context_tokens} tokens; the model has "
@@ -68,14 +69,14 @@ class Assignment:
         if not limits.cached_tokens:
             raise ValueError("no memory for the keys and values of one token")
         if max(limits.cached_tokens, limits.disk_tokens) < limits.context_tokens:
-            raise ValueError("room for fewer tokens than one request may have")
+            raise ValueError("neither memory nor disk has room for the longest request")
         rules = self.wire_rules
         if len(rules.sums) != len(stages) or len(rules.hops) != len(stages) - 1:
             raise ValueError(f"wire rules for {len(rules.sums)} stages; the plan has {len(stages)}")
 
     @property
     def key(self) -> str:
-        """What its peer knows it by: a plan may have several shards there."""
+        """The key of this shard on its peer, which may have several shards of one plan."""
         return key_of(self.session, (self.stage, self.rank))
 
     @property

@@ -1,6 +1,6 @@
-"""The coordinator's end of one Channel: calls that are answered, and events that are not asked for.
+"""The coordinator's end of one Channel: calls with answers, posts, and events from the peer.
 
-Knows frames and futures; the frames themselves are in messages.py.
+Knows frames and futures; the types of frames are in messages.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Body = TypeVar("Body")
 
 CONNECT_WITHIN_S = 5.0
 
-IT_LEAVES = "it is leaving: it was stopped by its user"
+IT_LEAVES = "its user has stopped it"
 
 OnEvent = Callable[["PeerClient", Event], None]
 OnLeaving = Callable[["PeerClient"], None]
@@ -45,9 +45,10 @@ _log = logging.getLogger(__name__)
 
 
 class PeerClient:
-    """Use `PeerClient.connect`; every call raises the peer's error, or PeerLostError.
+    """A connection to one peer; made by `PeerClient.connect`.
 
-    `on_event` gets what answers no call. It is called in the event loop and must not block.
+    Every call raises the peer's error, or PeerLostError. `on_event` gets the events of the peer. It
+    is called in the event loop and must not block.
     """
 
     def __init__(
@@ -62,21 +63,21 @@ class PeerClient:
     ) -> None:
         self.address = address
         self.reached_at = format_address(channel.host, parse_address(address)[1])
-        """The same by number."""
+        """The same address with a numeric host."""
         self.name = name or one_line(channel.remote_hello.get("name", address))
         member: Member | None = channel.remote_hello.get(MEMBER)
         self.device = None if member is None else member.id
-        """Whose certificate it has shown; None: it has none."""
+        """Id of the device whose certificate the peer has shown; None: it has none."""
         self._channel = channel
         self._on_event = on_event
         self._on_lost: Callable[[EdgeError], None] | None = None
         self._on_leaving: OnLeaving | None = None
         self.is_leaving = False
-        """It has said that it goes soon."""
+        """The peer has said that it stops soon."""
         self._next_id = 0
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
         self._given_up: set[int] = set()
-        """Calls that may still be answered, to nobody."""
+        """Calls that timed out or were cancelled; their answers are dropped."""
         self._ended: EdgeError | None = None
         self._hearing = Hearing(channel, silent_after_s=silent_after_s)
         self._tasks = [
@@ -101,11 +102,13 @@ class PeerClient:
         silent_after_s: float = PEER_SILENT_AFTER_S,
         on_event: OnEvent | None = None,
     ) -> PeerClient:
-        """`credentials` are ours, None for a peer that wants none. With `device`, it must be this
-        one's. `name`: what it is called here; None: as it calls itself.
+        """Connect to the peer at `address`.
 
-        Raises NetworkError when nothing usable answers there, or a device that does not compute for
-        others; ProtocolError, a kind of it, when it is of another version.
+        credentials: of this device; None for a peer that wants none. device: the id that the peer
+        must have; None: any. name: how errors name the peer; None: as it names itself.
+
+        Raises NetworkError when no peer answers there, or one that may not compute for others;
+        ProtocolError, a kind of it, when it runs another version.
         """
         try:
             channel = await transport.connect(
@@ -124,8 +127,8 @@ class PeerClient:
         if member is not None and LEND not in member.roles:
             await channel.aclose()
             raise NetworkError(
-                f"device {one_line(member.name)} ({address}) may use others of its cluster, not "
-                "compute for them",
+                f"device {one_line(member.name)} ({address}) may only use other devices of its "
+                "cluster, not compute for them",
                 remedy="pair it again with --role lend",
             )
         return cls(
@@ -140,10 +143,10 @@ class PeerClient:
     def watch(
         self, on_lost: Callable[[EdgeError], None], on_leaving: OnLeaving | None = None
     ) -> None:
-        """Have `on_lost` called, once, when the peer goes away of its own accord, or has gone.
+        """Call `on_lost` once when the peer is lost or closes the connection.
 
-        And `on_leaving`, once, when it says that it goes as soon as nothing is open there; it
-        still does all that was asked, for a few seconds (`LEAVES_WITHIN_S` in heartbeat.py).
+        Call `on_leaving` once when the peer says that it stops as soon as no session is open there.
+        It still answers for a few seconds (`LEAVES_WITHIN_S` in heartbeat.py).
         """
         self._on_lost, self._on_leaving = on_lost, on_leaving
         if self._ended is not None:
@@ -152,12 +155,11 @@ class PeerClient:
             on_leaving(self)
 
     def listen(self, on_event: OnEvent) -> None:
-        """Have what answers no call go there from now on."""
+        """Give events to `on_event` from now on."""
         self._on_event = on_event
 
     async def call(self, call: Call[Answer], *, limit_s: float | None = None) -> Answer:
-        """Send a call and wait for its answer, for `limit_s` or as long as calls of its kind may
-        take."""
+        """Send a call and wait for its answer, for `limit_s` or the time limit of its kind."""
         if self._ended is not None:
             raise self._ended
         self._next_id += 1
@@ -180,7 +182,7 @@ class PeerClient:
             if future.cancelled() or not future.done():
                 self._given_up.add(call_id)
             else:
-                future.exception()  # seen, also where sending failed first
+                future.exception()  # marks the error as seen, also where sending failed first
         if answer.kind == Failed.kind:
             raise self._read_answer(Failed, call, answer).as_error(self.name)
         if answer.kind != ANSWER:
@@ -188,13 +190,13 @@ class PeerClient:
         return self._read_answer(call.answer(), call, answer)
 
     async def post(self, post: Post) -> None:
-        """Send what is not answered."""
+        """Send a frame that has no answer."""
         if self._ended is not None:
             raise self._ended
         await self._send(to_frame(post.kind, post))
 
     async def aclose(self) -> None:
-        """Hang up; calls that wait fail. May be called again."""
+        """Close the connection; waiting calls fail. May be called again."""
         self._on_lost = self._on_leaving = None
         self._end(NetworkError(f"the connection to peer {self.name} is closed"))
         await self._channel.aclose()
@@ -209,7 +211,7 @@ class PeerClient:
             raise self._ended or map_transport_error(error, self.name) from error
 
     async def _read(self) -> None:
-        """Hand out what arrives. However it ends, nobody is left waiting for an answer."""
+        """Dispatch the frames that arrive. When it ends, all waiting calls fail."""
         failure: EdgeError = NetworkError(f"the connection to peer {self.name} is closed")
         try:
             while True:
@@ -242,7 +244,7 @@ class PeerClient:
         future = self._waiting.get(call_id) if type(call_id) is int else None
         if future is None or (future.done() and not future.cancelled()):
             raise ProtocolError(
-                f"peer {self.name} answers a call that nobody made: {call_id!r:.80}",
+                f"peer {self.name} answers call {call_id!r:.80}, which was not made",
                 remedy="restart Edge there, and if that does not help, update it on both devices",
             )
         if not future.cancelled():
@@ -274,7 +276,7 @@ class PeerClient:
             ) from error
 
     async def _show_life(self) -> None:
-        with contextlib.suppress(transport.TransportError):  # the reader says why
+        with contextlib.suppress(transport.TransportError):  # the reader reports the error
             await show_life(self._channel)
 
     async def _watch(self) -> None:
@@ -300,7 +302,7 @@ class PeerClient:
 
 
 def software_difference(channel: Channel) -> str | None:
-    """What to say where the other end runs another version of Edge than this one; else None."""
+    """A sentence for an end that runs another version of Edge; None for the same version."""
     theirs = channel.remote_hello.get("software", __version__)
     if theirs == __version__:
         return None
@@ -311,7 +313,7 @@ def software_difference(channel: Channel) -> str | None:
 
 
 def map_transport_error(error: transport.TransportError, peer: str) -> EdgeError:
-    """The one place where transport's errors become ours."""
+    """The EdgeError for an error of transport."""
     if isinstance(error, transport.PeerLostError):
         return PeerLostError(peer, error.reason)
     if isinstance(error, transport.ProtocolError):

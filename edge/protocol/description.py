@@ -1,4 +1,4 @@
-"""Who a peer is, what it has and what it runs, as it says itself."""
+"""A peer's description of itself: its identity, resources and models."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from edge.partition import DeviceSpec
 from edge.protocol.fields import Address, Printable
 
 MAX_SESSIONS = 64
-"""Shards that a peer runs at once, of all its coordinators."""
+"""The most shards that a peer runs at once, for all coordinators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedModel:
-    """One shard that a peer runs. Sizes are what it takes now."""
+    """One shard that a peer runs, with its current sizes in bytes."""
 
     name: Printable
     dtype: Printable
     stage: int
     rank: int
     sums: Printable
-    """How it sums with the others of its stage: over links, or what else."""
+    """How it sums with the other shards of its stage: over links, or in another way."""
     bytes: int
     """Weights and KV cache."""
     buffer_bytes: int
@@ -35,79 +35,79 @@ class HostedModel:
     kv_host_bytes: int
     """Keys and values in the memory of the device's host."""
     kv_disk_bytes: int
-    """The same on disk."""
+    """Keys and values on disk."""
     user: Printable
     """The device that loaded it: its name and the beginning of its id."""
     slower: float | None = None
-    """Times the prediction that what it computed for a token took of late; None: not known."""
+    """Recent compute time of a token over its prediction; None: not known."""
 
     @property
     def held(self) -> str:
-        """Who holds how much memory by it, in words."""
+        """Its memory, model and user, in words."""
         return f"{format_size(self.bytes + self.buffer_bytes)} for {self.name} of {self.user}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerDescription:
-    """A peer as it describes itself. ValueError for what cannot be planned with."""
+    """A peer's description of itself. ValueError for values that plans cannot use."""
 
     id: str
     epoch: int
-    """Number of this start of its daemon: greater each time."""
+    """Number of this start of its daemon; it grows with each start."""
     name: Printable
     software: Printable
     addresses: tuple[Address, ...]
-    """Every address it listens on."""
+    """Every address that it listens on."""
     backend: Printable
     processor: Printable
-    """What computes, for people."""
+    """Name of the processor or GPU."""
     threads: int
     memory_bytes: int
-    """What it promised to stay under."""
+    """The memory budget of its process."""
     floor_bytes: int
-    """The part of that which its process takes of itself."""
+    """Memory of its process without a model."""
     free_bytes: int
-    """The part of that which is not reserved yet."""
+    """Memory of the budget that is not reserved."""
     model_free_bytes: int
-    """What the weights and the KV cache of another model may take; the same, where no limit of
-    their own is set."""
+    """Memory for weights and KV cache of another model: `free_bytes`, or less where they have a
+    limit of their own."""
     host: Printable
-    """The machine it is on: peers of one host share its memory."""
+    """The machine that it is on; peers of one host share its memory."""
     identity: Printable
-    """Changes when the device must be measured anew."""
+    """Changes when the device must be measured again."""
     host_memory_bytes: int | None = None
-    """What models may still take of its host's memory, which is not its own; None: it is."""
+    """Free host memory for models; None: the device computes in host memory."""
     kv_memory_bytes: int | None
-    """What keys and values may still take of its memory; None: whatever a plan reserves."""
+    """Free memory for keys and values; None: no limit but the plan's."""
     kv_disk_bytes: int
-    """What they may still take of its disk."""
+    """Free disk space for keys and values."""
     kv_prefix_bytes: int
-    """What beginnings of earlier prompts take there; it makes room for requests."""
+    """Disk space of prefix caches; requests replace them when they need it."""
     kv_beginnings_bytes: int
-    """What beginnings of earlier prompts take of its memory, or its host's, that is free: they make
-    room for whatever needs it."""
+    """Otherwise free memory, of the device or its host, that prefix caches use; they give way to
+    any other need."""
     models: tuple[HostedModel, ...]
-    """What it runs."""
+    """The shards that it runs."""
     lacks: tuple[Printable, ...] = ()
-    """What some models need and its back end has no kernels for; see `ModelSpec.needs`."""
+    """Needs of some models for which its back end has no kernels; see `ModelSpec.needs`."""
     is_busy: bool = False
-    """It computes, loads or is measured at this moment."""
+    """It computes, loads or is measured now."""
     is_leaving: bool = False
-    """Its user has stopped it: it goes soon, and takes no model any more."""
+    """Its user has stopped it: it ends soon, and loads no further model."""
     clock_s: float | None = field(default=None, compare=False)
-    """What its clock showed when it said this, in seconds since 1970."""
+    """Its clock at the time of the description, in seconds since 1970."""
 
     def __post_init__(self) -> None:
         self.device()
 
     def lacking(self, needs: Collection[str]) -> tuple[str, ...]:
-        """What of these it has no kernels for."""
+        """Those of `needs` for which it has no kernels."""
         return tuple(each for each in self.lacks if each in needs)
 
     def device(self, *, buffer_bytes: int = 0, unused_bytes: int = 0) -> DeviceSpec:
-        """As plans see it: memory for weights and KV, without the buffers of their steps, of which
-        decoding leaves some unused."""
-        is_limited = self.model_free_bytes < self.free_bytes  # what weights and KV may take
+        """The device for plans: its memory for weights and KV cache, without the `buffer_bytes` of
+        steps, of which decoding leaves `unused_bytes` unused."""
+        is_limited = self.model_free_bytes < self.free_bytes  # weights and KV cache have a limit
         return DeviceSpec(
             id=self.id,
             name=self.name,

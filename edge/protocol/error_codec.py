@@ -1,4 +1,4 @@
-"""An error on its way from a peer to its coordinator, which raises it and names the peer."""
+"""Errors from a peer to its coordinator, which raises them with the peer's name."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ class Failed(Event):
 
     kind = "failed"
     error: Printable
-    """Its kind."""
+    """The error's kind."""
     message: _Message
     remedy: _Remedy | None = None
-    """What to do about it; the message may say so, too."""
+    """What to do about it; the message may already say so."""
     peer: Printable | None = None
     """The lost device."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failed:
-        """In the form in which the other side raises it again."""
-        message = str(error)[:_LONGEST_MESSAGE]  # a header has a limit, and it may quote anything
+        """The frame from which the other side raises the same error."""
+        message = str(error)[:_LONGEST_MESSAGE]  # a header has a limit, and the message may quote
+        # long text
         if not isinstance(error, EdgeError):
             return cls(error="internal", message=f"{type(error).__name__}: {message}")
         remedy = error.remedy[:_LONGEST_REMEDY] or None
@@ -59,12 +60,12 @@ class Failed(Event):
         for kind, known in _KINDS.items():
             if isinstance(error, known):
                 return cls(error=kind, message=message, remedy=remedy)
-        if isinstance(error, PeerError):  # the other side puts our name before it
+        if isinstance(error, PeerError):  # the other side adds our name again
             message = message.removeprefix(f"peer {error.peer}: ")
         return cls(error="peer", message=message, remedy=remedy)
 
     def as_error(self, peer: str) -> EdgeError:
-        """The error that `peer` reported, naming it."""
+        """The error that `peer` reported, with the peer's name."""
         if self.error == "lost":
             lost = self.peer or "?"
             message = self.message.removeprefix(f"peer {lost}: ")
@@ -83,5 +84,5 @@ def map_store_error(error: Exception) -> Exception:
     if isinstance(error, offload.StoreFullError):
         return CapacityError(str(error))
     if isinstance(error, offload.StoreCorruptError):
-        return CheckpointError(f"{error}", remedy="load the model again: what arrived well is kept")
+        return CheckpointError(f"{error}", remedy="load the model again: undamaged pieces are kept")
     return EdgeError(str(error)) if isinstance(error, offload.StoreError) else error

@@ -1,4 +1,5 @@
-"""Whoever is expelled while it is connected is hung up on; the handshake asks those who come."""
+"""Connections to a member are closed when it is expelled. New connections are checked by the
+handshake."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ async def until_expelled(
     other: Member | None,
     devices: Callable[[], Iterable[str | None]] = tuple,
 ) -> None:
-    """Return once the other end is no member any more, or by a later certificate only; or one of
-    the other `devices` that are dealt with is none.
+    """Return once the other end is no longer a member with this certificate, or one of `devices` is
+    no longer a member.
 
-    None stands for one without a key, as all have where there are no credentials.
+    None stands for an end without a key. Without credentials it never returns.
     """
     if credentials is None:
         await asyncio.Event().wait()
@@ -30,7 +31,7 @@ async def until_expelled(
         dealt_with: dict[str, int | None] = {id: None for id in devices() if id is not None}
         if other is not None:
             dealt_with[other.id] = other.edition
-        with contextlib.suppress(RequestError):  # files of keys that are being mended
+        with contextlib.suppress(RequestError):  # key files that are being repaired
             if not all(starmap(credentials.is_admitted, dealt_with.items())):
                 return
         await asyncio.sleep(LOOK_EVERY_S)

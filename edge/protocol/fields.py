@@ -1,8 +1,8 @@
-"""Records as JSON and back: what comes from outside is read by the annotations of its dataclass.
+"""Records as JSON and back. Values from outside are read by the annotations of their dataclass.
 
-Plain types have limits here; `Meta` in an annotation gives another one. Classes with `to_json` and
-`from_json` of their own keep to these. What fields mean together is a record's own to check when it
-is made.
+Plain types have limits here; `Meta` in an annotation sets another limit. Classes with their own
+`to_json` and `from_json` use those. Rules between several fields are checked by the record itself
+when it is made.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MALFORMED = (
     ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
     partition.PlanError, TransportError, StoreError, EdgeError,
 )  # fmt: skip
-"""The errors of reading something that nobody wrote."""
+"""The errors of reading malformed values."""
 
 Text = Annotated[str, Meta(min_length=1, max_length=1024)]
 Whole = Annotated[int, Meta(ge=0, lt=1 << 53)]
@@ -49,13 +49,14 @@ Number = Annotated[float, Meta(ge=0, lt=1e18)]
 Positive = Annotated[float, Meta(gt=0, lt=1e18)]
 
 _PLAIN: Mapping[Any, Any] = {str: Text, int: Whole, float: Number, bool: bool, NoneType: None}
-"""What is read where an annotation says no more."""
+"""Types with limits, for annotations without limits of their own."""
 
 _MOST_ITEMS = Meta(max_length=4096)
-"""The limit of a list or an object without one of its own: tokens of a chunk, layers of a model."""
+"""The most items of a list or an object without a limit of its own: tokens of a chunk, layers of a
+model."""
 
 Reader = Callable[[Any], Any]
-"""Makes a value of JSON. Raises one of `MALFORMED`."""
+"""Converts a JSON value. Raises one of `MALFORMED`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ class ReadBy:
 
 
 def to_json(value: Any) -> Any:
-    """Built-in types only. A mapping is an object, or a list of pairs where keys are no text."""
+    """The value as built-in types. A mapping becomes an object, or a list of pairs where its keys
+    are not strings."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if hasattr(value, "to_json"):
@@ -84,11 +86,12 @@ def to_json(value: Any) -> Any:
         return sorted(map(to_json, value))
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"no record holds {shown(value)}")
+    raise TypeError(f"a record cannot hold {shown(value)}")
 
 
 def from_json(cls: type[Record], value: object) -> Record:
-    """Raises ProtocolError, with the place, for anything `to_json` could not have written."""
+    """A record from JSON. Raises ProtocolError, with the place of the mistake, for values that
+    `to_json` cannot make."""
     annotation: Any = cls
     try:
         record: Record = convert(value, shape(annotation))
@@ -98,7 +101,7 @@ def from_json(cls: type[Record], value: object) -> Record:
 
 
 def one_line(value: object, *, limit: int = 200) -> str:
-    """What another device says, made safe for a terminal: one line, no control characters."""
+    """Text from another device made safe for a terminal: one line, no control characters."""
     letters = str(value)[:limit]
     return "".join(letter if letter.isprintable() else " " for letter in letters).strip() or "?"
 
@@ -110,38 +113,41 @@ def _address(value: object) -> str:
 
 
 Printable = Annotated[str, ReadBy(lambda value: one_line(from_json(str, value)))]
-"""Shown to people."""
+"""Text that is shown to users."""
 
 Address = Annotated[str, ReadBy(_address)]
-"""host:port, by number: who is told names would ask for them whomever the teller likes."""
+"""host:port with a numeric host. Resolving names from another device would let it choose which
+hosts are asked."""
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
-    """Ids of tokens, as they travel in a payload."""
+    """Token ids as the bytes of a payload."""
     return np.asarray(tokens, "<i4").tobytes()
 
 
 def token_ids(payload: Buffer, vocab_size: int, *, most_tokens: int) -> NDArray[np.int32]:
-    """In the payload's memory: as Python's numbers they would take nine times as much.
+    """Token ids from a payload, [tokens] int32, without a copy. As Python integers they would take
+    nine times the memory.
 
-    Raises ProtocolError for anything `token_bytes` could not have written, or longer.
+    Raises ProtocolError for a payload that `token_bytes` cannot make, ids outside the vocabulary,
+    or more than `most_tokens`.
     """
     if len(payload) % 4:
-        raise ProtocolError("a prompt is whole numbers of 4 bytes")
+        raise ProtocolError(f"a prompt of {len(payload)} bytes is no whole number of token ids")
     if len(payload) > 4 * most_tokens:
-        raise ProtocolError("a prompt that is longer than the context")
+        raise ProtocolError(f"a prompt of {len(payload) // 4} tokens; {most_tokens} is the most")
     tokens = np.frombuffer(payload, "<i4")
     if not tokens.size or tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise ProtocolError(f"a prompt is ids of a vocabulary of {vocab_size}, at least one")
+        raise ProtocolError(f"a prompt needs at least one token id, all of them below {vocab_size}")
     return tokens
 
 
 @cache
 def shape(annotation: Any, limit: Meta = _MOST_ITEMS) -> Any:
     """The type by which msgspec reads a field with this annotation: with the limits of plain types,
-    and with a `_Held` for each record.
+    and a `_Held` for each record.
 
-    TypeError for one that no record may hold.
+    TypeError for an annotation that no record may have.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -170,11 +176,11 @@ def shape(annotation: Any, limit: Meta = _MOST_ITEMS) -> Any:
         return _held(annotation.from_json)
     if dataclasses.is_dataclass(annotation):
         return _record(annotation)
-    raise TypeError(f"no record holds {annotation}")
+    raise TypeError(f"a record cannot hold {annotation}")
 
 
 def _record(cls: Any) -> Any:
-    """The dataclass itself, for msgspec to read, if it says all limits and has no defaults."""
+    """The dataclass itself, for msgspec to read, if it states all limits and has no defaults."""
     has_defaults = any(
         each.default is not MISSING or each.default_factory is not MISSING
         for each in dataclasses.fields(cls)
@@ -188,14 +194,15 @@ def _record(cls: Any) -> Any:
 
 
 def fields_of(cls: Any, without: Collection[str] = ()) -> type[msgspec.Struct]:
-    """The type of an object with the fields of a dataclass, every one of which must be there."""
+    """The type of an object with the fields of a dataclass, all of them required."""
     hints = get_type_hints(cls, include_extras=True)
     names = [each.name for each in dataclasses.fields(cls) if each.name not in without]
     return msgspec.defstruct(cls.__name__, [(name, shape(hints[name])) for name in names])
 
 
 class _Held(type):
-    """What msgspec leaves to a reader of ours. What that makes counts as one of these."""
+    """A type that msgspec leaves to a reader of ours. Any result of the reader counts as an
+    instance."""
 
     read: Reader
 
@@ -210,18 +217,18 @@ def _held(read: Reader) -> _Held:
 def _read(kind: Any, value: object) -> Any:
     try:
         return kind.read(value)
-    except MALFORMED as error:  # msgspec adds the place to errors of this type alone
+    except MALFORMED as error:  # msgspec adds the place only to errors of this type
         raise ValueError(str(error)) from error
 
 
 convert = partial(msgspec.convert, dec_hook=_read)
-"""Raises one of `MALFORMED`, whose sentence `located` makes readable."""
+"""Raises one of `MALFORMED`; `located` makes its sentence readable."""
 
 _LONGEST_SENTENCE = 200
 
 
 def located(error: Exception) -> str:
-    """The sentence of an error of `convert`, after the place where it was."""
+    """The sentence of an error of `convert`, with the place of the mistake before it."""
     what, *within = str(error).split(" - at `$")
     place = "".join(each.rstrip("`") for each in reversed(within)).lstrip(".")
     return f"{place}: {what:.{_LONGEST_SENTENCE}}" if place else what[:_LONGEST_SENTENCE]

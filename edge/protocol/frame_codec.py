@@ -1,6 +1,6 @@
-"""Frames: a call that is answered, a post that is not, or an event from a peer.
+"""Frames: calls with an answer, posts without one, and events from a peer.
 
-A frame is a dataclass; its fields are the frame's header, but for those marked with `Payload`.
+A frame is a dataclass. Its fields are the frame's header, except for those marked with `Payload`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from edge.transport import Frame
 from edge.transport.frame import Buffer, FrameLimits
 
 ANSWER = "ok"
-"""The kind of every answer; which call it answers says what is in it."""
+"""The kind of every answer. The call that it answers determines its fields."""
 
 SMALL = FrameLimits(header_bytes=64 << 10, payload_bytes=64 << 10)
-"""For most kinds of frames, and for those that nobody knows: they are answered, not hung up on."""
+"""Size limit of most kinds of frames, and of unknown kinds, which get an error as an answer."""
 
 _MOST_CONTAINERS = 1000
 
@@ -40,11 +40,11 @@ class Payload:
 
 
 Raw = Annotated[Buffer, Payload(lambda value: value, lambda payload: payload)]
-"""Bytes as they are."""
+"""Bytes without conversion."""
 
 
 def long_json(annotation: Any) -> Payload:
-    """JSON of such a value, with few lists and objects in it."""
+    """A payload with such a value as JSON, with a limited number of lists and objects."""
     held = shape(annotation)
 
     def read(payload: Buffer) -> Any:
@@ -63,12 +63,11 @@ class Call(Generic[Answer_co]):
     kind: ClassVar[str]
     limits: ClassVar[FrameLimits] = SMALL
     limit_s: ClassVar[float]
-    """The longest that the coordinator waits for the answer; a peer that falls silent is noticed
-    before."""
+    """The time limit of the answer. A peer that falls silent is noticed before."""
 
     @classmethod
     def answer(cls) -> type[Answer_co]:
-        """The record that answers it."""
+        """The type of the answer."""
         bases = cls.__orig_bases__  # type: ignore[attr-defined]
         (answer,) = (get_args(each)[0] for each in bases if get_origin(each) is Call)
         record: type[Answer_co] = answer
@@ -77,7 +76,7 @@ class Call(Generic[Answer_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
-    """A frame from the coordinator that is not answered; one that fails is reported by `failed`."""
+    """A frame from the coordinator without an answer. An error is reported by `failed`."""
 
     kind: ClassVar[str]
     limits: ClassVar[FrameLimits] = SMALL
@@ -95,12 +94,12 @@ FrameType = type[Call[Any]] | type[Post] | type[Event]
 
 
 def table(types: Iterable[FrameType]) -> dict[str, FrameType]:
-    """By kind."""
+    """The types by their kinds."""
     return {each.kind: each for each in types}
 
 
 def to_frame(kind: str, body: object, *, call: int | None = None) -> Frame:
-    """A frame with these fields; `call` is the number of a call, or of the one that it answers."""
+    """A frame with these fields. call: the number of a call, or of the call that it answers."""
     header: dict[str, Any] = {} if call is None else {"call": call}
     payload: Buffer = b""
     cls: Any = type(body)
@@ -113,7 +112,7 @@ def to_frame(kind: str, body: object, *, call: int | None = None) -> Frame:
 
 
 def from_frame(cls: type[Body], frame: Frame) -> Body:
-    """Raises ProtocolError for anything `to_frame` could not have written."""
+    """A record from a frame. Raises ProtocolError for frames that `to_frame` cannot make."""
     hashed: Any = cls
     payloads, _names, header = _parts(hashed)
     try:

@@ -1,7 +1,8 @@
-"""How long silence lasts until the other side counts as lost: both show life while they are busy.
+"""Heartbeats: both sides show life, also while they are busy; after a time of silence the other
+side counts as lost.
 
-A process that dies breaks its connections, which transport notices at once. This is for one that
-is stopped or hangs, and for a device that is cut off.
+A process that dies closes its connections, which transport notices at once. Heartbeats are for a
+process that is stopped or hangs, and for a device that is cut off.
 """
 
 from __future__ import annotations
@@ -11,48 +12,51 @@ import asyncio
 from edge.transport import Channel, Frame
 
 ALIVE = Frame("alive")
-"""Means nothing but that its sender still runs."""
+"""A heartbeat: its sender still runs."""
 
 ALIVE_EVERY_S = 0.4
 
 PEER_SILENT_AFTER_S = 2.6
-"""Without a byte for so long, a peer is lost to its coordinator, which sees that within 3 s. Who
-stops for 2 s is not: that is a silence of 2.4 s at most, with the time since the last sign."""
+"""A coordinator counts a peer as lost after this time without a byte, and notices it within 3 s. A
+pause of 2 s is not a loss: it is a silence of at most 2.4 s with the time since the last
+heartbeat."""
 
 COORDINATOR_SILENT_AFTER_S = 20.0
-"""Likewise a coordinator to its peers. Nobody waits for its end but who wants the memory."""
+"""A peer counts a coordinator as lost after this time. The time is longer, because only the memory
+waits to be freed."""
 
 CUT_OFF_AFTER_S = 1.5
-"""Who was silent for so long on one connection, and begins again on another, has lost the first."""
+"""A coordinator that was silent this long on one connection and opens another has lost the
+first."""
 
 LEAVES_WITHIN_S = 10.0
-"""A peer whose user stops it stays so long for those whose models are there."""
+"""A peer that its user stops stays this long for coordinators with models there."""
 
 _LOOK_EVERY_S = 0.2
 
 LINK_TIMEOUT_S = 3600.0
-"""Silence on a link inside a step, whatever the neighbour does: a step that reads a large model
-from a slow disk takes many minutes. Who is really gone is noticed sooner, by others: a process
-that died by its closed sockets; one that is stopped by the coordinator, which ends the sessions of
-all; a device that cannot be reached by the link itself (`edge.transport.tcp_link`); a link that
-brings nothing by what its two ends say of it (`edge.runs.dead_links`). So no limit needs to be
-guessed from how long steps should take."""
+"""Limit of silence on a link within a step. A step that reads a large model from a slow disk takes
+many minutes, so the limit is long. Losses are noticed sooner by other means: a dead process by its
+closed sockets; a stopped process by the coordinator, which ends all sessions; an unreachable device
+by the link itself (`edge.transport.tcp_link`); a dead link by the reports of both its ends
+(`edge.runs.dead_links`). So no limit depends on the predicted time of a step."""
 
 
 LINK_SILENT_AFTER_S = 1.0
-"""Who waits at a link for so long in vain says so, and:"""
+"""A peer that waits at a link for this long reports it."""
 LOOK_AT_LINKS_EVERY_S = 0.25
 
 
 def patience_s(silent_after_s: float, num_bytes: int) -> float:
-    """For a frame of this size: who moves no MiB in the time in which silence is a loss is lost."""
+    """Time limit for sending a frame of this size: a side that moves less than 1 MiB in
+    `silent_after_s` counts as lost."""
     return silent_after_s * (1 + num_bytes / (1 << 20))
 
 
 async def show_life(channel: Channel) -> None:
-    """Send a sign of life a few times a second. Raises what the channel raises.
+    """Send a heartbeat a few times a second. Raises the channel's errors.
 
-    A sign waits for the frame that is being sent, whose bytes are one, too.
+    A heartbeat waits for the frame that is being sent, whose bytes show life, too.
     """
     while True:
         await asyncio.sleep(ALIVE_EVERY_S)
@@ -60,11 +64,11 @@ async def show_life(channel: Channel) -> None:
 
 
 class Hearing:
-    """Whether the other side of a channel is heard, by bytes: a large frame may take long.
+    """The silence of a channel's other side, by received bytes, because a large frame may take
+    long.
 
-    Its silence counts while we listen ourselves. A process that was stopped, or whose loop was
-    busy, looks too late; it cannot know what it did not hear, so the time that it missed is not
-    the other side's.
+    Silence counts only while this process listens. A process that was stopped, or whose event loop
+    was busy, checks late. It cannot know what it missed, so that time does not count as silence.
     """
 
     def __init__(self, channel: Channel, *, silent_after_s: float) -> None:
@@ -75,20 +79,21 @@ class Hearing:
 
     @property
     def silent_s(self) -> float:
-        """For how long the other side has not been heard, as far as that is known."""
+        """Seconds of silence of the other side, as far as known."""
         return self._silent_s
 
     def listening(self) -> None:
-        """What arrives is received from now on, as it is at first."""
+        """Received bytes count from now on, as they do at first."""
         self._is_listening = True
         self._silent_s = 0.0
 
     def not_listening(self) -> None:
-        """Until `listening`, silence is of our own making."""
+        """Ignore silence until `listening`, because this process does not receive."""
         self._is_listening = False
 
     async def until_silent(self) -> float:
-        """Return when the other side has been silent for too long: for how many seconds."""
+        """Wait until the other side has been silent for `silent_after_s`; returns the seconds of
+        silence."""
         loop = asyncio.get_running_loop()
         heard_bytes, looked_s = self._channel.received_bytes, loop.time()
         while self._silent_s < self.silent_after_s:

@@ -1,4 +1,4 @@
-"""What a device keeps on disk for the next time, as it says itself, and the call that asks."""
+"""The disk cache of a device, as it describes it, and the call that asks for it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from edge.protocol.frame_codec import SMALL, Call, long_json
 from edge.transport.frame import FrameLimits
 
 MOST_FILES = 4096
-"""That are told, or removed, at once; the least recently used first."""
+"""The most files that are reported or removed at once, the least recently used first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFiles:
-    """A folder of a cache."""
+    """One folder of the cache."""
 
     kind: Printable
-    """What it is; see `edge/memory/disk_cache.py`."""
+    """Its kind of content; see `edge/memory/disk_cache.py`."""
     name: Printable
-    """By which it can be removed: kind/folder."""
+    """The name by which it can be removed: kind/folder."""
     model: Printable | None
-    """The model that it is of; None where that is not known, or another device's affair."""
+    """The model that it belongs to; None where that is unknown or private to another device."""
     bytes: int
     unused_s: float
-    """How long nobody has used it."""
+    """Seconds since its last use."""
     in_use: bool
 
 
@@ -37,15 +37,15 @@ _Files = Annotated[tuple[KeptFiles, ...], Meta(max_length=MOST_FILES)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllKept:
-    """What there is."""
+    """The content of the cache."""
 
     files: Annotated[tuple[KeptFiles, ...], long_json(_Files)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep(Call[AllKept]):
-    """What do you keep of the weights that I may see? Remove these of mine first, if nobody uses
-    them."""
+    """Ask for the cached weights that this coordinator may see. First remove those named in
+    `remove` that belong to it and are not in use."""
 
     kind, limit_s = "keep", 60.0
     limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=1 << 20)

@@ -1,4 +1,5 @@
-"""Members that still have a key of before are taken along: looked for, and told of the new one."""
+"""Key rotation: members that still have an earlier key of the cluster are found and told the new
+one."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ async def push_key_rotation(
     announced: PeerRecord | None = None,
     on_carried: Callable[[], None] = lambda: None,
 ) -> None:
-    """Tell each peer that is announced under a key that the cluster had before, until cancelled.
+    """Tell every peer that is announced under an earlier key of the cluster, until cancelled.
 
-    `announced` is shown under those keys, too, so that whoever looks for peers by one of them comes
-    here and is told. `on_carried` is called for each that has followed.
+    announced: this device's record, also announced under those keys, so that devices with an
+    earlier key find this one and are told. on_carried: called for each peer that took the new key.
     """
     carrying = KeyRotationPush(credentials, on_carried)
     await asyncio.gather(
@@ -39,7 +40,8 @@ async def push_key_rotation(
 
 
 class KeyRotationPush:
-    """Peers are told at the same time, `MOST_AT_ONCE` at most, in the order they were found in."""
+    """Tells peers the new key, at most `MOST_AT_ONCE` at the same time, in the order in which they
+    were found."""
 
     def __init__(self, credentials: Credentials, on_carried: Callable[[], None]) -> None:
         self._credentials = credentials
@@ -47,10 +49,10 @@ class KeyRotationPush:
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def run(self, discovery: Discovery, announced: PeerRecord | None = None) -> None:
-        """Tell those that this one finds, until cancelled; it is closed then."""
+        """Tell the peers that `discovery` finds, until cancelled. Closes `discovery`."""
         try:
             async with asyncio.TaskGroup() as group:
-                # Whoever cannot be told today is told another day.
+                # Peers that cannot be told now are told at the next attempt.
                 with contextlib.suppress(transport.TransportError, OSError, ValueError):
                     if announced is not None:
                         await discovery.announce(announced)
@@ -80,7 +82,7 @@ class KeyRotationPush:
                     group.create_task(tell(event.record.id))
 
     async def _follows(self, address: str) -> bool:
-        with contextlib.suppress(OSError):  # of this device, which has no socket left
+        with contextlib.suppress(OSError):  # this device may have no socket left
             return await transport.bring_rotation(
                 address, self._credentials, timeout_s=ASKED_WITHIN_S
             )

@@ -1,4 +1,4 @@
-"""Who a session belongs to: a run of a model, and the coordinator that has it now."""
+"""The owner of a session: a run of a model, and the term of its coordinator."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MOST_TERMS = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A run keeps its name from coordinator to coordinator. One that takes it over adds 1 to its
-    term."""
+    """A run of a model and a term. The run keeps its name when another coordinator takes over; the
+    term then grows by 1."""
 
     run: Annotated[str, Meta(min_length=1, max_length=64)] = field(
         default_factory=lambda: uuid.uuid4().hex

@@ -16,46 +16,48 @@ from edge.transport.frame import MAX_HEADER_BYTES, FrameLimits
 from edge.weights.formats import WeightFormat
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Largest message of a probe: no step's hidden state is larger than what a peer buffers for a
-stranger."""
+"""Largest message of a probe: the size that a peer buffers for a sender that it does not know
+yet."""
 
 _MAX_BUSY = 64
 
 MOST_OF_WHOLE = 2.0
-"""That a byte of a slice takes, of what a byte of a whole layer does."""
+"""Largest ratio of the time of a byte in a slice to that in a whole layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRate:
-    """What a peer reads from memory."""
+    """The rate at which a peer reads from memory."""
 
     bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerProfile:
-    """How fast a peer computes one model, as it measured itself."""
+    """The rates of a peer for one model, measured by itself."""
 
     rates: ComputeRates
     """`shared_seconds_per_byte` is that of the peer alone until a rehearsal with its neighbours."""
     sample_bytes: int
-    """Weights that it was measured with: these times a rate is the time of a step."""
+    """Bytes of weights in the sample; times a rate they give the time of a step."""
     sample: Printable
-    """The same in words."""
+    """The sample in words."""
     spread: float
-    """How far its samples were apart: the slowest over the fastest, less 1."""
+    """Difference of its samples: the slowest over the fastest, minus 1."""
     is_unsteady: bool
-    """A third sample agreed with neither of two that disagreed."""
+    """Two samples disagreed, and a third agreed with neither."""
     busy: Annotated[tuple[Printable, ...], Meta(max_length=_MAX_BUSY)]
-    """Models that were loaded there meanwhile: they were slowed down, and so was this."""
+    """Models that were loaded there meanwhile; they and the measurement slowed each other."""
 
     def __post_init__(self) -> None:
         rates = self.rates
         if not self.sample_bytes or not all(rates.slice_seconds_per_byte):
-            raise ValueError("a sample without weights, or one that took no time")
+            raise ValueError("sample_bytes and slice_seconds_per_byte must be above 0")
         pairs = zip(rates.slice_seconds_per_byte, rates.seconds_per_byte, strict=True)
         if any(of_slice > MOST_OF_WHOLE * of_whole for of_slice, of_whole in pairs):
-            raise ValueError("bytes of slices that take far longer than those of whole layers")
+            raise ValueError(
+                f"slice_seconds_per_byte is above {MOST_OF_WHOLE:g} times seconds_per_byte"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +70,11 @@ class Span:
 
     def __post_init__(self) -> None:
         if not self.low_s <= self.middle_s <= self.high_s:
-            raise ValueError("a span is three times in ascending order")
+            raise ValueError("the times of a span must ascend")
 
     def differs(self, now: Span, *, is_rough: bool = False) -> bool:
-        """Whether `now` is another time: further off than either is spread; or than the most that
-        is, where it is rough."""
+        """Whether `now` is a different time: its distance is larger than the spread of either; with
+        `is_rough`, larger than the largest spread that counts as steady."""
         spread = max(each.high_s / max(each.low_s, _TINY_S) for each in (self, now))
         spread = _MOST_SPREAD if is_rough else spread
         least, most = sorted((self.middle_s, now.middle_s))
@@ -84,61 +86,61 @@ _TINY_S = 1e-9
 _LEAST_CHANGE = 1.5
 _LEAST_CHANGE_S = 50e-6
 _MOST_SPREAD = 3.0
-"""A link that is less steady than this differs by as much."""
+"""A larger spread than this counts as this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkGlance:
-    """A few messages over a link that was just made; worth nothing but to be compared."""
+    """Times of a few messages over a new link; only for comparison with other such times."""
 
     echo_s: Span
     """A small message there and back."""
     there_s: Span
-    """A medium message one way, and a word back."""
+    """A medium message one way, and a short one back."""
     back_s: Span
 
     def differs(self, now: LinkGlance, *, is_rough: bool = False) -> bool:
-        """Whether `now` is of another link than this."""
+        """Whether `now` shows a link with different times."""
         spans = ((self.echo_s, now.echo_s), (self.there_s, now.there_s), (self.back_s, now.back_s))
         return any(then.differs(each, is_rough=is_rough) for then, each in spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTimes:
-    """A link between two peers, each way, software included.
+    """A link between two peers in both directions, software included.
 
-    A message of m bytes takes latency_s + m / bytes_per_s. Clocks of two devices do not agree to
-    the microsecond, so both ways share the latency: half of there and back.
+    A message of m bytes takes latency_s + m / bytes_per_s. Clocks of two devices differ by more
+    than microseconds, so both directions have one latency: half of the time there and back.
     """
 
     latency_s: float
     there_bytes_per_s: Positive
     back_bytes_per_s: Positive
     glance: LinkGlance
-    """What a look at the link showed then."""
+    """The glance at the link from the same time."""
     is_unsteady: bool = False
-    """Some messages took far longer than most, as on a link that loses packets; `latency_s` is the
-    average then."""
+    """Some messages took far longer than most, as on a link that loses packets. `latency_s` is then
+    the average."""
 
     def differs_from(self, now: LinkGlance) -> bool:
         """Whether `now` shows another link.
 
-        One that is not steady differs from itself, but less than a network without cables does from
-        a cable.
+        Times of an unsteady link differ, but less than those of Wi-Fi and cable.
         """
         return self.glance.differs(now, is_rough=self.is_unsteady)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRate(Call[ReadRate]):
-    """How fast do you read from memory, now?"""
+    """Ask for the rate at which the peer reads from memory now."""
 
     kind, limit_s = "memory_rate", 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(Call[PeerProfile]):
-    """How fast do you compute this model, alone? Whoever needs longer is of no use for it."""
+    """Ask the peer to measure its rates for this model, alone. Peers that take longer than the time
+    limit are too slow for the model."""
 
     kind, limit_s = "profile", 120.0
     limits = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=SMALL.payload_bytes)
@@ -148,13 +150,13 @@ class Profile(Call[PeerProfile]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkQuestion:
-    """Where to link to, and with what to fill the link."""
+    """The place to link to, and the sizes of messages."""
 
     place: Place
     small_bytes: int
     """Bytes of one token's hidden state."""
     large_bytes: int
-    """Bytes of a chunk's."""
+    """Bytes of a chunk's hidden state."""
 
     def __post_init__(self) -> None:
         if not 0 < self.small_bytes <= self.large_bytes <= MAX_MESSAGE_BYTES:
@@ -166,13 +168,13 @@ class LinkQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(LinkQuestion, Call[LinkTimes]):
-    """How fast do bytes move between you and this place?"""
+    """Ask the peer to measure the link to this place."""
 
     kind, limit_s = "probe", 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance(LinkQuestion, Call[LinkGlance]):
-    """Is the link to this place what it was? A few messages tell."""
+    """Ask the peer for a few times of the link to this place, to see whether it has changed."""
 
     kind, limit_s = "glance", 60.0

@@ -86,7 +86,7 @@ MOST_TRUSTED = 16
 
 def _secret(payload: Buffer) -> bytes:
     if len(payload) != SECRET_BYTES:
-        raise ProtocolError(f"a secret of {len(payload)} bytes")
+        raise ProtocolError(f"the secret has {len(payload)} bytes; it must have {SECRET_BYTES}")
     return bytes(payload)
 
 
@@ -120,7 +120,7 @@ class Opened:
     """The row of a single token is the same whichever other requests are in its step."""
 
 
-# Calls: who is there, and how fast (MemoryRate, Profile … Glance: measurements.py; Keep:
+# Calls: descriptions and rates of peers (MemoryRate, Profile … Glance: measurements.py; Keep:
 # kept_files.py)
 
 
@@ -148,7 +148,7 @@ class TakeOver(Call[Done]):
     lease: Lease
 
 
-# Calls: a model comes
+# Calls: a model is sent and loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class Piece(Call[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal(Call[Done]):
-    """Every piece is sent: the shard is complete on the peer's disk."""
+    """Report that every piece is sent, so the shard is complete on the peer's disk."""
 
     kind, limit_s = "seal", 600.0
     manifest: str
@@ -216,7 +216,7 @@ class Connect(Call[Connected]):
     places: Annotated[Mapping[Seat, Place], Meta(max_length=MOST_SHARDS)]
 
 
-# Posts, in the order in which every peer gets them, and the events that tell their outcome
+# Posts, which every peer gets in the same order, and the events that report their outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,14 +285,14 @@ class RunStep(Post):
 
     def __post_init__(self) -> None:
         if not self.terms.keys() <= {entry.request for entry in self.step.entries}:
-            raise ValueError("terms of a request that is not in the step")
+            raise ValueError("terms has a request that is not in the step")
         if self.masked and self.step.run > 1:
-            raise ValueError("a run whose next tokens were known beforehand")
+            raise ValueError("a run of several steps cannot have token masks")
         wanting = {entry.request for entry in self.step.entries if entry.logit_rows}
         if len(set(self.masked)) < len(self.masked) or not wanting.issuperset(self.masked):
-            raise ValueError("masks of requests that want no token in the step")
+            raise ValueError("masked has a request twice, or one that wants no token in the step")
         if self.step.states and (self.terms or self.masked):
-            raise ValueError("tokens of a request that wants hidden states")
+            raise ValueError("a step for hidden states cannot have terms or token masks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +321,9 @@ class KvRows(Event):
         """Each part with its rows. Raises ValueError if the rows cannot be divided evenly."""
         rows, tokens = memoryview(self.rows), sum(part.tokens for part in self.parts)
         if not tokens or len(rows) % tokens:
-            raise ValueError(f"{len(rows)} bytes of keys and values of {tokens} tokens")
+            raise ValueError(
+                f"{len(rows)} bytes of keys and values cannot be divided among {tokens} tokens"
+            )
         start, token_bytes = 0, len(rows) // tokens
         for part in self.parts:
             stop = start + part.tokens * token_bytes
@@ -366,9 +368,9 @@ class Tokens(Event):
 
     def __post_init__(self) -> None:
         if len(self.ends) != len(self.tokens):
-            raise ValueError("of each token it must be known whether its reply ends")
+            raise ValueError("ends needs one entry for each token")
         if self.logprobs and len(self.logprobs) != len(self.tokens):
-            raise ValueError("logprobs of other tokens than were chosen")
+            raise ValueError("logprobs needs one entry for each token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,10 +444,10 @@ class Finish(Post):
     """First tokens of its cache that stay as a prefix cache, until the request is finished
     again."""
     answer: Raw = b""
-    """Those of them behind the matched prompt; see `fields.token_bytes`."""
+    """The kept tokens after the matched prompt; see `fields.token_bytes`."""
 
 
-# Calls: a model is asked, and goes
+# Calls: a loaded model is measured, and freed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

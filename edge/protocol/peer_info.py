@@ -166,7 +166,7 @@ async def _described(
         address, credentials, call, name=name, device=device, timeout_s=timeout_s
     )
     if client.device is not None and not is_peer_of(told.id, client.device):
-        raise ProtocolError(f"peer {told.name} calls itself by the id of another device")
+        raise ProtocolError(f"peer {told.name} describes itself with another device's id")
     described = {each.name: getattr(told, each.name) for each in fields(told)}
     return PeerInfo(
         address=address,

@@ -1,4 +1,5 @@
-"""Who has answered before and says nothing now: silent for so long, which is not gone."""
+"""Peers that answered before and are silent now. A silent peer may come back; a peer that has gone
+is forgotten."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ _NO_WAY_THERE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.E
 
 
 def silent_addresses(failures: Mapping[str, EdgeError]) -> frozenset[str]:
-    """Those where nobody said anything. A connection that is refused, or ends, is an answer."""
+    """The addresses without any answer. A refused or closed connection is an answer."""
     return frozenset(address for address, error in failures.items() if is_silence(error))
 
 
 def is_silence(error: BaseException) -> bool:
-    """Whether it was waited for in vain, or no packet finds the way."""
+    """Whether the error is a timeout, or no route to the address."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, TimeoutError) or getattr(cause, "errno", None) in _NO_WAY_THERE:
@@ -28,7 +29,7 @@ def is_silence(error: BaseException) -> bool:
 
 
 class SilentPeers:
-    """What each said when it answered last. Times are of one clock, in seconds."""
+    """The last description of each peer. Times are in seconds of one clock."""
 
     def __init__(self) -> None:
         self._heard: dict[str, tuple[PeerInfo, float]] = {}
@@ -36,10 +37,10 @@ class SilentPeers:
     def note(
         self, peers: Iterable[PeerInfo], silent: Collection[str], *, now_s: float
     ) -> tuple[PeerInfo, ...]:
-        """peers: who answers now. silent: addresses where nobody did.
+        """The silent ones of the peers noted before, each with `silent_s`.
 
-        Those of earlier notes who are silent now, with for how long. Whoever is neither has gone,
-        and is forgotten.
+        peers: those that answer now. silent: addresses without an answer. Other peers noted before
+        have gone, and are forgotten.
         """
         now = {peer.id: (peer, now_s) for peer in peers}
         quiet = {

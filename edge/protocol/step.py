@@ -1,4 +1,4 @@
-"""A step that all shards of a plan compute together: its terms, and its limits. Pure."""
+"""A step that all shards of a plan compute together: its entries, terms and limits. Pure."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from edge.kernels.sampling.parameters import SamplingParameters
 from edge.protocol.fields import Text, Whole
 
 Rows = Literal["logits", "states", "last state"]
-"""What is wanted of a prompt that gets no answer: the logits of each of its rows, the hidden states
-that the head is given for them, or only the last of those."""
+"""The rows of a prompt without an answer: logits of each position, the hidden states before the
+head, or only the last of these."""
 
 FinishReason = Literal["stop", "length"]
-"""Why a reply ends with a token: it is an end token (or text ends the reply), or the last one that
-was asked for."""
+"""Why a token is the last of a reply: "stop": it is an end token, or the text ends the reply;
+"length": no more tokens were asked for."""
 
 MAX_CHUNK_TOKENS = 4096
 MAX_REQUESTS = 1024
 SHORTEST_STEP = 2
-"""Tokens of a prompt whose rows may be as in any longer step; one alone takes other ways."""
+"""The fewest tokens of a prompt whose rows have the same bits as in any longer step. One token
+alone is computed by other kernels."""
 MOST_KEPT = 64
-"""Caches of requests that are over, which a shard keeps for those that begin alike: as many as
-clients that take turns. Memory is the narrower bound: they lie in what nobody else needs."""
+"""The most prefix caches of finished requests in a shard: enough for as many clients that take
+turns. Memory is the narrower limit, because these caches only use memory that is free otherwise."""
 MAX_SAVED_STATES = 64
-"""Copies of states that a shard may be asked to have room for."""
+"""The most saved states that a shard may be asked to have room for."""
 MAX_END_IDS = 64
-"""Tokens that end a reply; models have one to five."""
+"""The most tokens that end a reply; models have one to five."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEntry:
-    """One request's part of a step: the token ids at `position` and after.
+    """One request's part of a step: its token ids from `position` on.
 
-    The last `logit_rows` of them want logits.
+    Logits are computed for the last `logit_rows` of them.
     """
 
     request: Text
@@ -47,23 +48,25 @@ class StepEntry:
 
     @property
     def end(self) -> int:
-        """The position after the last token: how many tokens the KV cache then holds."""
+        """The position after the last token, which is the number of tokens in the KV cache after
+        the step."""
         return self.position + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What all shards of a plan compute together: a chunk of one request, or one token of several.
+    """One computation of all shards of a plan: a chunk of one request, or one token of several
+    requests.
 
-    With `run` above 1 the shards go on by themselves, each sampled token the next step's input,
+    run: above 1, the shards go on by themselves, with each sampled token as the next step's input,
     until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
 
-    With `singly` the tokens of each request are computed one after the other, as an answer is, but
-    they are known: so keys and values become what they were, to the last bit, where the answer was
-    first computed. None is sampled.
+    singly: the tokens of each request are known, and are computed one after the other, as those of
+    an answer are. So keys and values have the same bits as when the answer was first computed. No
+    token is sampled.
 
-    With `states` the rows that `logit_rows` counts are not logits, but the hidden states after the
-    last norm, which the head is given.
+    states: the rows that `logit_rows` counts are hidden states after the last norm, the input of
+    the head, instead of logits.
     """
 
     entries: Annotated[tuple[StepEntry, ...], Meta(max_length=MAX_REQUESTS)]
@@ -73,7 +76,7 @@ class Step:
 
     def __post_init__(self) -> None:
         if not self.entries or any(not entry.tokens for entry in self.entries):
-            raise ValueError("a step needs requests, and each of them tokens")
+            raise ValueError("a step needs at least one request, and each at least one token")
         if self.batch > MAX_REQUESTS or self.num_tokens > MAX_CHUNK_TOKENS:
             raise ValueError(
                 f"a step of more than {MAX_REQUESTS} requests or a chunk of more than "
@@ -84,19 +87,19 @@ class Step:
         elif len(self.entries) > 1 and any(len(entry.tokens) != 1 for entry in self.entries):
             raise ValueError("a step of several requests takes one token of each")
         if len({entry.request for entry in self.entries}) != len(self.entries):
-            raise ValueError("a request is twice in a step")
+            raise ValueError("a request occurs twice in a step")
         if any(not 0 <= entry.logit_rows <= len(entry.tokens) for entry in self.entries):
             raise ValueError("a step wants more logits than it has tokens")
         if self.states and (self.run != 1 or self.batch != 1 or not self.logit_rows):
-            raise ValueError("hidden states are those of one request, and no token follows")
+            raise ValueError("a step for hidden states needs one request, and cannot be a run")
         if self.run < 1 or (self.run > 1 and any(e.logit_rows != 1 for e in self.entries)):
-            raise ValueError("a run goes on from one token of every request")
+            raise ValueError("a run needs exactly one row of logits of every request")
 
     def _check_singly(self) -> None:
         if self.run != 1 or any(entry.logit_rows for entry in self.entries):
-            raise ValueError("tokens that are computed singly are known: none is sampled")
+            raise ValueError("a step with `singly` cannot sample tokens")
         if any(len(entry.tokens) != self.num_tokens for entry in self.entries):
-            raise ValueError("a step takes as many tokens of each request")
+            raise ValueError("a step needs the same number of tokens of each request")
         if self.batch * self.num_tokens > MAX_CHUNK_TOKENS:
             raise ValueError(f"a step of more than {MAX_CHUNK_TOKENS} tokens")
 
@@ -106,17 +109,17 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of each entry; the same for all."""
+        """Tokens of each entry; all entries have the same number."""
         return len(self.entries[0].tokens)
 
     @property
     def logit_rows(self) -> int:
-        """Rows of logits of each entry, as the head computes them: the most that one wants."""
+        """Rows of logits that the head computes for each entry: the most that any entry wants."""
         return max(entry.logit_rows for entry in self.entries)
 
     @property
     def apart(self) -> tuple[Step, ...]:
-        """The steps that one with `singly` stands for: a token of each request in each of them."""
+        """The single-token steps of a step with `singly`."""
         return tuple(
             Step(
                 entries=tuple(
@@ -145,22 +148,22 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingTerms:
-    """What the shards of the last stage need to know of a request before its first token."""
+    """What the shards of the last stage must know about a request before its first token."""
 
     sampling: SamplingParameters
     end_ids: Annotated[frozenset[int], Meta(max_length=MAX_END_IDS)]
     max_new_tokens: int
     prompt_tokens: int = 0
-    """How many of its tokens are the prompt that its caller gave: what follows is the answer, also
-    what another plan has computed of it."""
+    """Tokens of the prompt. The tokens after it are the answer, including those that an earlier
+    plan computed."""
     logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
-    """How many of the likeliest tokens are told with each token, and how likely all of these are;
-    None: nothing of that."""
+    """The number of likeliest tokens whose log probabilities are reported with each token; None: no
+    log probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """How large steps and their requests may get; buffers are made for it once."""
+    """The limits of steps and requests, for which buffers are made once."""
 
     context_tokens: int
     """Longest prompt and answer of one request."""
@@ -169,22 +172,22 @@ class StepLimits:
     requests: int
     """Most requests under way at once."""
     cached_tokens: int
-    """Tokens of all requests together; memory is kept for their KV caches."""
+    """Tokens of all requests together that the KV cache has memory for."""
     disk_tokens: int = 0
-    """Tokens of all requests together that may be on disk instead; 0: there is no such disk."""
+    """Tokens of all requests together that the KV cache has disk space for; 0: none."""
     observes: bool = False
-    """Products sum up what they are given, for who rounds the weights by it."""
+    """Sum up the inputs of products, for quantization with data."""
     batch_invariant: bool = False
-    """What a step of one token of each request computes of it should be the same, to the last bit,
-    whichever others are in it. Back ends that can fill such steps up where their kernels want it.
-    """
+    """A decoding step computes the same bits for a request whichever other requests are in it. For
+    back ends that can pad such steps as their kernels need."""
     saved_states: int = 0
-    """Places for copies of states, where layers have some in place of keys and values: a prompt
-    that begins like another goes on from one."""
+    """Saved states that there is room for, in models with recurrent layers. A prompt that begins
+    like another goes on from one of these."""
 
     @property
     def states(self) -> int:
-        """States that there is memory for, where layers have some."""
+        """States of requests and saved states that there is memory for, in models with recurrent
+        layers."""
         return self.requests + self.saved_states
 
     @property
@@ -194,5 +197,5 @@ class StepLimits:
 
     @property
     def exceeds_memory(self) -> bool:
-        """One request may have more tokens than memory is kept for."""
+        """Whether one request may have more tokens than fit into memory."""
         return bool(self.disk_tokens) and self.context_tokens > self.cached_tokens

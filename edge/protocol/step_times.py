@@ -1,4 +1,4 @@
-"""Times of a shard's steps, part by part, as a peer tells them."""
+"""Times of a shard's steps by part, as a peer reports them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds spent over `steps` steps, and what these read.
+    """Seconds of `steps` steps by part, and the weights that they read.
 
-    compute_s: graphs and everything else of the shard itself. load_s: waiting for the disk, where
-    weights are streamed. reduce_s: sums over the stage, the wait for its slowest shard included.
-    receive_s: waiting for the stage before, and for the next token. send_s: handing on. sample_s:
-    choosing tokens with the other shards of the last stage.
+    compute_s: graphs and all other work of the shard itself. load_s: waiting for the disk, where
+    weights are streamed. reduce_s: sums over the stage, with the wait for its slowest shard.
+    receive_s: waiting for the stage before, and for the next token. send_s: sending to other
+    shards. sample_s: choosing tokens with the other shards of the last stage.
 
-    read_bytes: of weights, from disk. experts: that tokens went through, where experts are brought
-    in; experts_read: those of them that were not in memory.
+    read_bytes: weights read from disk. experts: experts that tokens used, where experts are cached.
+    experts_read: those of them that were not in the cache.
     """
 
     steps: int = 0
@@ -39,11 +39,11 @@ class StepTimes:
 
     @property
     def expert_hits(self) -> float | None:
-        """The part of the experts that was in memory; None where none were brought in."""
+        """Hit rate of the expert cache; None where no experts were used from it."""
         return 1 - self.experts_read / self.experts if self.experts else None
 
     def take(self) -> StepTimes:
-        """The counters; they start again from zero."""
+        """Return the counters, and reset them to zero."""
         taken = dataclasses.replace(self)
         for each in dataclasses.fields(self):
             setattr(self, each.name, each.default)
@@ -52,45 +52,45 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedStep:
-    """What a shard is predicted to compute for one token of one request, in seconds.
+    """Predicted compute seconds of a shard for one token of one request.
 
-    ValueError for what is no time.
+    ValueError for values that are not above 0 and finite.
     """
 
     first_s: float
-    """With nothing cached, and: """
+    """With nothing cached."""
     last_s: float
-    """with as many tokens cached as: """
+    """With `tokens` tokens cached."""
     tokens: int
 
     def __post_init__(self) -> None:
         if not (0 < self.first_s < math.inf and 0 < self.last_s < math.inf and self.tokens > 0):
-            raise ValueError("a step is expected to take a time that is none")
+            raise ValueError("expected times and tokens must be finite and above 0")
 
     def at(self, position: int) -> float:
-        """With `position` tokens cached, of which each takes the same."""
+        """With `position` tokens cached, by linear interpolation."""
         return self.first_s + (self.last_s - self.first_s) * min(1.0, position / self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTimes:
-    """What a peer measured while it ran one shard."""
+    """Measurements of a peer for one shard."""
 
     prompt: StepTimes
-    """Steps of more than one token of a request."""
+    """Steps with more than one token of a request."""
     decode: StepTimes
-    """Steps of one token of each request in them."""
+    """Steps with one token of each request."""
     resident_bytes: int
-    """Memory of the whole daemon now."""
+    """Memory of the daemon process now."""
     peak_bytes: int
-    """The most it ever was."""
+    """Largest memory of the daemon process so far."""
     kv_written_bytes: int = 0
-    """Keys and values that went to disk since the model was loaded."""
+    """Keys and values that were written to disk since the model was loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTimes(ShardTimes):
-    """What a peer measured while it ran its shard of a model."""
+    """Measurements of a peer for its shard of a model."""
 
     name: str
     stage: int

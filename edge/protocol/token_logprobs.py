@@ -1,4 +1,4 @@
-"""How likely tokens were, as it travels in a payload."""
+"""Log probabilities of tokens in a payload."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edge.kernels.sampling.logprobs import MOST_LOGPROBS, Logprobs
 from edge.transport.frame import Buffer
 
 _ROW = np.dtype([("id", "<i4"), ("logprob", "<f4")])
-"""A token among the likeliest; before those of a chosen token is a row of its own, whose id is how
-many they are, or -1 where nobody asked."""
+"""One of the likeliest tokens. Before these, each chosen token has a row of its own: its id is the
+number of rows that follow, or -1 for a request without log probabilities."""
 
 MOST_BYTES_OF_A_TOKEN = (1 + MOST_LOGPROBS) * _ROW.itemsize
 
 
 def write_logprobs(tokens: Sequence[Logprobs | None]) -> bytes:
-    """Nothing where nobody asked for any."""
+    """Empty where no request wants log probabilities."""
     rows: list[tuple[int, float]] = []
     for each in tokens:
         rows += [(-1, 0.0)] if each is None else [(len(each.top), each.logprob), *each.top]
@@ -26,14 +26,14 @@ def write_logprobs(tokens: Sequence[Logprobs | None]) -> bytes:
 
 
 def read_logprobs(payload: Buffer) -> tuple[Logprobs | None, ...]:
-    """Raises ProtocolError for anything `write_logprobs` could not have written."""
-    if not payload:  # as those of nearly all tokens
+    """Raises ProtocolError for a payload that `write_logprobs` cannot make."""
+    if not payload:  # the usual case
         return ()
     if len(payload) % _ROW.itemsize:
-        raise ProtocolError("logprobs are whole rows")
+        raise ProtocolError(f"{len(payload)} bytes of logprobs are no whole number of rows")
     rows = np.frombuffer(payload, _ROW)
     if not ((rows["logprob"] <= 0) & np.isfinite(rows["logprob"])).all():
-        raise ProtocolError("a logprob is a finite number, and not above 0")
+        raise ProtocolError("a logprob must be finite and at most 0")
     ids, logprobs = rows["id"].tolist(), rows["logprob"].tolist()
     found: list[Logprobs | None] = []
     place = 0

@@ -1,4 +1,5 @@
-"""Which tokens may come next, as it travels in a payload: a bit for each, request by request."""
+"""Masks of allowed tokens in a payload: for each request one bit for each token of the
+vocabulary."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def write_masks(masks: Sequence[Bits]) -> bytes:
 
 
 def read_masks(requests: Sequence[str], payload: Buffer, vocab_size: int) -> Mapping[str, Bits]:
-    """By request. Raises ProtocolError for anything `write_masks` could not have written, and where
-    a request is left no token."""
+    """The masks by request. Raises ProtocolError for a payload that `write_masks` cannot make, and
+    for a mask without any token."""
     size = mask_bytes(vocab_size)
     if len(payload) != len(requests) * size:
         raise ProtocolError(f"{len(payload)} bytes for the masks of {len(requests)} requests")
@@ -30,5 +31,5 @@ def read_masks(requests: Sequence[str], payload: Buffer, vocab_size: int) -> Map
     if requests and (rows[:, -1] >> ((vocab_size - 1) % 8 + 1)).any():
         raise ProtocolError(f"a mask has tokens outside a vocabulary of {vocab_size}")
     if not rows.any(axis=1).all():
-        raise ProtocolError("a mask leaves no token")
+        raise ProtocolError("a mask allows no token")
     return dict(zip(requests, rows, strict=True))

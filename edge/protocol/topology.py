@@ -1,4 +1,4 @@
-"""The seats of a plan, where they are, and who of them talks to whom. Pure."""
+"""The seats of a plan, their places, and the links between them. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Seat = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one shard of a plan runs, as its neighbours need to know it."""
+    """Where one shard of a plan runs, for its neighbours."""
 
     name: Printable
-    """The device's, for messages."""
+    """Name of the device, for messages."""
     addresses: Annotated[tuple[Address, ...], Meta(max_length=_MAX_ADDRESSES)]
-    """Tried in this order."""
+    """Addresses in the order in which they are tried."""
     device: str | None = None
-    """Whose certificate it shows; None: it has none."""
+    """Id of the device whose certificate it shows; None: it has none."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.addresses) <= _MAX_ADDRESSES:
@@ -34,8 +34,9 @@ class Place:
 def neighbours(plan_sizes: tuple[int, ...], seat: Seat) -> frozenset[Seat]:
     """The seats that `seat` has a link to; symmetric.
 
-    Ranks of a stage are a full mesh. Rank j of a stage hears from rank j mod n of the stage before,
-    whose n shards all hold the same hidden state. The sampler tells every seat its tokens.
+    Ranks of a stage are a full mesh. Rank j of a stage receives from rank j mod n of the stage
+    before, whose n shards all hold the same hidden state. The sampler sends its tokens to every
+    seat.
     """
     stage, rank = seat
     sampler = sampler_seat(plan_sizes)
@@ -52,5 +53,5 @@ def neighbours(plan_sizes: tuple[int, ...], seat: Seat) -> frozenset[Seat]:
 
 
 def sampler_seat(plan_sizes: tuple[int, ...]) -> Seat:
-    """Where tokens are chosen: rank 0 of the last stage."""
+    """The seat that chooses tokens: rank 0 of the last stage."""
     return (len(plan_sizes) - 1, 0)

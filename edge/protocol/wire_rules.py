@@ -1,4 +1,4 @@
-"""In which form activations travel: one rule for every sum and hop of a plan. Pure."""
+"""Wire formats of activations: one rule for every sum and hop of a plan. Pure."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ class WireRules:
     """By the stage that sends; the last sends none."""
 
     def before(self, stage: int) -> WireRule:
-        """How the hidden state reaches `stage`; the first receives none."""
+        """The rule of the hop to `stage`; the first stage receives none."""
         return self.hops[stage - 1] if stage > 0 else WireRule()
 
     def after(self, stage: int) -> WireRule:
-        """How the hidden state leaves `stage`."""
+        """The rule of the hop from `stage`."""
         return self.hops[stage] if stage < len(self.hops) else WireRule()
 
 
 def number_bytes(wire: Wire) -> float:
-    """Bytes of each number on the wire; the most where each link's form is yet to be chosen."""
+    """Bytes of each number on the wire. For "auto", the largest, because the format of each link is
+    chosen later."""
     return {"float16": 2.0, "int8": 1 + 4 / 32}.get(wire, 4.0)

@@ -91,7 +91,7 @@ class PeerEvents:
         """The step that an answer with this number of tokens belongs to."""
         self._connections.check_sampler(client)
         if not self.steps:
-            raise ProtocolError("an answer to no step")
+            raise ProtocolError("an answer came, but no step is under way")
         if tokens != self.steps[0].tokens:
             raise ProtocolError(f"{tokens} tokens for a step that gives {self.steps[0].tokens}")
         return self.steps[0]

@@ -74,7 +74,7 @@ def _apply(state: SchedulingState, event: Event) -> None:
             _submit(state, event)
         case Cancelled(request=request):
             if (gone := state.active.pop(request, None)) is not None:
-                _leave(state, gone, has_ended=False)
+                _release(state, gone, has_ended=False)
         case Answered():
             _answered(state, event)
         case PrefixFound():
@@ -131,8 +131,9 @@ def _submit(state: SchedulingState, new: Submitted) -> None:
     )
 
 
-def _leave(state: SchedulingState, gone: RequestState, *, has_ended: bool) -> None:
-    """has_ended: the peers have computed nothing behind its tokens, and will not."""
+def _release(state: SchedulingState, gone: RequestState, *, has_ended: bool) -> None:
+    """Free the memory of a request that is over, unless its cache is kept. has_ended: it ended with
+    its last token, so no peer computes tokens after it."""
     state.shares.go(gone.who)
     if state.reuse is None or not state.reuse.leaves(gone, has_ended=has_ended):
         state.residency.leave(gone.memory)
@@ -140,13 +141,13 @@ def _leave(state: SchedulingState, gone: RequestState, *, has_ended: bool) -> No
 
 
 def _give_up(state: SchedulingState, request: str, why: str) -> None:
-    _leave(state, state.active.pop(request), has_ended=False)
+    _release(state, state.active.pop(request), has_ended=False)
     state.given_up[request] = why
 
 
 def _answered(state: SchedulingState, answered: Answered) -> None:
     if not state.under_way:
-        raise ValueError("an answer to no step")
+        raise ValueError("peers answered a step, but none is under way")
     step, tokens, last = state.under_way[0].step, answered.tokens, answered.last
     if len(tokens) != state.under_way[0].tokens:
         raise ValueError(f"{len(tokens)} tokens for a step that gives {state.under_way[0].tokens}")
@@ -165,7 +166,7 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
         entry.memory.length += 1
         entry.computed = len(entry.tokens) - 1
         if end is not None:
-            _leave(state, state.active.pop(part.request), has_ended=True)
+            _release(state, state.active.pop(part.request), has_ended=True)
         elif entry.memory.length == entry.memory.longest:
             raise ValueError("a request goes on after its last token")
     if last:
@@ -178,7 +179,7 @@ def _end_step(state: SchedulingState, step: Step) -> None:
         if entry is not None:
             entry.memory.steps_out -= 1
             if entry.rows is not None and part.end == len(entry.tokens):
-                _leave(state, state.active.pop(part.request), has_ended=False)
+                _release(state, state.active.pop(part.request), has_ended=False)
 
 
 def _observe(state: SchedulingState, step: Step, seconds: float) -> None:
@@ -196,7 +197,9 @@ def _prefix_found(state: SchedulingState, found: PrefixFound) -> None:
     if entry is None:
         return  # cancelled meanwhile
     if not 0 <= found.tokens <= most_found(entry.prompt_tokens):
-        raise ValueError(f"{found.tokens} tokens known of a prompt of {entry.prompt_tokens}")
+        raise ValueError(
+            f"a prefix of {found.tokens} tokens found for a prompt of {entry.prompt_tokens}"
+        )
     entry.computed = 0 if state.reuse is None else state.reuse.matched(entry, found.tokens)
     if not entry.is_repeated:
         entry.singly = cut(entry.singly, entry.computed)

@@ -170,7 +170,7 @@ class PrefixReuse:
 
     def leaves(self, entry: RequestState, *, has_ended: bool) -> bool:
         """A request has ended. Returns whether its cache is kept. has_ended: see
-        `decide._leave`."""
+        `decide._release`."""
         is_kept = self._keep(entry, has_ended=has_ended)
         if not is_kept and self._saved is not None:
             self._saved.drop(entry.request)

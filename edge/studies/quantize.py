@@ -23,7 +23,7 @@ from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
 from edge.studies.observe import ReadingTask, observation_of, observed
 from edge.studies.study import Study
-from edge.weights.allotment import allot
+from edge.weights.bit_allocation import allocate_bits
 from edge.weights.block_matrices import Blocks
 from edge.weights.calibrated import rounded_matrix
 from edge.weights.checkpoint import Checkpoint
@@ -182,8 +182,8 @@ def _round(task: _Rounding, place: PartialFolder, file: Path, tell: OnProgress) 
             choices = choices_of(
                 checkpoint, statistics, tokens=tokens, total_bytes=total_bytes, on_matrix=on_matrix
             )
-            allotted = allot(choices, total_bytes)
-            kinds = {role: choice.kind for role, choice in allotted.items()}
+            allocated = allocate_bits(choices, total_bytes)
+            kinds = {role: choice.kind for role, choice in allocated.items()}
         folder = CompressedFolder(checkpoint, place, kinds, made_by=task.made_by)
         missing = set(folder.missing)
         done = sum(

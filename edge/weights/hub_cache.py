@@ -20,7 +20,8 @@ def folder_of(repository: str) -> str:
 
 
 def repository_of(folder: Path) -> str | None:
-    """The repository that a folder of the cache is of, by its name; None for other folders."""
+    """The name of the repository whose cache folder this is, by the folder's name; None for other
+    folders."""
     if not folder.name.startswith(_BEGINNING):
         return None
     return folder.name.removeprefix(_BEGINNING).replace("--", "/", 1)

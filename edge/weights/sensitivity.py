@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
-from edge.weights.allotment import KindChoice
+from edge.weights.bit_allocation import KindChoice
 from edge.weights.block_matrices import Blocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.input_statistics import InputStatistics

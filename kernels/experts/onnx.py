@@ -59,10 +59,11 @@ def experts(
     expert: Expert,
     held: range | None = None,
 ) -> str:
-    """x [batch, tokens, hidden], logits [batch, tokens, experts] → [batch, tokens, hidden].
+    """The weighted sum of a token's experts: x [batch, tokens, hidden], logits [batch, tokens,
+    experts] → [batch, tokens, hidden].
 
-    held: the graph has only these experts, one after the other, and adds up what they give; None:
-    all. correction, scales [experts]: see the reference.
+    held: the experts of this graph, which computes and sums them one after the other; None: all
+    experts. correction, scales [experts]: see the reference.
     """
     held = held or range(num_experts)
     routed = order_rows(

@@ -249,7 +249,8 @@ def stacked(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
 
 
 def check_range(part: range, size: int, what: str) -> None:
-    """ValueError unless `part` is a run of at least one of `size` rows or columns."""
+    """ValueError unless `part` is a range of step 1 within `size` rows or columns, and not
+    empty."""
     if part.step != 1 or not 0 <= part.start < part.stop <= size:
         raise ValueError(f"{part} is not a run of one or more of the {size} {what}")
 

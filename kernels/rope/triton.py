@@ -205,5 +205,7 @@ def _check_tables(cos: Tensor, sin: Tensor, head_size: int, like: Tensor) -> int
     check("sin", sin, dtypes=(torch.float32,), shape=cos.shape, like=like)
     half: int = cos.shape[1]
     if 2 * half > head_size:
-        raise ValueError(f"tables of {half} columns turn {2 * half} elements of {head_size}")
+        raise ValueError(
+            f"cos and sin of {half} columns rotate {2 * half} elements; a head has {head_size}"
+        )
     return half

@@ -103,14 +103,15 @@ class DerivedCache:
                 draft.unlink(missing_ok=True)
 
     def discard(self, key: str) -> None:
-        """Forget what is kept under this key: it was found damaged."""
+        """Remove the entry of `key`, after it was found damaged."""
         with self._folders.locked():
             self._folders.discard(_name(key))
 
     def begin(self, key: str, total_bytes: int, *, made_of: Path | None = None) -> DerivedWriter:
-        """Make it, of about `total_bytes`, from what is in the folder `made_of`.
+        """Begin to write the entry of `key`, about `total_bytes` large. made_of: the folder that it
+        is derived from, whose owner it gets.
 
-        Raises StoreFullError if there is no room for them.
+        Raises StoreFullError if there is no room for it.
         """
         name = _name(key)
         owner = None if made_of is None else owner_of(made_of)

@@ -130,7 +130,7 @@ class FolderCache:
             return 0
 
     def set_room(self, name: str, total_bytes: int | None) -> None:
-        """The folder counts as that large from now on, and with None as large as its files are."""
+        """Count the folder as `total_bytes` from now on. None: as the size of its files."""
         path = self.root / name / _ROOM
         if total_bytes is None:
             path.unlink(missing_ok=True)
@@ -139,7 +139,7 @@ class FolderCache:
             os.truncate(path, total_bytes)
 
     def set_owner(self, name: str, owner: str, total_bytes: int) -> None:
-        """The folder is this one's from now on, unless it is another's."""
+        """Set the folder's owner, unless it has one."""
         with contextlib.suppress(FileExistsError), (self.root / name / _OWNER).open("x") as file:
             file.write(f"{owner} {total_bytes}")
 

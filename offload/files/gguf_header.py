@@ -203,7 +203,7 @@ def _read_array(cursor: _Cursor, key: str) -> Value:
     kind, count = cursor.number("<I"), cursor.number("<Q")
     if kind == _ARRAY:
         remedy = "fetch the model from somebody else"
-        raise HeaderError(f"has an array of arrays as {shown(key)}, which is not read", remedy)
+        raise HeaderError(f"has nested arrays as {shown(key)}, which Edge cannot read", remedy)
     least_bytes = 8 if kind == _STRING else _number_bytes(kind, key)
     cursor.check_count(count, least_bytes, MAX_ARRAY, f"values of {shown(key)}")
     if kind == _STRING:

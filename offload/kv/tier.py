@@ -111,8 +111,8 @@ class Allowance:
         missing = self.used_bytes + num_bytes - self.limit_bytes
         if missing > 0:
             raise StoreFullError(
-                f"keys and values of {num_bytes:,} bytes do not fit: {missing:,} too many for the "
-                f"limit of {self.limit_bytes:,}; raise it",
+                f"keys and values of {num_bytes:,} bytes do not fit: they exceed the limit of "
+                f"{self.limit_bytes:,} bytes by {missing:,}; raise the limit",
                 bytes_missing=missing,
             )
         self.used_bytes += num_bytes

@@ -1,10 +1,10 @@
-"""What devices of one host take from each other: memory, cores, and the scheduler's attention.
+"""How devices of one host slow each other down: shared memory, cores and scheduler.
 
-None of it follows from what each measures alone. Where they share a stage they compute at the same
-time and wait for each other at every sum: whoever has no core then, or is woken late, holds up all.
-So a few of them have run a stage together, and what that took longer than its parts is counted for
-each sum. For counts that nobody tried it lies on the line between two that were; with more devices
-than ever tried it grows as their number.
+This does not follow from what each device measures alone. Devices of one stage compute at the same
+time and wait for each other at every sum, so one that has no core, or is woken late, delays all. So
+some devices of each host run a stage together, and the time beyond the sum of its parts is counted
+for each sum. Between two measured numbers of devices, it is interpolated linearly; beyond the
+largest, it grows in proportion to the number.
 """
 
 from collections import Counter
@@ -15,17 +15,17 @@ from edge.partition.plan.rates import between
 
 
 class Crowds:
-    """What was measured of a cluster's hosts."""
+    """The measured contention of a cluster's hosts."""
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self._known: dict[str, dict[int, tuple[tuple[int, ...], tuple[float, ...]]]] = {}
         self.links = {each.host: each.link for each in cluster.crowds}
-        """By host, (latency in s, bytes per s); those of a host were all counted with the same."""
+        """By host, (latency in s, bytes per s). All measurements of a host assume the same link."""
         for each in cluster.crowds:
             self._known.setdefault(each.host, {})[each.count] = (each.rows, each.sum_s)
 
     def sum_s(self, stage: Sequence[DeviceSpec], rows: float) -> float:
-        """What the hosts of a stage's devices add to each of its sums; perhaps less than 0."""
+        """Seconds that contention adds to each sum of a stage; may be negative."""
         counts = Counter(device.host for device in stage if device.host)
         found = [
             _of_count({n: between(*each, rows) for n, each in self._known[host].items()}, count)
@@ -36,7 +36,7 @@ class Crowds:
 
 
 def _of_count(known: Mapping[int, float], count: int) -> float:
-    """At least one count is known; a device alone has no company."""
+    """At least one count is known; a device alone has no contention."""
     largest = max(known)
     if count >= largest:
         return known[largest] * (count - 1) / (largest - 1)

@@ -1,7 +1,7 @@
 """How fast a plan will be, from measured rates: one function per term, formulas in COST.md.
 
-A step is a chain of things that wait for each other, so its time is a sum; where several shards
-work side by side, the slowest counts. Pure arithmetic over facts; searches nothing.
+A step is a chain of parts that wait for each other, so its time is a sum. Of shards that work side
+by side, the slowest counts. Pure arithmetic over facts; searches nothing.
 """
 
 import math
@@ -27,7 +27,7 @@ from edge.partition.plan.share import Share
 TOKEN_BYTES = 8
 
 _MANY_ROWS = 32
-"""In a step of more, each device has experts of about as many tokens as on average."""
+"""In steps of more rows, all devices have about the average number of tokens for their experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Estimate:
     """How fast a plan will be."""
 
     first_token_s: float
-    """From a prompt of the workload to its first token, nobody else asking."""
+    """From a prompt of the workload to its first token, with no other request."""
     token_s: float
     """A step in which every request gets a token."""
     tokens_per_s: float
@@ -47,11 +47,11 @@ class Estimate:
     device_s: tuple[tuple[str, float], ...]
     """Seconds that each device (by id, in plan order) computes for a step."""
     tokens_per_s_range: tuple[float, float]
-    """Between these it is where devices are as slow or as fast as in a fifth of what they measured:
-    a prediction belongs to the minute."""
+    """(low, high) `tokens_per_s` where devices are as slow or as fast as in the slowest or fastest
+    fifth of their measurements. Speed varies from minute to minute."""
 
     def total_s(self, workload: Workload) -> float:
-        """What plans are compared by: a whole answer of the workload."""
+        """Seconds of a whole answer of the workload, by which plans are compared."""
         return self.first_token_s + workload.output_tokens * self.token_s
 
 
@@ -118,7 +118,7 @@ def estimate(
 
 
 class _View:
-    """One plan on one cluster, asked for the terms of its steps."""
+    """The terms of the steps of one plan on one cluster."""
 
     def __init__(self, plan: Plan, model: ModelFacts, cluster: ClusterSpec) -> None:
         self._plan = plan
@@ -155,7 +155,7 @@ class _View:
                 yield self._term(kind, [slowest], count, seconds[slowest.device])
 
     def stage(self, number: int, phase: Phase) -> list[Term]:
-        """What a stage does in a step, from the hidden state it hears to the one it tells."""
+        """The terms of a stage in a step, from receiving the hidden state to sending it."""
         stage = self._plan.stages[number]
         is_first, is_last = number == 0, number == len(self._plan.stages) - 1
         paces = [self._pace(shard, stage, phase) for shard in stage.shards]
@@ -180,7 +180,8 @@ class _View:
     def hops_s(
         self, phase: Phase, hop_s: Callable[[Sequence[str], Sequence[str], float], float]
     ) -> list[float]:
-        """From each stage to the next, by `hop_s` or `hop_busy_s` of the network."""
+        """Seconds of the hop from each stage to the next, by `hop_s` or `hop_busy_s` of the
+        network."""
         model = self._model
         return [
             hop_s(
@@ -212,7 +213,7 @@ class _View:
             yield self._term("hop", [sampler, listeners[slowest]], 1, told[slowest])
 
     def shards_s(self, phase: Phase) -> list[list[tuple[str, float]]]:
-        """What each shard of each stage computes in a step: its device, and seconds."""
+        """(device, computing seconds) in a step, for each shard of each stage."""
         found: list[list[tuple[str, float]]] = []
         last = len(self._plan.stages) - 1
         for number, stage in enumerate(self._plan.stages):
@@ -237,7 +238,8 @@ class _View:
         return found
 
     def spread_s(self, shards_s: Sequence[Sequence[tuple[str, float]]]) -> tuple[float, float]:
-        """What a step takes more, first 0 or less, when each stage is fast, and when it is slow."""
+        """Seconds that a step takes more: when each stage is fast (0 or less), and when each is
+        slow."""
         found = [0.0, 0.0]
         for side in range(2):
             for stage in shards_s:
@@ -287,7 +289,7 @@ class _View:
         return [layer for layer in stage.layers if kinds[layers[layer]].num_experts]
 
     def _of_experts(self, stage: Stage, layer: int, paces: Sequence[Pace]) -> list[Segment]:
-        """What each shard computes of the block of one of them, on average."""
+        """The segment of each shard for the experts of one such layer, on average."""
         kind = self._model.layers[layer]
         facts, held = self._model.kinds[kind], chances_held(stage, self._model, layer)
         return [
@@ -300,8 +302,9 @@ class _View:
     def _routed(
         self, stage: Stage, layer: int, paces: Sequence[Pace], phase: Phase
     ) -> Iterator[Term]:
-        """What the slowest computes on average, and how much longer it takes until all are done
-        because each token has other experts. Of many tokens they have more alike."""
+        """The slowest shard's average time for the experts of a layer, and the further wait because
+        each token uses other experts. In steps of many tokens the loads are more even, so the wait
+        shrinks."""
         segments = self._of_experts(stage, layer, paces)
         yield from self._computed(stage, segments, 1)
         if phase.rows > _MANY_ROWS:
@@ -327,9 +330,9 @@ class _View:
         return [self._term("reduce", stage.shards, count, count * sum_s)]
 
     def _head(self, stage: Stage, paces: Sequence[Pace], phase: Phase) -> list[Term]:
-        """The logits of each shard, and each one's best tokens on their way to rank 0.
+        """The logits of each shard, and the way of its best tokens to rank 0.
 
-        Those are a few bytes, and all of them travel at the same time.
+        These are a few bytes, and all shards send them at the same time.
         """
         pairs = zip(paces, stage.slices, strict=True)
         segments = [pace.head(self._model, len(shard.vocab)) for pace, shard in pairs]
@@ -340,7 +343,7 @@ class _View:
     def _computed(self, stage: Stage, segments: Sequence[Segment], count: int) -> list[Term]:
         """`count` times the slowest of these segments, one for each shard of the stage.
 
-        Shards of one device share it.
+        Shards on one device compute one after the other.
         """
         on_device = Counter(shard.device for shard in stage.shards)
         sharing = [on_device[shard.device] for shard in stage.shards]
@@ -372,9 +375,9 @@ def _attention(pace: Pace, part: LayerSlice, layer: LayerFacts) -> Segment:
 
 
 def passing_stages_s(hops_s: Sequence[float]) -> list[float]:
-    """What each stage does for a chunk as well as computing: hearing of it, and handing it on.
+    """Seconds that each stage spends to receive a chunk and to send it on.
 
-    A stage's thread is in both, so it can begin the next chunk only after them.
+    The thread of a stage does both, so it begins the next chunk only after them.
     """
     return [before + after for before, after in zip((0.0, *hops_s), (*hops_s, 0.0), strict=True)]
 

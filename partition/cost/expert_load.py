@@ -1,7 +1,7 @@
-"""What devices have to do where each has some of a layer's experts whole.
+"""The load of devices that each have some experts of a layer whole. Pure.
 
-A token goes through few experts, and which ones is known only when it comes: of those that it goes
-through one device has more, another fewer, and a stage waits for the one that is done last. Pure.
+A token goes through few experts, which are known only after the router ran. So devices have unequal
+numbers of them, and a stage waits for the slowest.
 """
 
 import math
@@ -13,7 +13,7 @@ from edge.partition.plan.plan import Stage
 
 
 def chances(model: ModelFacts, layer: int) -> tuple[float, ...]:
-    """For each of the layer's experts the part of all tokens that go through it."""
+    """For each expert of the layer, the part of all tokens that go through it."""
     facts = model.kinds[model.layers[layer]]
     if model.expert_uses:
         return model.expert_uses[layer]
@@ -21,7 +21,7 @@ def chances(model: ModelFacts, layer: int) -> tuple[float, ...]:
 
 
 def chances_held(stage: Stage, model: ModelFacts, layer: int) -> tuple[tuple[float, ...], ...]:
-    """The same for those that each shard of the stage has."""
+    """The same for the experts of each shard of the stage."""
     every, index = chances(model, layer), layer - stage.layers.start
     return tuple(
         tuple(every[number] for number in shard.experts[index]) if shard.experts else ()
@@ -30,7 +30,7 @@ def chances_held(stage: Stage, model: ModelFacts, layer: int) -> tuple[tuple[flo
 
 
 def load(chances: Sequence[float], facts: LayerFacts) -> float:
-    """The part of all that a layer's experts do which these do, on average."""
+    """The average part of a layer's expert work that falls on these experts."""
     return sum(chances) / facts.top_k
 
 
@@ -41,12 +41,12 @@ def expected_slowest(
     chances: tuple[tuple[float, ...], ...],
     top_k: int,
 ) -> float:
-    """Seconds until every device has computed its part of what one token goes through, on average.
+    """Mean seconds until every device has computed its part of a layer for one token.
 
-    others_s, expert_s: by device, what it does anyway, and for each expert. chances: by device, of
-    each expert that it has. Experts are taken to be chosen independently, but `top_k` of them
-    (conditional Poisson sampling, Hajek, 1964): the mean of a maximum, over the values that it may
-    have.
+    others_s, expert_s: by device, seconds for all but experts, and for each expert. chances: by
+    device, the chance of each expert that it has. Experts are assumed to be chosen independently,
+    conditioned on `top_k` of them (conditional Poisson sampling, Hajek, 1964). The result is the
+    mean of the maximum, summed over its possible values.
     """
     counts = [_counts(each, top_k) for each in chances]
     every = _product(counts, [top_k] * len(counts), top_k)
@@ -73,7 +73,7 @@ def expected_slowest(
 
 @lru_cache(maxsize=4096)
 def _counts(chances: tuple[float, ...], most: int) -> tuple[float, ...]:
-    """For 0 to `most` of them: how likely it is that this many are chosen."""
+    """Probabilities that 0 to `most` of these experts are chosen."""
     found = [1.0]
     for chance in chances:
         pairs = zip([*found, 0.0], [0.0, *found], strict=True)
@@ -82,7 +82,7 @@ def _counts(chances: tuple[float, ...], most: int) -> tuple[float, ...]:
 
 
 def _product(counts: Sequence[Sequence[float]], most: Sequence[int], total: int) -> float:
-    """How likely it is that all are `total` together, and none is more than its `most`."""
+    """The probability that the counts add up to `total` and none is above its `most`."""
     found = [1.0]
     for own, limit in zip(counts, most, strict=True):
         longer = [0.0] * min(total + 1, len(found) + len(own))

@@ -1,8 +1,7 @@
 """What messages between devices cost: latency plus bytes over rate (Hockney's alpha-beta model).
 
-One function for each pattern that a step uses; the patterns are those of
-`edge.transport.collective` and of a session's hops. Links that nobody measured get a stated
-default.
+One function for each pattern of messages in a step. The patterns are those of
+`edge.transport.collective` and of the hops between stages. Unmeasured links get a stated default.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,8 @@ UNKNOWN_LOCAL_LINK = (20e-6, 2e9)
 """The same between two devices of one host."""
 
 NO_LINK_S = 1e9
-"""Latency of two devices that cannot reach each other; what takes longer does not happen."""
+"""Latency that stands for two devices that cannot reach each other. A plan that takes longer is
+impossible."""
 
 EAGER_BYTES = 32 << 10
 """Sums up to here are sent to all before anything is received; see `transport`."""
@@ -30,11 +30,11 @@ SLICED_ABOVE_BYTES = 64 << 10
 
 
 class Network:
-    """The links of a cluster, each way of its own, with defaults where none is known.
+    """The links of a cluster, by direction, with defaults for unmeasured ones.
 
-    Devices of one host whose crowd was measured have the link that it was counted with. What a
-    message takes there changes little, but a measurement of it may be four times another, by
-    whether who waits has gone to sleep; and a crowd is what remains of a step without messages.
+    Devices of a host with a measured CrowdSpec have the link that the CrowdSpec assumed.
+    Measurements of such a link vary fourfold, depending on whether the waiting thread sleeps. A
+    CrowdSpec is the time of a step minus its messages, so both must use one link.
     """
 
     def __init__(self, cluster: ClusterSpec) -> None:
@@ -55,7 +55,7 @@ class Network:
         return found or (UNKNOWN_LOCAL_LINK if host else UNKNOWN_LINK)
 
     def is_linked(self, one: str, other: str) -> bool:
-        """Whether messages go between these two."""
+        """Whether the two devices can reach each other."""
         return max(self.link(one, other)[0], self.link(other, one)[0]) < NO_LINK_S
 
     def message_s(self, source: str, target: str, nbytes: float) -> float:
@@ -67,8 +67,8 @@ class Network:
 
         2 devices    both send and receive at once: one message.
         small sums   every device sends to all, then receives from all: one latency, n - 1 arrays.
-        middle       exchanges with all others, one after the other: n - 1 rounds, and n where n is
-                     odd, because then one rests in each round.
+        middle       exchanges with all others, one after the other: n - 1 rounds, or n for an odd
+                     n, because then one device rests in each round.
         large        the same twice, with slices of 1 / n: first to sum, then to gather.
         """
         count = len(devices)
@@ -84,9 +84,10 @@ class Network:
         return max(self._exchanges_s(*each, nbytes) for each in ranks)
 
     def hop_s(self, sources: Sequence[str], targets: Sequence[str], nbytes: float) -> float:
-        """The hidden state from a stage to the next: rank j hears from rank j mod n before it.
+        """Seconds to send the hidden state from a stage to the next. Rank j receives from rank j
+        mod n of the stage before.
 
-        A sender serves its ranks in turn; the stage starts when the last has heard.
+        A sender serves its ranks in turn; the stage starts when the last rank has received.
         """
         slowest = 0.0
         for index, source in enumerate(sources):
@@ -101,7 +102,7 @@ class Network:
         return slowest
 
     def hop_busy_s(self, sources: Sequence[str], targets: Sequence[str], nbytes: float) -> float:
-        """For how long a hop keeps both its ends busy: all of it but the latency."""
+        """Seconds that a hop keeps both of its ends busy: all of it but the latency."""
         return max(
             sum(
                 nbytes / self.link(source, target)[1]
@@ -127,7 +128,8 @@ class Network:
 
 
 def check_links(plan: Plan, cluster: ClusterSpec) -> None:
-    """Raise PlanError, naming every pair, if two devices must talk that cannot reach each other."""
+    """Raise PlanError, with every pair, if devices that exchange messages cannot reach each
+    other."""
     network = Network(cluster)
     problems = [
         f"{cluster.device(one).name} and {cluster.device(other).name} cannot reach each other, so"
@@ -141,11 +143,11 @@ def check_links(plan: Plan, cluster: ClusterSpec) -> None:
 
 
 def _pairs(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Devices that messages go between, each pair one way."""
+    """Pairs of devices that exchange messages, each pair in one direction."""
     groups = [[shard.device for shard in stage.shards] for stage in plan.stages]
     found = [pair for group in groups for pair in combinations(group, 2)]
     for before, after in pairwise(groups):
         found += [(before[rank % len(before)], each) for rank, each in enumerate(after)]
-    # Whoever samples tells everyone which token it was.
+    # The sampler sends the token to all shards.
     found += [(groups[-1][0], each) for group in groups for each in group]
     yield from ((min(pair), max(pair)) for pair in found if pair[0] != pair[1])

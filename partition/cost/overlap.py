@@ -1,9 +1,9 @@
-"""What the sums of a stage cost, also where they hide behind the products of another half.
+"""What the sums of a stage cost, also where they overlap with computing.
 
 A split stage computes a long chunk in two halves: while the sum of one half is exchanged, the other
-is computed. Between two sums lies a segment: half a layer. The two halves are jobs of a flow shop
-of two machines, processor and link, so each segment takes as long as the slower of them (Johnson,
-1954), and of a sum only what is longer than the segment shows.
+half is computed. Between two sums is a segment of half a layer. The two halves are jobs of a flow
+shop with two machines, processor and link (Johnson, 1954). So each segment takes as long as the
+slower of them, and a sum adds only the time by which it is longer than the segment.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from edge.partition.cost.pace import Phase
 from edge.partition.plan.facts import DeviceSpec, ModelFacts
 
 SHOWN_BYTE_S = 2e-9
-"""Seconds per byte that show of a hidden sum: sending, receiving and adding up take the processor,
-too. Over two devices of one core, 256 tokens of a 1.1 B model (45 sums of 2 MiB) took 1.47 s, of
-which 1.31 were predicted for everything but sums: 1.7 ns a byte."""
+"""Seconds per byte that an overlapped sum still adds, because sending, receiving and adding use the
+processor, too. Measured over two devices of one core: 256 tokens of a 1.1 B model (45 sums of 2
+MiB) took 1.47 s, of which 1.31 s were predicted for everything but sums: 1.7 ns per byte."""
 
 
 def stage_sum_s(
     network: Network, model: ModelFacts, devices: Sequence[DeviceSpec], phase: Phase
 ) -> float:
-    """What one sum adds to a step of a stage on these devices, each with rates."""
+    """Seconds that one sum adds to a step of a stage on these devices, all with rates."""
     nbytes = phase.rows * model.wire_row_bytes
     crowd_s = network.crowds.sum_s(devices, phase.rows)
     sum_s = network.sum_s([device.id for device in devices], nbytes)
@@ -32,7 +32,8 @@ def stage_sum_s(
 
 
 def segment_s(model: ModelFacts, devices: Sequence[DeviceSpec], phase: Phase) -> float:
-    """Half a mean layer on devices that share it as their speeds are, what is fixed in the mean."""
+    """Seconds of half an average layer, divided among these devices by their speeds; fixed times
+    are averaged."""
     counted = model.count(range(model.num_layers))
     whole = sum(count * (each.weight_bytes - each.layer_bytes) for each, count in counted)
     nbytes = whole / model.num_layers

@@ -1,7 +1,7 @@
 """How long one device takes for its part of a step: weights, attention, graph runs.
 
-The roofline of one device, measured rather than derived: a step of r rows takes a time for
-each byte of weights, whatever limits it, memory or arithmetic. Knows one device at a time.
+A measured roofline of one device: a step of r rows takes a time for each byte of weights, whether
+memory or arithmetic limits it. Knows one device at a time.
 """
 
 import math
@@ -15,7 +15,8 @@ CHUNK_TOKENS = 256
 """Tokens of a prompt that run as one step, unless the caller says otherwise."""
 
 HALVED_TOKENS = 256
-"""Tokens from which a split stage computes a chunk in halves; as the back ends do it."""
+"""Chunks of at least this many tokens are computed in halves by a split stage, as the back ends
+do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,24 +26,24 @@ class Phase:
     rows: float
     """Tokens in the step."""
     context_tokens: float
-    """Cached tokens that each of them attends, in the mean."""
+    """Average number of cached tokens that each row attends."""
     head_rows: float
     """Tokens whose logits are computed."""
     overlaps: bool
-    """Whether stages compute at the same time, each at another step."""
+    """Whether stages compute different steps at the same time."""
     in_halves: bool = False
-    """Whether a split stage computes one half of the tokens while it sums the other."""
+    """Whether a split stage computes one half of the tokens while it sums the other half."""
 
 
 def decode_phase(workload: Workload) -> Phase:
-    """One token of each request, half-way through the answers."""
+    """A decoding step half-way through the answers: one token of each request."""
     rows = workload.concurrency
     context = workload.prompt_tokens + workload.output_tokens / 2
     return Phase(rows=rows, context_tokens=context, head_rows=rows, overlaps=False)
 
 
 def chunk_phase(workload: Workload, chunk_tokens: int) -> tuple[Phase, int]:
-    """A chunk of one prompt, and how many there are. They count as equally long.
+    """A chunk of one prompt, and the number of chunks, taken as equally long.
 
     Logits are computed for one row of every chunk, though only those of the last are used.
     """
@@ -59,13 +60,14 @@ def chunk_phase(workload: Workload, chunk_tokens: int) -> tuple[Phase, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """What one device does between two waits, in seconds."""
+    """Seconds that one device computes between two waits."""
 
     weights_s: float = 0.0
     attention_s: float = 0.0
     runs_s: float = 0.0
     slack: float = 1.0
-    """How much longer than the mean the slowest of the stage takes, by chance; 1 when alone."""
+    """The slowest device's expected time over the mean time, because times vary; 1 for a device
+    alone."""
 
     @property
     def mean_s(self) -> float:
@@ -78,10 +80,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """One device in one phase, in one stage."""
+    """The speed of one device in one phase and one stage, in seconds."""
 
     weight_s: float
-    """Per byte of the layers: of slices of them, where the stage is split."""
+    """Per byte of layers; of slices of layers where the stage is split."""
     head_weight_s: float
     """Per byte of the head."""
     attention_s: float
@@ -98,7 +100,7 @@ class Pace:
     def of(cls, device: DeviceSpec, phase: Phase, *, in_stage: int, is_crowded: bool) -> "Pace":
         """The pace of a device with rates in a stage of `in_stage` devices.
 
-        `is_crowded`: others of its host, in other stages, compute all the while.
+        `is_crowded`: devices of the same host in other stages compute at the same time.
         """
         rates = device.rates
         assert rates is not None
@@ -123,8 +125,8 @@ class Pace:
     def whole(
         self, model: ModelFacts, layers: Sequence[tuple[LayerFacts, int]], head_rows: int
     ) -> Segment:
-        """All of a stage that is not split: one graph. `layers`: kinds, and how many of each;
-        `head_rows`: of the vocabulary, or 0."""
+        """A whole stage that is not split: one graph. layers: each kind and its number of layers.
+        head_rows: vocabulary rows, or 0."""
         layer_bytes = sum(count * facts.weight_bytes for facts, count in layers)
         heads = sum(count * facts.num_heads * facts.heads_per_unit for facts, count in layers)
         return Segment(
@@ -135,13 +137,15 @@ class Pace:
         )
 
     def attention(self, layer: LayerFacts, heads: int, kv_heads: int) -> Segment:
-        """Up to the first sum of a layer. Norms and biases count half here, half below."""
+        """Up to the first sum of a layer. Half of the norms and biases counts here, half in
+        `feed_forward`."""
         return self._attention(
             layer, heads, kv_heads, self.attention_run_s if heads else self.run_s
         )
 
     def attention_from(self, layer: LayerFacts) -> Segment:
-        """The same with no heads as with few: what a line of heads begins with."""
+        """The attention segment for 0 heads, with the fixed time of a slice that has heads: the
+        base of a cost that is linear in heads."""
         return self._attention(layer, 0, 0, self.attention_run_s)
 
     def _attention(self, layer: LayerFacts, heads: int, kv_heads: int, run_s: float) -> Segment:
@@ -160,12 +164,13 @@ class Pace:
         return replace(self.feed_forward_from(layer, 0), runs_s=self.run_s)
 
     def feed_forward_from(self, layer: LayerFacts, columns: int) -> Segment:
-        """The same with no columns as with few: what a line of columns begins with."""
+        """The same with the fixed time of a slice that has columns, even for 0 columns: the base of
+        a cost that is linear in columns."""
         return self._feed_forward(layer, columns * layer.ffn_column_bytes)
 
     def with_whole_experts(self, layer: LayerFacts, columns: int, load: float) -> Segment:
-        """The same where experts are whole, and those here do this part of what all do; columns are
-        of what else there is."""
+        """The same where experts are whole. load: the part of the layer's expert work that is done
+        here. columns: of the feed-forward weights that are no experts."""
         experts_bytes = load * layer.num_experts * layer.expert_bytes
         return self._feed_forward(layer, columns * layer.shared_column_bytes + experts_bytes)
 
@@ -178,12 +183,13 @@ class Pace:
         return self.head_from(model, rows) if rows else Segment(slack=self.slack)
 
     def head_from(self, model: ModelFacts, rows: int) -> Segment:
-        """The same, where no rows are as few as can be: what a line of it begins with."""
+        """The same, with the graph's run also for 0 rows: the base of a cost that is linear in
+        rows."""
         weights_s = self.head_weight_s * rows * model.head_row_bytes
         return Segment(weights_s=weights_s, runs_s=self.run_s, slack=self.slack)
 
     def bare(self) -> Segment:
-        """A graph without weights to speak of: the embedding, or the last addition of a stage."""
+        """A graph with hardly any weights: the embedding, or the last addition of a stage."""
         return Segment(runs_s=self.run_s, slack=self.slack)
 
 

@@ -1,4 +1,4 @@
-"""The parts of the time of a step, and how they are said in words."""
+"""The parts of the time of a step, and their words."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ Kind = Literal[
 class Term:
     """One part of the time of a step that decodes one token of every request.
 
-    compute    reading and multiplying weights, on the device that the others wait for
-    attention  reading the cache
-    runs       what graphs take however little they read: their start, their operators
-    wait       what the slowest of a stage takes longer than its mean, by chance
-    load       waiting for the disk to bring weights, beyond what is computed meanwhile
-    copy       the same for a device's link to its host, where that takes longer than the disk
+    compute    reading and multiplying weights, on the slowest device
+    attention  reading the KV cache
+    runs       fixed time of graphs, whatever they read: their start, their operators
+    wait       how much longer the slowest device of a stage takes than its mean, by chance
+    load       waiting for weights from disk, beyond the time that is computed meanwhile
+    copy       the same for weights from host memory, where that takes longer than the disk
     reduce     sums over the shards of a stage
     hop        the hidden state to the next stage, and the token back to the first
-    sample     choosing a token, and the way of its candidates
-    step       the fixed cost of a step
+    sample     choosing a token, and sending its candidates
+    step       the fixed time of a step
     """
 
     kind: Kind
     where: str
-    """Names of the device, or of the devices that a message joins, with a hyphen between."""
+    """Name of the device, or of the devices that exchange a message, joined by hyphens."""
     count: int
     """How often it happens in a step."""
     seconds: float
-    """All of them together."""
+    """Seconds of all `count` times together."""
 
 
 def merged(terms: Iterable[Term]) -> tuple[Term, ...]:
@@ -49,9 +49,9 @@ def merged(terms: Iterable[Term]) -> tuple[Term, ...]:
 
 
 def in_words(term: Term, whole_s: float) -> str:
-    """A term as a piece of a sentence: `the link a-b: 44 sums x 0.90 ms`.
+    """A term in words: `the link a-b: 44 sums x 0.90 ms`.
 
-    `whole_s` is the time of the step that it is a part of.
+    whole_s: seconds of the step that the term is a part of.
     """
     each = f"{term.count} {{}} x {milliseconds(term.seconds / term.count)}"
     part = f"{milliseconds(term.seconds)} of {milliseconds(whole_s)}"
@@ -61,7 +61,7 @@ def in_words(term: Term, whole_s: float) -> str:
         case "attention":
             return f"reading the cache on {term.where}: {part}"
         case "runs":
-            return f"what graphs take whatever they read, on {term.where}: {each.format('runs')}"
+            return f"the fixed time of graphs on {term.where}: {each.format('runs')}"
         case "wait":
             return f"waiting for the slowest of {term.where}: {each.format('waits')}"
         case "load":
@@ -79,6 +79,6 @@ def in_words(term: Term, whole_s: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """For people: three digits or so."""
+    """Seconds as a text in milliseconds, with about three digits."""
     value = seconds * 1e3
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

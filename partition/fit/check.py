@@ -1,4 +1,4 @@
-"""The check that a plan fits: CapacityError names every device that is short."""
+"""The check that a plan fits into the memory of its devices."""
 
 from contextlib import suppress
 
@@ -16,15 +16,15 @@ def check_fit(
     *,
     is_repaired: bool = False,
 ) -> None:
-    """Raise CapacityError, naming every device that is short, unless all memory suffices.
+    """Raise CapacityError, with every device that lacks memory, unless the plan fits.
 
-    PlanError when the plan is not for this model and cluster, and with what its devices lack.
+    PlanError when the plan is not for this model and cluster; it also says what devices lack.
     """
     try:
         plan.validate(model, cluster, is_repaired=is_repaired)
     except PlanError as error:
         lacks: list[Shortage] = []
-        with suppress(PlanError):  # of a plan that is not for the model, nobody knows what it takes
+        with suppress(PlanError):  # the plan may be for another model
             lacks, _ = _shortages(plan, model, cluster, workload)
         raise PlanError([*error.problems, *(f"{each.words}." for each in lacks)]) from error
     shortages, longest = _shortages(plan, model, cluster, workload)
@@ -50,7 +50,7 @@ def _shortages(
                 Shortage(device=id, name=device.name, missing_bytes=use.total - device.memory_bytes)
             )
             room_bytes = device.memory_bytes - use.weight_bytes - use.state_bytes
-            # kv_bytes are proportional to the context.
+            # kv_bytes grow in proportion to the context.
             fitting = room_bytes * workload.context_tokens // use.kv_bytes if use.kv_bytes else 0
             longest = min(longest, fitting)
     return shortages, longest

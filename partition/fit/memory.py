@@ -1,4 +1,4 @@
-"""How many bytes a plan asks of each device. Counts what facts say; allocates nothing."""
+"""The bytes that a plan needs on each device. Counts by the facts; allocates nothing."""
 
 from edge.partition.plan.facts import ModelFacts, Workload
 from edge.partition.plan.plan import Plan
@@ -18,7 +18,7 @@ def memory_use(plan: Plan, model: ModelFacts, workload: Workload) -> dict[str, M
 
 
 def units_that_fit(room_bytes: int, unit_bytes: int, most: int) -> int:
-    """How many units go into the room, at most `most`; -1 when the room itself is negative."""
+    """How many units fit into the room, at most `most`; -1 when the room itself is negative."""
     if room_bytes < 0:
         return -1
     return min(most, room_bytes // unit_bytes) if unit_bytes else most

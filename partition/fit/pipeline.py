@@ -1,7 +1,7 @@
-"""Whole layers on each device: how many each gets, and which devices are worth using.
+"""Pipelines by threads and memory: which devices to use, and how many layers each gets.
 
-Pure search over layer counts. Devices keep the order of the cluster, so the first of those used
-also holds the embedding and the last one the head.
+Pure search over layer counts. Devices keep the order of the cluster, so the first device in use
+also holds the embedding, and the last the head.
 """
 
 import bisect
@@ -20,7 +20,7 @@ from edge.partition.plan.shard import whole_shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
-    """Bytes of the pieces that a pipeline is made of."""
+    """Bytes of the parts of a pipeline."""
 
     reach_bytes: tuple[int, ...]
     """Weights and KV cache of the first n whole layers."""
@@ -46,7 +46,8 @@ class _Costs:
         return len(self.reach_bytes) - 1
 
     def run_bytes(self, count: int) -> int:
-        """The most that any `count` layers in a row take: where a stage will begin is not known."""
+        """The most bytes of any `count` layers in a row. Where a stage will begin is not known
+        here."""
         return _largest_run(self.reach_bytes, count)
 
     def ends(self, count: int) -> list[int]:
@@ -72,7 +73,7 @@ class _Costs:
 def place_pipeline(model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan | None:
     """A stage on every device, or None when memory is short. PlanError: too many devices.
 
-    Of all ways that fit, the slowest stage (layers per thread) is as fast as can be.
+    Of all plans that fit, the one whose slowest stage (layers per thread) is fastest.
     """
     check_pipeline_count(model, cluster)
     chain = cluster.devices
@@ -104,10 +105,11 @@ def pipeline_shortages(
 
 
 def place_fewest(model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan | None:
-    """As few devices as possible, or None when not even all of them have the memory.
+    """The plan with the fewest devices, or None when all devices together lack memory.
 
-    Of single devices that hold everything, the one with the most threads (then most memory, then
-    the smallest id). Else the shortest pipeline, of those the one with the most memory in all.
+    If single devices can hold everything: the one with the most threads, then the most memory, then
+    the smallest id. Otherwise the shortest pipeline; of equally short ones, that with the most
+    memory in all.
     """
     costs = _Costs.of(model, workload)
     everything = [
@@ -138,7 +140,8 @@ def fewest_shortages(
 ) -> tuple[Shortage, ...]:
     """What the devices lack when `place_fewest` finds nothing.
 
-    The choice of devices that lacks least, layers without a place all put on one of them.
+    The choice of devices that lacks the fewest bytes, if all layers that do not fit go to one of
+    them.
     """
     costs = _Costs.of(model, workload)
     order = {device.id: index for index, device in enumerate(cluster.devices)}
@@ -156,10 +159,11 @@ def allot_layers(
 ) -> list[int]:
     """Layers for each device, 1 to its capacity, such that max(layers / threads) is least.
 
-    One layer each, then every further one to whom it slows least. For separable convex costs this
-    greedy choice is optimal (O. Gross, 1956; Ibaraki and Katoh, Resource Allocation Problems, 1988,
-    chapter 4). Of equals the device with most threads takes the layer: those left out are then
-    the ones that gain most by it, so all stages after the slowest are as fast as can be too.
+    Each device gets one layer. Every further layer goes to the device that is fastest with it. For
+    separable convex costs this greedy choice is optimal (O. Gross, 1956; Ibaraki and Katoh,
+    Resource Allocation Problems, 1988, chapter 4). Of equals, the device with most threads takes
+    the layer. The others gain most by not having it, so the stages after the slowest are as fast as
+    they can be, too.
 
     The capacities must be at least 1 and add up to `num_layers` or more.
     """
@@ -180,11 +184,12 @@ def allot_layers(
 
 
 def _chains(costs: _Costs, devices: Sequence[DeviceSpec]) -> Iterator[list[DeviceSpec]]:
-    """For every choice of first and last stage: both, then what lies between by falling memory.
+    """For every choice of first and last device: both, then the devices between them by falling
+    memory.
 
-    Stages between are all alike, so the best n of them are the n with the most memory: trying the
-    beginnings of these chains is trying every set of devices. Those without room for a layer are
-    of no use between.
+    Middle stages are alike, so the best n devices for them are the n with the most memory. Trying
+    the beginnings of these chains therefore tries every useful set of devices. Devices without room
+    for a layer are left out of the middle.
     """
     if costs.num_layers < 2:
         return
@@ -198,7 +203,8 @@ def _chains(costs: _Costs, devices: Sequence[DeviceSpec]) -> Iterator[list[Devic
 
 
 def _needed(costs: _Costs, chain: Sequence[DeviceSpec]) -> int | None:
-    """How many devices of a chain from `_chains` hold all layers, None if not even all of them do.
+    """How many devices from the beginning of a chain of `_chains` hold all layers; None: the whole
+    chain does not.
 
     Never more devices than layers, because each of them has room for one.
     """
@@ -217,21 +223,21 @@ def _needed(costs: _Costs, chain: Sequence[DeviceSpec]) -> int | None:
 
 
 def _shortages(costs: _Costs, chain: Sequence[DeviceSpec]) -> tuple[Shortage, ...]:
-    """What to add for a pipeline over exactly these devices: room for one layer on each, and for
-    layers that still have no place on the one device where that takes least."""
+    """Memory to add for a pipeline over exactly these devices: room for one layer on each, and for
+    layers that fit nowhere on the device where they need the fewest bytes."""
     ends = costs.ends(len(chain))
     layers = [max(1, capacity) for capacity in costs.capacities(chain)]
-    homeless = max(0, costs.num_layers - sum(layers))
+    unplaced = max(0, costs.num_layers - sum(layers))
 
     def missing(index: int, count: int) -> int:
         needed = ends[index] + costs.run_bytes(count)
         return max(0, needed - chain[index].memory_bytes)
 
-    host = min(
+    overflow = min(
         range(len(chain)),
-        key=lambda index: missing(index, layers[index] + homeless) - missing(index, layers[index]),
+        key=lambda index: missing(index, layers[index] + unplaced) - missing(index, layers[index]),
     )
-    layers[host] += homeless
+    layers[overflow] += unplaced
     return tuple(
         Shortage(device=device.id, name=device.name, missing_bytes=missing(index, layers[index]))
         for index, device in enumerate(chain)

@@ -1,4 +1,4 @@
-"""Plans by threads and memory, for devices that were not measured; memory that devices lack."""
+"""Plans by threads and memory for unmeasured devices, and the memory that devices lack."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -71,7 +71,7 @@ def capacity_error(
 ) -> CapacityError:
     """The error where `place` finds nothing, or with `anyhow` where `place_anyhow` finds nothing.
 
-    The shortages are the smallest change that would make the model fit, as far as each method can
+    The shortages are the least memory to add that makes the model fit, as far as each method can
     tell.
     """
     shortages = _METHODS[parallel][1](model, cluster, workload)
@@ -99,7 +99,7 @@ def _missing_bytes(shortages: tuple[Shortage, ...]) -> tuple[int, int]:
 def _largest_context(fits: Callable[[Workload], bool], workload: Workload) -> int | None:
     """The longest context that fits, by bisection; None when none does.
 
-    Memory kept for more or fewer tokens than the contexts need stays in proportion.
+    `reserved_tokens` of the workload shrink in proportion to the context.
     """
     least, too_long = 0, workload.context_tokens
     while too_long - least > 1:

@@ -1,4 +1,4 @@
-"""A plan as rows for a table. Pure data: how it looks is for whoever shows it."""
+"""A plan as rows for a table. Data only; callers format it."""
 
 from dataclasses import dataclass
 
@@ -13,40 +13,42 @@ from edge.partition.plan.share import MemoryUse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLayers:
-    """What a shard has of the layers of one kind."""
+    """A shard's slice of the layers of one kind."""
 
     num_layers: int
     heads: range
     kv_heads: tuple[int, ...]
-    """Which KV heads of the model the shard holds; some more than once (see `kv_heads`)."""
+    """KV heads of the model that the shard holds; some more than once (see `kv_heads`)."""
     kv_copies: int
-    """How many of these are copies of what this shard or one before it in the stage holds."""
+    """How many of these are copies: held by this shard already, or by one before it in the
+    stage."""
     ffn_columns: range
     whole_experts: int
-    """How many of each layer's experts, where they are not cut by columns; else 0."""
+    """Whole experts in each layer; 0 where experts are cut by columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
-    """One share of a plan, with what it costs its device."""
+    """One share of a plan, and the memory that it takes from its device."""
 
     device: str
     """The id of the device."""
     name: str
-    """What people call it."""
+    """The display name of the device."""
     stage: int
     """Counts from 0."""
     layers: range
     in_words: str
-    """What of them it has."""
+    """The share's part of these layers."""
     held: tuple[HeldLayers, ...]
     """For each kind of layer in the stage; empty where the share is no slice of layers."""
     vocab: range
     streamed_layers: int
-    """How many of `layers`, the last ones, come into the device's memory for each step, as far as a
-    window does not hold them."""
+    """How many of `layers`, counted from the last, are brought into the device's memory for each
+    step, except for those that the window holds."""
     host_layers: int
-    """How many of these stay in the memory of the device's host; the others come from disk."""
+    """How many of the streamed layers stay in the memory of the device's host; the others are read
+    from disk."""
     memory: MemoryUse
     left_bytes: int
     """Memory of the device that stays free; negative when it is too small."""
@@ -90,7 +92,8 @@ def describe(
 def _held(
     shard: Shard, layers: range, model: ModelFacts, known: dict[int, set[int]]
 ) -> tuple[HeldLayers, ...]:
-    """known: for each kind the KV heads of the shards before it, to which its own are added."""
+    """known: for each kind, the KV heads of the shards before this one. Those of this shard are
+    added."""
     held: list[HeldLayers] = []
     for kind, (facts, count) in enumerate(model.count(layers)):
         if not count:

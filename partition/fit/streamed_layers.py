@@ -1,9 +1,9 @@
-"""Models larger than memory: which layers stay on disk, and how long reading them takes.
+"""Weight offload in plans: which layers are on disk, and how long reading them takes.
 
-Every step uses the layers in the same order, so the best that can be done is to hold as many as fit
-and to read the others each time (see `offload`'s streamer). Plans that stream are compared like all
-others, but not searched exactly: candidates are each device alone, a pipeline and slices, with
-shares in proportion to memory.
+Every step uses the layers in the same order. So the best policy is to keep as many as fit and to
+read the others in each step (see `offload`'s streamer). Plans that stream are compared with all
+others by time, but they are not searched exactly. The candidates are each device alone, a pipeline,
+and slices, with shares in proportion to memory.
 """
 
 import math
@@ -20,33 +20,33 @@ from edge.partition.plan.shard import Shard
 from edge.partition.plan.share import MemoryUse
 
 UNMEASURED_DISK_BYTES_PER_S = 500e6
-"""What any disk of the last ten years gives that is no spinning one."""
+"""Read rate of a slow solid-state disk."""
 
 UNMEASURED_COPY_BYTES_PER_S = 6e9
-"""Half of what sixteen lanes of PCIe 3 give."""
+"""Half the rate of PCIe 3 with sixteen lanes."""
 
 _SCALES = 40
-"""Steps of the bisection over memory, each halving what is uncertain."""
+"""Steps of the bisection over memory; each halves the uncertainty."""
 
 _MOST_SCALE = 2.0**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How long bringing in its streamed layers takes a device in each step."""
+    """Seconds that a device takes in each step to bring in its streamed layers."""
 
     disk_s: float
-    """Reading those that are on disk."""
+    """To read the layers that are on disk."""
     copy_s: float
-    """Copying all of them from the host's memory; nothing where the device computes in that."""
+    """To copy all streamed layers from host memory; 0 where the device computes in host memory."""
     routed_s: float = 0.0
-    """Part of `disk_s` for experts, which are read only once it is known that they are needed."""
+    """The part of `disk_s` for experts. They are read after the router ran."""
     runs_s: float = 0.0
-    """In addition to that, what it takes that each expert is a graph."""
+    """Further seconds because each expert is a graph of its own."""
 
     @property
     def seconds(self) -> float:
-        """The two go side by side."""
+        """Reading and copying run at the same time."""
         return max(self.disk_s, self.copy_s)
 
 
@@ -54,8 +54,8 @@ _NO_LOAD = Load(disk_s=0.0, copy_s=0.0)
 
 
 def brought_in(shard: Shard, use: MemoryUse, device: DeviceSpec) -> MemoryUse:
-    """`use` as it is on this device: into memory of its own layers are copied whole, whichever of
-    their experts are needed."""
+    """`use` on this device: a device with memory of its own gets layers whole, whichever of their
+    experts are needed."""
     use = use.on(device)
     if device.host_memory_bytes is None or not use.routed_bytes:
         return use
@@ -64,7 +64,7 @@ def brought_in(shard: Shard, use: MemoryUse, device: DeviceSpec) -> MemoryUse:
 
 
 def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> dict[str, Load]:
-    """By device, of those that stream; devices of one host share a disk."""
+    """For each device that streams, its load; devices of one host share a disk."""
     disk_bytes: dict[str, int] = {}
     uses: dict[str, MemoryUse] = {}
     for stage in plan.stages:
@@ -74,7 +74,7 @@ def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> 
             if each.streamed_bytes or each.expert_runs:
                 tiers = tiers_of(shard, len(stage.layers), each, device)
                 nbytes = each.streamed_bytes
-                if tiers.streamed:  # else what is read are experts alone
+                if tiers.streamed:  # otherwise only experts are read
                     nbytes = nbytes * tiers.on_disk // tiers.streamed
                 disk_bytes[device.id] = nbytes
     reading = [cluster.device(id) for id in plan.devices if disk_bytes.get(id)]
@@ -105,10 +105,11 @@ def tiers_of(shard: Shard, num_layers: int, use: MemoryUse, device: DeviceSpec) 
 def waits_for_disk(
     plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse], stages_s: list[float]
 ) -> list[tuple[str, float]]:
-    """(device, seconds) that each stage waits for the slowest of its disks in a step.
+    """(device, seconds) of each shard of a plan: how long it waits for its disk in a step.
 
-    A disk works while its own stage computes, and before that for as long as its window has room.
-    For experts the stage waits as long as they take, and for a graph of each that is used.
+    A disk reads while its own stage computes, and before that until its window is full. The stage
+    waits for the whole time of reading experts, and of running one graph for each expert that is
+    used.
     """
     loads = loads_of(plan, cluster, use)
     waits: list[tuple[str, float]] = []
@@ -130,10 +131,10 @@ def while_decoding(
     cluster: ClusterSpec,
     workload: Workload,
 ) -> Plan:
-    """The plan with the layers that steps of decoding read from disk.
+    """The plan with the layers that decoding steps read from disk.
 
-    Memory that is kept for longer contexts and larger steps holds layers meanwhile, or experts,
-    where it is that of the process.
+    While contexts and steps are small, the memory that is kept for larger ones holds further layers
+    or experts. Only for devices that compute in host memory.
     """
     used_tokens = workload.concurrency * workload.context_tokens
     unused_part = max(0.0, 1 - used_tokens / workload.cached_tokens)
@@ -154,8 +155,8 @@ def while_decoding(
 
 
 def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan:
-    """The plan with as few layers streamed as its devices' memory needs, and in what of it would be
-    too little for one layer more, experts.
+    """The plan with as few streamed layers as its devices' memory allows. Memory that is too little
+    for one more layer holds experts.
 
     Raises PartitionError for the first device that cannot hold even the rest.
     """
@@ -184,7 +185,7 @@ def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Wor
 def streaming_plans(
     model: ModelFacts, cluster: ClusterSpec, workload: Workload, parallel: Parallel
 ) -> Iterator[Plan]:
-    """Candidates that fit once they stream."""
+    """Candidate plans that fit with streamed layers."""
     clusters = [cluster]
     if parallel == "auto":
         clusters = [*(ClusterSpec(devices=(each,)) for each in cluster.devices), cluster]
@@ -198,7 +199,7 @@ def streaming_plans(
             try:
                 check_count(model, part, method)
             except PlanError:
-                continue  # more devices than this model can be divided over in this way
+                continue  # too many devices for this method
             plan = _in_proportion(model, part, workload, method)
             if plan is not None:
                 try:
@@ -210,7 +211,7 @@ def streaming_plans(
 def _in_proportion(
     model: ModelFacts, cluster: ClusterSpec, workload: Workload, method: Parallel
 ) -> Plan | None:
-    """What would fit if each device had the least common multiple of its memory that is enough."""
+    """The plan for devices whose memory is all scaled by the least factor that is enough."""
 
     def at(scale: float) -> Plan | None:
         larger = tuple(

@@ -1,6 +1,7 @@
-"""Every layer on every device: slices of heads, feed-forward columns and vocabulary.
+"""Tensor parallel plans by threads and memory: every device has a slice of every layer.
 
-Pure search over slices. Shares follow the threads as far as memory allows.
+Pure search over slices of heads, feed-forward columns and vocabulary rows. Shares are proportional
+to threads, as far as memory allows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,8 @@ from edge.partition.plan.ranges import apportion, consecutive, largest_remainder
 from edge.partition.plan.shard import LayerSlice, Shard, num_local_kv_heads
 
 _SEARCH_PRECISION = 128
-"""Missing memory is searched to this part of its possible range: near enough to go shopping."""
+"""Precision of the search for missing memory, as a part of its possible range: near enough to buy
+memory by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +48,12 @@ class _Costs:
     """Bytes of the slices, over all layers."""
 
     fixed_bytes: int
-    """What every device holds: norms and biases."""
+    """Norms and biases, which every device holds."""
     shapes: tuple[_ShapeCosts, ...]
     row_bytes: int
     """One vocabulary row, of the embedding and of the head."""
     divisible_bytes: int
-    """All that is shared out, if nothing had to be held twice."""
+    """All bytes that are divided, if no KV head is held twice."""
 
     @classmethod
     def of(cls, model: ModelFacts, workload: Workload) -> "_Costs":
@@ -80,15 +82,15 @@ class _Costs:
 def place_tensor(model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan | None:
     """One stage with a shard on every device, or None when memory is short.
 
-    Places heads first, then blocks of columns, then rows: large pieces before small ones. That is
-    no exhaustive search. Where memory is tight to within a few pieces, it can miss a way that
-    exists; with the piece sizes of real models it was found for devices with 0.1 % to spare.
+    Places heads first, then blocks of columns, then rows: large pieces before small ones. This
+    search is not exhaustive: where memory is tight to within a few pieces, it can miss a plan that
+    exists. With the piece sizes of real models it found plans for devices with 0.1 % to spare.
     PlanError when there are more devices than slices to give them.
     """
     devices = cluster.devices
     check_tensor_count(model, cluster)
     costs = _Costs.of(model, workload)
-    # A vocabulary row for each is kept free, so that nobody is left with nothing to do.
+    # Room for one vocabulary row is kept on each device, so that every device has work.
     rooms = [device.memory_bytes - costs.fixed_bytes - costs.row_bytes for device in devices]
     if min(rooms) < 0:
         return None
@@ -99,7 +101,7 @@ def place_tensor(model: ModelFacts, cluster: ClusterSpec, workload: Workload) ->
         possible = apportion(costs.divisible_bytes, shares, least=[0] * len(shares), most=limits)
         if possible is None:
             return None
-        # From here on a share is the bytes it stands for; 1 instead of 0, as loads divide by it.
+        # From here on a share is a number of bytes; at least 1, because loads divide by it.
         shares = [max(1, share) for share in possible]
     for frugal in (False, True):
         heads = _heads_of_shapes(costs, shares, rooms, frugal=frugal)
@@ -126,8 +128,8 @@ def check_tensor_count(model: ModelFacts, cluster: ClusterSpec) -> None:
 def tensor_shortages(
     model: ModelFacts, cluster: ClusterSpec, workload: Workload
 ) -> tuple[Shortage, ...]:
-    """What the devices lack when `place_tensor` finds nothing: what each needs at the very least,
-    and the rest on the device that has most, to within 1 % of what could be on it."""
+    """What the devices lack when `place_tensor` finds nothing: the least that each needs, and the
+    rest on the device with the most memory, to within 1 % of the possible range."""
     costs = _Costs.of(model, workload)
     floor_bytes = costs.fixed_bytes + costs.row_bytes
     devices = [
@@ -135,23 +137,23 @@ def tensor_shortages(
         for device in cluster.devices
     ]
 
-    def fits(host: int, memory_bytes: int) -> bool:
+    def fits(largest: int, memory_bytes: int) -> bool:
         trial = list(devices)
-        trial[host] = replace(trial[host], memory_bytes=memory_bytes)
+        trial[largest] = replace(trial[largest], memory_bytes=memory_bytes)
         return place_tensor(model, ClusterSpec(devices=tuple(trial)), workload) is not None
 
-    host = max(range(len(devices)), key=lambda index: devices[index].memory_bytes)
-    if not fits(host, devices[host].memory_bytes):
-        too_small = devices[host].memory_bytes
+    largest = max(range(len(devices)), key=lambda index: devices[index].memory_bytes)
+    if not fits(largest, devices[largest].memory_bytes):
+        too_small = devices[largest].memory_bytes
         enough = costs.fixed_bytes + costs.divisible_bytes  # the whole model
         precision = max(1, (enough - too_small) // _SEARCH_PRECISION)
         while enough - too_small > precision:
             middle = (too_small + enough) // 2
-            if fits(host, middle):
+            if fits(largest, middle):
                 enough = middle
             else:
                 too_small = middle
-        devices[host] = replace(devices[host], memory_bytes=enough)
+        devices[largest] = replace(devices[largest], memory_bytes=enough)
     return tuple(
         Shortage(
             device=device.id,
@@ -166,7 +168,8 @@ def tensor_shortages(
 def _heads_of_shapes(
     costs: _Costs, shares: Sequence[int], rooms: Sequence[int], *, frugal: bool
 ) -> list[tuple[range, ...]] | None:
-    """For each shape of layer, in the room that those before it leave."""
+    """The query heads of each device for each shape of layer, in the memory that the shapes before
+    it leave."""
     found: list[tuple[range, ...]] = []
     for kind in costs.shapes:
         heads = _split_heads(kind, shares, rooms, frugal=frugal)
@@ -190,11 +193,11 @@ def _split_heads(
 ) -> tuple[range, ...] | None:
     """Query heads for each device within its room, or None.
 
-    Attention reads its weights and its cache once per token, so a device's time goes with those
-    bytes, including KV heads that must be held twice where a cut runs through a group. The slowest
-    device (bytes / share) is made as fast as can be, by dynamic programming over cuts; of equals,
-    the sum of bytes² / share decides, which prefers even loads. Cuts through groups thus happen
-    only where they pay. `frugal` puts the fewest bytes in all first instead, for tight memory.
+    Attention reads its weights and its cache once per token, so a device's time is proportional to
+    those bytes. They include KV heads that are held twice where a cut goes through a group. Dynamic
+    programming over cuts finds the least load (bytes / share) of the slowest device. Of equals, the
+    least sum of bytes² / share decides, which prefers even loads. So groups are cut only where that
+    pays. `frugal` minimises the bytes of all devices first instead, for tight memory.
     """
     num_heads = costs.facts.num_heads
     # [start][count] -> bytes; the same for every device, so counted once.
@@ -205,7 +208,7 @@ def _split_heads(
         ]
         for start in range(num_heads + 1)
     ]
-    # reached[stop]: the best score for all devices so far, holding heads 0..stop.
+    # reached[stop]: the best score of the devices so far if they hold heads 0..stop.
     reached: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
     choices: list[dict[int, int]] = []
     for share, room in zip(shares, rooms, strict=True):
@@ -244,7 +247,8 @@ def _fill(
     rooms: Sequence[int],
     heads: Sequence[tuple[range, ...]],
 ) -> Plan | None:
-    """The plan with these heads of each shape, if columns and rows find room then."""
+    """The plan with these heads of each shape, or None where columns and rows do not fit beside
+    them."""
     for kind, parts in zip(costs.shapes, heads, strict=True):
         rooms = _left(rooms, map(kind.attention_bytes, parts))
     columns: list[tuple[range, ...]] = []
@@ -283,7 +287,8 @@ def _split_columns(
 ) -> tuple[range, ...] | None:
     """Feed-forward columns for each device within its room, cut at multiples, or None.
 
-    Columns beyond the last multiple must lie on the last device that has any: the last with room.
+    The remainder after the last multiple must be on the last device that has columns. Devices are
+    tried as that one from the last to the first.
     """
     units, rest = divmod(costs.facts.ffn_columns, multiple)
     unit_bytes = multiple * costs.column_bytes

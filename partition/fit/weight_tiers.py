@@ -1,34 +1,34 @@
-"""The layers of a shard that stay in a device's memory, in its host's, and on disk. Pure.
+"""Where the layers of a shard are: in device memory, in host memory, or on disk. Pure.
 
-Layers are used in the same order for every token, so the best that can be done is a fixed set in
-each memory and a small window through it for the rest (see `streamed_layers.py`): the first layers
-in the device's memory, and of the others as many in the host's as it has room for.
+Layers are used in the same order for every token. So the best policy is a fixed set in each memory,
+and a small window for the rest (see `streamed_layers.py`). The first layers are in device memory.
+Of the others, as many are in host memory as fit.
 """
 
 from dataclasses import dataclass
 
 STAGING_LAYERS = 3
-"""Places in host memory, where layers from disk wait for their copy: one is copied, one is read,
-and the third keeps the disk busy while the device takes its time. Where there is room for few,
-fewer."""
+"""Layers from disk that wait in host memory to be copied: one is copied, one is read, and the third
+keeps the disk busy while the device computes. With little host memory, fewer."""
 
 LEAST_STAGING_LAYERS = 2
-"""One is copied while the other is read."""
+"""One layer is copied while the other is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTiers:
-    """The place of each layer of a shard between two steps, and the places it passes through."""
+    """The place of each layer of a shard between two steps, and the buffers for layers on their
+    way."""
 
     num_layers: int
     streamed: int
-    """The last layers, this number, come into the device's memory for each step."""
+    """Layers, counted from the last, that are brought into device memory for each step."""
     window: int
-    """Places for them there; 0 where none are streamed."""
+    """Streamed layers that device memory holds at once; 0 where none are streamed."""
     pinned: int
     """Streamed layers that stay in the host's memory."""
     staging: int
-    """Places in the host's memory that the others pass through; 0 where there are none."""
+    """Layers from disk that host memory holds at once; 0 where none are on disk."""
 
     @property
     def resident(self) -> int:
@@ -51,9 +51,10 @@ def weight_tiers(
 ) -> WeightTiers:
     """The best use of `host_bytes` when the last `streamed` layers are not in device memory.
 
-    `window`: places of device memory that they pass through. Layers that all find a place there
-    stay. Of host memory at least LEAST_STAGING_LAYERS are taken where a layer comes from disk.
-    ValueError for a window of one: one is used while the next is filled.
+    `window`: streamed layers that device memory holds at once. If all streamed layers fit into the
+    window, none is streamed. If a layer comes from disk, host memory holds at least
+    LEAST_STAGING_LAYERS. ValueError for a window of one, because one layer is used while the next
+    is read.
     """
     if not 0 <= streamed <= num_layers:
         raise ValueError(f"{streamed} of {num_layers} layers cannot be streamed")

@@ -1,7 +1,7 @@
-"""Plans without empty seats: the devices that are left keep their shards, which grow.
+"""Repaired plans in which the remaining devices keep their shards, and these grow.
 
-Slices of an empty rank go to the ranks beside it, and layers of an empty stage to the stages beside
-it, so that only lost weights move. Several cuts between two neighbours are tried.
+Slices of a lost rank go to the ranks beside it, and layers of a lost stage to the stages beside it,
+so only lost weights move. Several cuts between two neighbours are tried.
 """
 
 import math
@@ -17,10 +17,10 @@ from edge.partition.plan.shard import LayerSlice, Shard
 from edge.partition.search.balance import thinned
 
 _PARTS = 8
-"""A lost slice is divided between two ranks at multiples of this part of it."""
+"""A lost slice is cut between two ranks at multiples of 1 / _PARTS."""
 
 _MOST_CUTS = 16
-"""Cuts of a lost stage's layers, spread over all there are."""
+"""Cuts of a lost stage's layers that are tried, spread evenly over all."""
 
 Seats = Sequence[Sequence[Shard | None]]
 """The shards of each stage in rank order; None for an empty seat."""
@@ -36,9 +36,9 @@ class Closer:
     workload: Workload
 
     def ways(self, seats: Seats, *, most: int) -> Iterator[Plan]:
-        """Valid plans without the empty seats, at most `most`; perhaps none that fit the memory.
+        """At most `most` valid plans without the empty seats. They may not fit the memory.
 
-        None where every seat is empty.
+        No plan where every seat is empty.
         """
         groups: list[list[tuple[Shard, ...]]] = []
         layers: list[range] = []
@@ -77,7 +77,7 @@ class Closer:
             yield self._with_rows(replace(self.plan, stages=stages))
 
     def _grown(self, stage: Stage, shards: Sequence[Shard | None]) -> list[tuple[Shard, ...]]:
-        """Ways to divide all slices of the stage among the ranks that are left."""
+        """Ways to divide all slices of the stage among the remaining ranks."""
         before = stage.slices
         ways: list[list[Shard]] = [[]]
         lost: list[Shard] = []
@@ -101,7 +101,7 @@ class Closer:
     def _between(
         self, left: Shard | None, lost: Sequence[Shard], right: Shard | None, layers: range
     ) -> list[list[Shard]]:
-        """Ways to divide the lost shards between the two beside them."""
+        """Ways to divide the lost shards between the two neighbours."""
         both = [each for each in (left, right) if each is not None]
         if not lost:
             return [both]
@@ -117,7 +117,8 @@ class Closer:
         ]
 
     def _fair_part(self, left: Shard, lost: Sequence[Shard], right: Shard, layers: range) -> float:
-        """The part of the lost slices for the left shard that makes both equally fast."""
+        """The part of the lost slices that the left shard takes, such that both become equally
+        fast."""
         own, gap, other = (
             sum(self._bytes(shard, layers) for shard in shards)
             for shards in ([left], lost, [right])
@@ -134,8 +135,8 @@ class Closer:
         )
 
     def _with_lost(self, shard: Shard, lost: Sequence[Shard], part: float, is_left: bool) -> Shard:
-        """The shard grown to the right (`is_left`) by this part of the lost ones, or to the left by
-        the rest."""
+        """The shard with its part of the lost ones: it grows to the right by `part` of them
+        (`is_left`), or to the left by the rest."""
 
         def grown(own: range, gaps: Sequence[range], multiple: int = 1) -> range:
             gaps = [each for each in gaps if each]
@@ -177,8 +178,8 @@ class Closer:
         groups: Sequence[Sequence[tuple[Shard, ...]]],
         layers: Sequence[range],
     ) -> list[int]:
-        """Where the layers between two stages may be cut; at one end of them where there is only
-        one."""
+        """Layers at which a run of lost layers may be cut between two stages. At the first or last
+        stage there is one cut, which gives its neighbour everything."""
         if number == 0:
             return [lost.start]
         if number == len(groups):
@@ -193,8 +194,8 @@ class Closer:
         return sorted({*every, min(lost.stop, max(lost.start, fair))})
 
     def _with_rows(self, plan: Plan) -> Plan:
-        """With the vocabulary also in a stage that was in the middle and is an end now, where there
-        is room for it."""
+        """The plan with vocabulary rows also in a stage that became the first or last one, where
+        they fit."""
         stages = list(plan.stages)
         for number in {0, len(stages) - 1}:
             shards = stages[number].slices
@@ -215,7 +216,7 @@ class Closer:
                 least=[0] * len(shards),
                 most=[units_that_fit(room, row_bytes, self.model.vocab_size) for room in rooms],
             )
-            if counts is None:  # perhaps there is, once layers are read from disk
+            if counts is None:  # they may fit once layers are read from disk
                 counts = largest_remainders(self.model.vocab_size, speeds)
             stages[number] = replace(
                 stages[number],
@@ -227,7 +228,7 @@ class Closer:
         return replace(plan, stages=tuple(stages))
 
     def _speed(self, id: str) -> int:
-        """Bytes of weights in a second, or threads while some device was not measured."""
+        """Bytes of weights per second, or threads if a device was not measured."""
         if any(device.rates is None for device in self.devices.values()):
             return self.devices[id].threads
         rates = self.devices[id].rates
@@ -236,14 +237,14 @@ class Closer:
 
 
 def _by_columns(shards: Sequence[Shard]) -> tuple[Shard, ...]:
-    """With columns of every expert: of layers that the stage did not have nothing is said."""
+    """The shards with experts cut by columns: of new layers, no whole experts are known."""
     return tuple(shard.with_experts(()) for shard in shards)
 
 
 def _with_lost_experts(
     shard: Shard, lost: Sequence[Shard], part: float, is_left: bool
 ) -> tuple[tuple[int, ...], ...]:
-    """Where experts are whole: in each layer this part of those that are lost, or the rest."""
+    """The shard's whole experts in each layer, with its part of the lost ones."""
     before = shard.experts or ((),) * max(len(each.experts) for each in lost)
     experts = []
     for index, own in enumerate(before):

@@ -1,4 +1,5 @@
-"""Which weights devices have, and how many bytes of a share they lack. Counts; decides nothing."""
+"""The weights that devices have, and the bytes of a share that they lack. Counts; decides
+nothing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Holding:
     has_head: bool
 
     def is_like(self, other: "Holding") -> bool:
-        """Whether the two are the same, on whatever device."""
+        """Whether the two have the same weights; their devices may differ."""
         return self == Holding(
             layers=other.layers,
             shard=other.shard.on(self.shard.device),
@@ -33,7 +34,7 @@ class Holding:
 
 
 def seats_of(plan: Plan) -> dict[Seat, Holding]:
-    """What belongs to each seat, in plan order."""
+    """The weights of each seat, in plan order."""
     last = len(plan.stages) - 1
     return {
         (number, rank): Holding(
@@ -50,8 +51,8 @@ def seats_of(plan: Plan) -> dict[Seat, Holding]:
 def lacking_bytes(wanted: Holding, held: Sequence[Holding], model: ModelFacts) -> int:
     """Bytes of `wanted` that are in none of `held`.
 
-    Heads, feed-forward columns, norms and vocabulary rows count one by one. A KV head that a shard
-    holds more than once counts once: whoever has it can copy it.
+    Heads, feed-forward columns, norms and vocabulary rows count separately. A KV head that a shard
+    holds more than once counts once, because the device can copy it.
     """
     return sum(_layer_bytes(wanted, held, model)) + _row_bytes(wanted, held, model)
 
@@ -68,7 +69,7 @@ def _row_bytes(wanted: Holding, held: Sequence[Holding], model: ModelFacts) -> i
 
 
 def _layer_bytes(wanted: Holding, held: Sequence[Holding], model: ModelFacts) -> Iterator[int]:
-    """Bytes lacking in each run of layers that the same holdings have something of."""
+    """Bytes that are lacking, for each run of layers held by the same holdings."""
     edges = {
         min(max(edge, wanted.layers.start), wanted.layers.stop)
         for each in (wanted, *held)
@@ -89,7 +90,7 @@ def _layer_bytes(wanted: Holding, held: Sequence[Holding], model: ModelFacts) ->
 
 
 def _expert_bytes(wanted: Holding, held: Sequence[Holding], layer: int, model: ModelFacts) -> int:
-    """Bytes lacking of one layer's experts, some of which are held whole."""
+    """Bytes that are lacking of one layer's experts, where some are held whole."""
     kind = model.layers[layer]
     facts = model.kinds[kind]
     if not facts.num_experts:
@@ -113,7 +114,7 @@ def _expert_bytes(wanted: Holding, held: Sequence[Holding], layer: int, model: M
 def _slice_bytes(
     wanted: LayerSlice, held: Sequence[LayerSlice], facts: LayerFacts, column_bytes: int
 ) -> int:
-    """Bytes lacking of one layer."""
+    """Bytes that are lacking of one layer."""
     known = {head for each in held for head in _kv_heads(each, facts)}
     columns = uncovered(wanted.ffn_columns, [each.ffn_columns for each in held])
     return (
@@ -129,7 +130,7 @@ def _kv_heads(part: LayerSlice, facts: LayerFacts) -> tuple[int, ...]:
 
 
 def uncovered(wanted: range, held: Sequence[range]) -> int:
-    """How many of `wanted` lie in none of `held`; all in steps of 1."""
+    """The number of elements of `wanted` in none of `held`; all ranges have step 1."""
     missing, reached = 0, wanted.start
     for each in sorted(held, key=lambda one: one.start):
         missing += max(0, min(each.start, wanted.stop) - reached)

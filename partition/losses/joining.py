@@ -1,8 +1,8 @@
-"""Whether a plan that runs gives way to another one, as devices have joined. A pure decision.
+"""Whether a running model moves to another plan after devices have joined. A pure decision.
 
-A move pays for itself if more tokens of an answer are there a minute later with it than without:
-weights are sent while answers go on, then they wait until their devices have loaded, their prompts
-and what there is of them is computed again, and they go on faster.
+A move pays for itself if an answer has more tokens a minute later with the move than without it.
+Weights are sent while answers go on. Then answers wait until the devices have loaded and their
+prompts and tokens are computed again. After that they go on faster.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -21,17 +21,17 @@ from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
 from edge.partition.plan.plan import Plan
 
 HORIZON_S = 60.0
-"""In this time a move has to pay for itself."""
+"""A move must pay for itself within this time."""
 
 LEAST_GAIN = 1.1
-"""Times the tokens that there would be without a move: predictions err by as much."""
+"""Least ratio of tokens with a move to tokens without it: predictions err by as much."""
 
 SHIPPING_COSTS = 0.1
-"""Part of the time of sending weights that answers going on meanwhile lose. Supposed:
-sending does not compute, but takes from the network, and from disks."""
+"""Part of the sending time that answers lose meanwhile. An assumption: sending computes little, but
+uses the network and disks."""
 
 _MOST_SEATED = 64
-"""Ways to give seats to devices that have none."""
+"""The most ways to give seats to devices without a seat."""
 
 When = Literal["now", "idle", "stay"]
 
@@ -42,11 +42,11 @@ class UnderWay:
 
     requests: int = 0
     prompt_tokens: int = 0
-    """Prompt tokens of all of them together: prompts are computed one after the other."""
+    """Prompt tokens of all requests together, because prompts are computed one after the other."""
     answer_tokens: int = 0
-    """So far, of the longest: answers are computed again side by side."""
+    """Tokens so far of the longest answer, because answers are computed again side by side."""
     left_tokens: int = 0
-    """That the longest may still get."""
+    """Tokens that the longest answer may still get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +54,18 @@ class Move:
     """The decision on a running plan after devices have joined: stay, or move to another plan."""
 
     when: When
-    """now; idle: as soon as no answer is under way; stay: not at all."""
+    """now; idle: as soon as no answer is under way; stay: never."""
     to: Repair | None
-    """The plan that is better, and what it asks for; None: there is none."""
+    """The better plan, and what it needs; None: no plan is better."""
     before: Estimate | None
     """Estimate of the plan that runs; None where a device of it has no rates."""
     ships_s: float = 0.0
-    """Until the weights that devices lack are on their disks, while answers go on."""
+    """Seconds until devices have the weights that they lack on disk, while answers go on."""
     pause_s: float = 0.0
-    """Until answers go on, from then."""
+    """Seconds after that until answers go on."""
     gained_tokens: float | None = None
-    """Tokens that each answer gains, in HORIZON_S or until it ends; None where a plan is not
-    predicted."""
+    """Tokens that each answer gains in HORIZON_S, or until it ends if that is sooner; None where a
+    plan has no prediction."""
 
 
 def join(
@@ -86,14 +86,14 @@ def join(
 ) -> Move:
     """Whether `plan` gives way to another plan over the devices of `cluster`, and when.
 
-    cluster       All devices that are there. Memory is what they have without this model.
-    workload      What the plan is for, as it was chosen.
-    wanted        A plan by hand; no other is taken, and where no speed is known, it is better.
+    cluster       All devices that are present. Memory is what they have without this model.
+    workload      The workload that the plan was chosen for.
+    wanted        A plan by hand; no other is considered. Without rates it counts as better.
     same_bits     Devices that compute the same bits as those of the plan; None: all.
 
-    The other arguments are those of `repair`. While answers are under way, only plans are taken
-    that sum in the same order, over devices of `same_bits`: no token to come changes. A plan that
-    reads layers from disk gives way to one that does not also where no speed is known.
+    The other arguments are those of `repair`. While answers are under way, only plans over devices
+    of `same_bits` that sum in the same order are considered, so that the tokens to come do not
+    change. Without rates, a plan that reads layers from disk gives way to one that does not.
 
     Raises PlanError for a plan that is not one of this model.
     """
@@ -127,7 +127,7 @@ def join(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choosing:
-    """What plans are compared by."""
+    """The facts by which plans are compared."""
 
     task: Task
     before: Estimate | None
@@ -136,7 +136,7 @@ class _Choosing:
     same_bits: frozenset[str]
 
     def best(self, found: list[Repair]) -> Move:
-        """The move with the most tokens of all that are better."""
+        """The better plan with the most tokens, or the decision to stay."""
         none = UnderWay()
         if self.under_way.requests:
             alike = [
@@ -163,12 +163,12 @@ class _Choosing:
         return min(timed, key=key)
 
     def _move(self, to: Repair, under_way: UnderWay, when: When) -> Move | None:
-        """None unless it is better."""
+        """The move to a plan, or None where it is not better."""
         before, after, workload = self.before, to.predicted, self.task.workload
         ships_s, pause_s = self.task.ships_s(to.plan), self.task.loads_s(to.plan)
         gained = None
         if before is None or after is None:
-            # Nobody knows how long answers would wait.
+            # Without a prediction it is unknown how long answers would wait.
             leaves_disk = self.task.plan.streamed_layers and not to.plan.streamed_layers
             if under_way.requests or not (self.is_wished or leaves_disk):
                 return None
@@ -195,7 +195,7 @@ class _Choosing:
 
 
 def _others(task: Task, wanted: Plan | None) -> Iterator[Plan]:
-    """Plans to compare with the one that runs; perhaps the same more than once."""
+    """Plans to compare with the running one; some may come more than once."""
     if wanted is not None:
         if wanted.stages != task.plan.stages and task.devices.keys() >= set(wanted.devices):
             yield from task.fitting(task.version(wanted.stages))
@@ -219,7 +219,7 @@ def _unlike(task: Task, plans: Iterator[Plan]) -> Iterator[Plan]:
 
 
 def _seated(task: Task, spare: list[str]) -> Iterator[Plan]:
-    """The plan as it is, with devices that have no seat in some."""
+    """The plan as it is, with some of its seats given to devices without a seat."""
     ways = (
         dict(zip(seats, devices, strict=True))
         for count in range(1, min(len(spare), len(task.seats)) + 1)

@@ -1,8 +1,8 @@
-"""The plan that goes on when devices of a running one are lost. A pure decision.
+"""The plan to go on with when devices of a running plan are lost. A pure decision.
 
-What is tried: stand-ins in the lost seats, neighbours that grow, both, and what the planner would
-take over the devices that are left. What counts is when a reply is done: sending, loading,
-computing again what was lost, and the rest of the answer.
+Four kinds of plans are compared: stand-ins in the lost seats, neighbours that grow, both, and a new
+plan over the remaining devices. The plan whose replies are done first wins: after sending and
+loading weights, computing the lost keys and values again, and the rest of the answer.
 """
 
 from collections import Counter
@@ -27,57 +27,59 @@ from edge.partition.plan.shard import LayerSlice, Shard
 from edge.partition.search.choose import choose
 
 SAME_SUMS_MAY_TAKE = 2.0
-"""Times as long as the fastest plan, and: """
+"""A plan with the same sums may take this many times as long as the fastest plan, and"""
 SAME_SUMS_MAY_COST_S = 1.0
-"""seconds more for the replies of the workload: what the same tokens, to the bit, are worth."""
+"""this many seconds more for the replies of the workload, because its tokens are the same to the
+bit."""
 
 UNKNOWN_SEND_BYTES_PER_S = UNKNOWN_LINK[1]
-"""From the coordinator to a device, where nobody measured it."""
+"""Rate from the coordinator to a device, where it was not measured."""
 
 _MOST_STAND_INS = 32
-"""Ways to fill all lost seats that are compared."""
+"""The most ways to fill all lost seats that are compared."""
 
 _MOST_PARTLY = 8
-"""Ways to fill some of them."""
+"""The most ways to fill some of the lost seats."""
 
 _MOST_CLOSED = 24
-"""Ways to close what is left empty, for each of these."""
+"""The most ways to close the seats that stay empty, for each of these."""
 
 _MOST_ORDERS = 24
-"""Ways to seat the planner's devices in its plan."""
+"""The most orders of the planner's devices in its plan."""
 
 _EXACT_DEVICES = 4
-"""With more devices, the planner does not look at every arrangement: replies are waiting. 0.04 s of
-processor time for a model of 22 layers on 4 devices, 0.9 s on 5."""
+"""With more devices, the planner does not search every arrangement, because replies are waiting.
+For a model of 22 layers the search takes 0.04 s of processor time on 4 devices, 0.9 s on 5."""
 
 _MOST_DOUBLED = 64
-"""Ways to give lost seats to devices that have others."""
+"""The most ways to give lost seats to devices that already have a seat."""
 
 Method = Literal["unchanged", "stand-ins", "doubled", "grown", "planned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """A plan without the lost devices, and what it asks for."""
+    """A plan without the lost devices, and what it needs."""
 
     plan: Plan
-    """Its version is one more, where it is another plan."""
+    """The plan to run. If it differs from the old plan, its version is one more."""
     method: Method
-    """unchanged: no lost device had a seat. stand-ins: others took the lost seats, all as they
-    were. doubled: devices that have a seat took some of them, too. grown: those that are left have
-    more than before, perhaps with some stand-ins. planned: as if the model was new to the devices
-    that are left."""
+    """unchanged: no lost device had a seat. stand-ins: devices without a seat took the lost seats
+    unchanged. doubled: devices that already had a seat took some of them, too. grown: the shards of
+    remaining devices grew, perhaps beside stand-ins. planned: a new plan over the remaining
+    devices."""
     same_shape: bool
-    """Every stage and slice is as before, only devices changed."""
+    """Every stage and slice is as before; only devices changed."""
     same_sums: bool
     """Every layer is cut as before, so sums are taken in the same order. Whether the new devices
-    compute the same bits as the old is not known here."""
+    compute the same bits as the old ones is not known here."""
     lacking_bytes: Mapping[str, int]
-    """By device of the plan, in its order: weights that it has neither loaded nor cached."""
+    """By device, in plan order: bytes of weights that it has neither loaded nor cached."""
     kept: tuple[str, ...]
-    """Devices whose seats hold what they held: what they have loaded is good as it is."""
+    """Devices whose seats did not change, so that their loaded weights stay valid."""
     ready_s: float
-    """Predicted until every device has its weights: sent, all at the same time, and loaded."""
+    """Predicted seconds until every device has received and loaded its weights; all receive at the
+    same time."""
     predicted: Estimate | None
     """Estimate for the workload; None when some device of the plan has no rates."""
 
@@ -87,8 +89,8 @@ class Repair:
         return sum(self.lacking_bytes.values())
 
     def total_s(self, workload: Workload) -> float | None:
-        """Predicted until the replies of the workload are done: ready, each prompt computed again,
-        then the answers together. None where nothing is predicted."""
+        """Predicted seconds until the replies of the workload are done: weights ready, each prompt
+        computed again, then all answers together. None without a prediction."""
         if self.predicted is None:
             return None
         replay_s = workload.concurrency * self.predicted.first_token_s
@@ -113,28 +115,29 @@ def repair(
 ) -> Repair:
     """The plan to go on with when the devices `lost` (ids) of a running plan are lost.
 
-    cluster           What is left, with devices that had no part so far. Of `lost`, and of the
-                      plan's devices that are not in it, nothing is used.
+    cluster           The remaining devices, with those that had no part so far. Devices in `lost`
+                      are not used, nor devices of the plan that are missing here.
     workload          What is still to do: tokens to compute again as the prompt, and the rest of
                       the answer. `reserved_tokens` is what memory is kept for.
     cached            Seats of `plan` whose weights a device has on disk, apart from its own.
     send_bytes_per_s  From the coordinator to a device, above 0; else UNKNOWN_SEND_BYTES_PER_S.
-    parallel          How the planner may divide the model, where it is planned anew. None: it is
-                      asked only where nothing else fits, because the plan was written by hand.
-    stream            Layers may be read from disk for each step where that is what makes it fit.
-    keeps_shape       The same stages and slices are preferred, because something is kept for them;
-                      else plans that cut each layer as before, which sum in the same order.
-    may_double        Lost seats may be given to devices that have one.
-    further_seat_bytes  What a device's second seat takes of its memory for buffers.
+    parallel          How the planner may divide the model in a new plan. None: the plan was written
+                      by hand, so a new plan is made only where nothing else fits.
+    stream            Layers may be read from disk for each step where the plan fits only so.
+    keeps_shape       Prefer the same stages and slices, because copies are kept for them. Otherwise
+                      plans that cut each layer as before are preferred: they sum in the same order.
+    may_double        Lost seats may be given to devices that already have a seat.
+    further_seat_bytes  Memory that a device's second seat takes for buffers.
 
-    The soonest done of all plans tried; of those preferred if there is one, and it takes at most
+    The result is the plan whose replies are done first. A preferred plan wins if it takes at most
     SAME_SUMS_MAY_TAKE times as long and SAME_SUMS_MAY_COST_S more. Plans over devices without rates
-    cannot be compared by time: of these the one that moves the fewest bytes is taken, in memory
-    before from disk, then by the devices' ids, and of another shape only where no measured one is
-    found. The same facts always give the same repair.
+    cannot be compared by time. They come after measured plans, except that a preferred one comes
+    before all that are not preferred. Among them, plans in memory come before plans from disk, then
+    those that move fewer bytes, then the devices' ids decide. The same facts always give the same
+    repair.
 
-    Raises PlanError for a plan that is not one of this model, or where nothing is left, and
-    CapacityError, with what is missing on whom, where nothing fits.
+    Raises PlanError for a plan that is not one of this model, or where no device is left, and
+    CapacityError, with the bytes that each device lacks, where nothing fits.
     """
     plan.validate(model, None, is_repaired=True)
     task = Task(
@@ -177,8 +180,8 @@ def can_repair(
     stream: bool = False,
     keeps_shape: bool = False,
 ) -> bool:
-    """Whether `repair` finds a plan, in a small part of its time: the first one will do, and the
-    planner is asked only where nothing else fits."""
+    """Whether `repair` finds a plan. Takes a small part of its time, because it stops at the first
+    plan and makes a new plan only where nothing else fits."""
     task = Task(
         plan=plan,
         model=model,
@@ -217,7 +220,7 @@ class Task:
     devices: dict[str, DeviceSpec] = field(init=False)
     seats: dict[Seat, Holding] = field(init=False)
     loaded: dict[str, list[Holding]] = field(init=False)
-    """What devices have in memory."""
+    """The weights that each device has in memory."""
     lost_seats: list[Seat] = field(init=False)
     _lacking: dict[tuple[str, Holding], tuple[int, int]] = field(init=False, default_factory=dict)
 
@@ -237,9 +240,9 @@ class Task:
             yield from self.fitting(self._filled(taken))
 
     def doubled(self) -> Iterator[Plan]:
-        """The same with some of the lost seats on devices that have others, all in memory.
+        """The plan with some of the lost seats on devices that already have a seat, all in memory.
 
-        Only where that spares another order of sums, or another shape.
+        Only where this keeps the order of sums, or the shape.
         """
         split = any(len(self.plan.stages[stage].shards) > 1 for stage, _ in self.lost_seats)
         if not (split or self.keeps_shape):
@@ -247,13 +250,14 @@ class Task:
         options = [self._by_lacking(seat, list(self.devices)) for seat in self.lost_seats]
         for taken in islice(product(*options), _MOST_DOUBLED):
             if len({*taken, *self.loaded}) == len(taken) + len(self.loaded):
-                continue  # each has one that had none
+                continue  # every seat went to a device without one
             plan = self._filled(taken)
             if not plan.streamed_layers:
                 yield from self.fitting(plan)
 
     def grown(self) -> Iterator[Plan]:
-        """Some lost seats taken by other devices or none, and the others closed."""
+        """Plans with some or none of the lost seats on other devices, and the remaining seats
+        closed."""
         closer = Closer(
             plan=self.version(self.plan.stages),
             model=self.model,
@@ -267,10 +271,9 @@ class Task:
     def planned(
         self, cluster: ClusterSpec | None = None, parallel: Parallel | None = None
     ) -> Iterator[Plan]:
-        """What the planner would take, and the same with its devices where they lack least.
+        """A new plan, and the same plan with its devices in the order that moves the fewest bytes.
 
-        cluster, parallel: other than those of the task. Raises PartitionError where it finds
-        nothing.
+        cluster, parallel: instead of the task's. Raises PartitionError where no plan is found.
         """
         choice = choose(
             self.model,
@@ -285,7 +288,7 @@ class Task:
         check_links(plan, self.cluster)
         yield plan
         orders = islice(permutations(plan.devices), 1, _MOST_ORDERS)
-        others = [_on(plan, order) for order in orders]
+        others = [_with_devices(plan, order) for order in orders]
         fitting = [each for other in others for each in self.fitting(other)]
         if fitting:
             yield min(fitting, key=self._moved_bytes)
@@ -338,7 +341,8 @@ class Task:
         return other
 
     def _first(self, found: Sequence[Repair]) -> Repair:
-        """The soonest done; where nothing is predicted, the one that moves least."""
+        """The repair that is done first; without predictions, the one that moves the fewest
+        bytes."""
         timed = [(s, each) for each in found if (s := each.total_s(self.workload)) is not None]
         if timed:
             return min(timed, key=lambda one: (one[0], one[1].moved_bytes, one[1].plan.devices))[1]
@@ -354,8 +358,8 @@ class Task:
         )
 
     def _options(self) -> list[list[str]]:
-        """For each lost seat the devices that may take it: those that fit, then those that would
-        read layers from disk; of each those first that lack least of it."""
+        """For each lost seat, the devices that may take it: first those with enough memory, then
+        those that would read layers from disk; in each group by the bytes that they lack."""
         spare = [id for id in self.devices if id not in self.loaded]
         return [self._by_lacking(seat, spare) for seat in self.lost_seats]
 
@@ -396,11 +400,12 @@ class Task:
         )
 
     def version(self, stages: Sequence[Stage]) -> Plan:
-        """The next one, of these stages."""
+        """The next version of the plan, with these stages."""
         return Plan(model=self.plan.model, version=self.plan.version + 1, stages=tuple(stages))
 
     def fitting(self, plan: Plan) -> Iterator[Plan]:
-        """The plan, if its devices reach each other and have the memory, or may stream for it."""
+        """The plan, if its devices reach each other and it fits, perhaps with layers read from
+        disk; else nothing."""
         try:
             check_links(plan, self.cluster)
             if not self._fits(plan):
@@ -424,7 +429,7 @@ class Task:
         return sum(self._lacks(each)[0] for each in seats_of(plan).values())
 
     def _lacks(self, wanted: Holding) -> tuple[int, int]:
-        """Bytes that its device has nowhere, and that it has not loaded."""
+        """(bytes that the device has neither loaded nor cached, bytes that it has not loaded)."""
         id = wanted.shard.device
         known = self._lacking.get((id, wanted))
         if known is None:
@@ -438,7 +443,8 @@ class Task:
         return known
 
     def ships_s(self, plan: Plan) -> float:
-        """Until every device of the plan has its weights on disk; all are sent at the same time."""
+        """Seconds until every device of the plan has its weights on disk; all are sent at the same
+        time."""
         sent: dict[str, int] = {}
         for wanted in seats_of(plan).values():
             id = wanted.shard.device
@@ -446,7 +452,8 @@ class Task:
         return max(self._sent_s(id, num_bytes) for id, num_bytes in sent.items())
 
     def loads_s(self, plan: Plan) -> float:
-        """Until every device has loaded its whole part from disk, whatever it has in memory."""
+        """Seconds until every device has loaded its whole part from disk, including what it has in
+        memory."""
         held: dict[str, int] = {}
         for wanted in seats_of(plan).values():
             id = wanted.shard.device
@@ -468,8 +475,8 @@ class Task:
         )
 
 
-def _on(plan: Plan, devices: Sequence[str]) -> Plan:
-    """The same over these devices, in plan order."""
+def _with_devices(plan: Plan, devices: Sequence[str]) -> Plan:
+    """The plan with these devices, in plan order."""
     ids = iter(devices)
     stages = tuple(
         replace(stage, shards=tuple(share.on(next(ids)) for share in stage.shards))
@@ -479,8 +486,7 @@ def _on(plan: Plan, devices: Sequence[str]) -> Plan:
 
 
 def _cuts(plan: Plan, model: ModelFacts) -> list[tuple[tuple[LayerSlice, tuple[int, ...]], ...]]:
-    """For each layer the slices of its ranks, in the order that is summed in, and their whole
-    experts."""
+    """For each layer, the slices and whole experts of its ranks, in the order of its sums."""
     found = []
     for stage in plan.stages:
         kinds = [[shard.slice(kind) for shard in stage.slices] for kind in range(len(model.kinds))]

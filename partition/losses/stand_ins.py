@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
 
 _MOST_SETS = 256
-"""Subsets of seats that are tried where some stay empty."""
+"""The most subsets of seats that are tried where some stay empty."""
 
 _MOST_OF_A_SET = 4
-"""Assignments that are tried for one subset."""
+"""The most assignments that are tried for one subset."""
 
 _OPTIONS_KEPT = 4
-"""Devices that are considered for a seat, the first ones; more where there are more seats."""
+"""The first devices of each seat that are considered; as many as there are seats if that is
+more."""
 
 
 def all_seats_taken(options: Sequence[Sequence[str]], *, most: int) -> list[tuple[str, ...]]:
@@ -18,7 +19,7 @@ def all_seats_taken(options: Sequence[Sequence[str]], *, most: int) -> list[tupl
 
     Empty only where no assignment exists.
     """
-    # With as many options as there are seats, one is always left for a seat.
+    # With at least as many options as seats, every seat can have one.
     kept = max(len(options), _OPTIONS_KEPT)
     return list(islice(_taken([each[:kept] for each in options], ()), most))
 
@@ -26,7 +27,7 @@ def all_seats_taken(options: Sequence[Sequence[str]], *, most: int) -> list[tupl
 def some_seats_taken(
     options: Sequence[Sequence[str]], *, most: int
 ) -> Iterator[tuple[str | None, ...]]:
-    """At most `most` assignments with an empty seat, those with few empty seats first."""
+    """At most `most` assignments with an empty seat, those with the fewest empty seats first."""
     return islice(_partly(options), most)
 
 

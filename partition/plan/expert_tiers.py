@@ -1,41 +1,44 @@
-"""What of a shard with experts is in memory while others of its weights are on disk. Pure.
+"""How a shard with experts divides memory between experts and its other weights. Pure.
 
-A step uses all of a layer but its experts, and few of those. So what memory there is holds the rest
-of the layers first, which is used by every token, and in what is left experts: those that tokens
-went through most so far (`offload`'s unit cache).
+A step uses all non-expert weights of a layer, and few of its experts. So non-expert weights get
+memory first. The memory that is left caches experts: those that most tokens went through so far
+(`offload`'s unit cache).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 WINDOW_LAYERS = 2
-"""Streamed layers held at once: one computes while the other is filled. Whatever the rates of disk
-and processor, memory for a third serves better as one more layer that stays: where the disk is what
-a token waits for, that saves it a layer's reading; where it is not, nothing waits. This holds to
-within a layer's computing, as those that stay are spread among those that are read
-(`tests/property/test_window.py`), where computing is steady. On two cores that eight others wanted,
-it was not: there a window of three gave 1.2 to 2.7 times the tokens."""
+"""Streamed layers held at once: one is computed while the other is read. Memory for a third layer
+is better used for one more resident layer, whatever the rates of disk and processor: if tokens wait
+for the disk, this saves reading that layer; if they do not, nothing waits. This is exact to within
+one layer's computing time, because resident layers are spread among the streamed ones
+(`tests/property/test_window.py`). It assumes a steady computing time. On two cores that eight other
+processes used, too, a window of three gave 1.2 to 2.7 times the tokens."""
 
 _LEAST_EXPERTS = 16
-"""Experts of a layer that there is room for: those that a run of them waits for, while as many are
-read for the next one. Twice those of a token, where that is more."""
+"""The window has room for at least this many experts of a layer: enough for the run that waits for
+them while the experts of the next run are read. A layer whose tokens go through more than 8 experts
+gets room for twice that number."""
 
 PLACE_BYTES = 80 << 10
-"""Overhead of an expert in memory over its weights, for the graph that computes it there: measured
+"""Memory that a cached expert takes beyond its weights, for the graph that computes it. Measured:
 71 KiB with ONNX Runtime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
-    """What a shard has of one layer, as far as it may be on disk."""
+    """Bytes of a shard's part of one layer, without norms and biases, which always stay in
+    memory."""
 
     others: int
-    """All but experts."""
+    """Non-expert weights."""
     experts: int = 0
     num_experts: int = 0
     top_k: int = 0
     of_experts: int = 0
-    """How many the layer has on all devices, which a token's are among; 0: no more than here."""
+    """Experts of the layer on all devices, of which each token goes through `top_k`; 0: no more
+    than here."""
 
     @property
     def total(self) -> int:
@@ -43,44 +46,45 @@ class LayerBytes:
 
     @property
     def placed_experts(self) -> int:
-        """What its experts take where each has a place of its own."""
+        """Bytes of the layer's experts when each is cached on its own."""
         return self.experts + self.num_experts * PLACE_BYTES
 
     @property
     def placed_expert(self) -> int:
-        """One of them."""
+        """Bytes of one cached expert."""
         return -(-self.placed_experts // self.num_experts) if self.num_experts else 0
 
     @property
     def least_experts(self) -> int:
-        """The same of those that there is room for at least."""
+        """Least bytes that the window reserves for experts."""
         count = min(self.num_experts, max(_LEAST_EXPERTS, 2 * self.top_k))
         return -(-self.placed_experts * count // self.num_experts) if count else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTiers:
-    """How memory is shared out."""
+    """How memory is divided between layers and experts."""
 
     streamed: int
-    """Layers that are read for each step, their experts apart."""
+    """Layers whose non-expert weights are read from disk for each step."""
     cache_bytes: int
-    """For experts of all layers, and their places."""
+    """Memory for cached experts of all layers, with their graphs."""
 
 
 def expert_bytes(layers: Sequence[LayerBytes]) -> int:
-    """What an expert in memory takes, of the layer where it takes most; 0 where there is none."""
+    """Bytes of the largest cached expert; 0 where there are no experts."""
     return max((layer.placed_expert for layer in layers), default=0)
 
 
 def held_bytes(
     layers: Sequence[LayerBytes], streamed: int, *, spare_bytes: int = 0, is_whole: bool = False
 ) -> int:
-    """What a shard keeps memory for that has `streamed` of its layers on disk: those that stay, and
-    the window. Which these are is not said: none takes more than the largest.
+    """Bytes of weights that a shard with `streamed` of its layers on disk keeps in memory: the
+    resident layers and the window. The caller does not know which layers these are, so each counts
+    as the largest.
 
-    Of experts the window has few, and as many more as there are `spare_bytes` for. `is_whole`: it
-    has all of a layer's, as they come with it.
+    The window holds few experts, and as many more as fit into `spare_bytes`. `is_whole`: layers are
+    copied whole, so the window holds all experts of its layers.
     """
     sizes = sorted((layer.total for layer in layers), reverse=True)
     if not streamed or not layers:
@@ -96,7 +100,7 @@ def held_bytes(
 def expert_tiers(
     layers: Sequence[LayerBytes], streamed: int, *, spare_bytes: int = 0
 ) -> ExpertTiers:
-    """The best use of the memory that `held_bytes` says, with `streamed` layers on disk."""
+    """The best use of the memory that `held_bytes` gives, with `streamed` layers on disk."""
     if not any(layer.experts for layer in layers):
         return ExpertTiers(streamed=streamed, cache_bytes=0)
     held = held_bytes(layers, streamed, spare_bytes=spare_bytes)
@@ -104,7 +108,7 @@ def expert_tiers(
     least = _least(layers)
     if others + least <= held:
         return ExpertTiers(streamed=0, cache_bytes=held - others)
-    # Others take turns.
+    # The non-expert weights do not all fit, so some layers are streamed.
     largest = max(layer.others for layer in layers)
     stay = max(0, (held - least) // largest - WINDOW_LAYERS)
     return ExpertTiers(
@@ -121,12 +125,12 @@ def read_bytes(
     hits: float | None = None,
     chances: Sequence[float] = (),
 ) -> tuple[float, float]:
-    """Bytes that a step of `rows` rows reads on average of others, and of experts.
+    """Average bytes that a step of `rows` rows reads: (non-expert weights, experts).
 
-    `hits`: the part of those it goes through that is in memory. Without it those stay that tokens
-    like best by `chances`: for every expert of these layers, how many go through it. Without both
-    as if every expert were as likely as any other, for each row anew: then those in memory are used
-    as often as those on disk. Models have experts that they like better, which stay.
+    hits: hit rate of the expert cache. chances: for every expert of these layers, the part of all
+    tokens that goes through it. It is used where `hits` is None; then the likeliest experts are
+    cached. Without both, every expert is as likely as any other for each row, so cached experts are
+    used as often as those on disk. Real models use some experts more, and those stay cached.
     """
     if not streamed:
         return 0.0, 0.0
@@ -146,14 +150,15 @@ def read_bytes(
 
 
 def expert_runs(layers: Sequence[LayerBytes], streamed: int, rows: int) -> float:
-    """Graphs that a step of `rows` rows runs on average for experts: one for each that it uses."""
+    """Graphs that a step of `rows` rows runs on average for experts: one for each expert that it
+    uses."""
     if not streamed:
         return 0.0
     return sum(layer.num_experts * part for layer, part in _used(layers, rows))
 
 
 def _used(layers: Sequence[LayerBytes], rows: int) -> Iterator[tuple[LayerBytes, float]]:
-    """The part of its experts that rows go through in each layer that has some."""
+    """For each layer with experts, the part of them that a step of `rows` rows uses."""
     for layer in layers:
         if layer.experts:
             chance = layer.top_k / max(layer.num_experts, layer.of_experts)
@@ -161,5 +166,5 @@ def _used(layers: Sequence[LayerBytes], rows: int) -> Iterator[tuple[LayerBytes,
 
 
 def _least(layers: Sequence[LayerBytes]) -> int:
-    """Experts that there is room for at least, in the layer where they take most."""
+    """Least bytes that the window reserves for experts, in the layer where they are largest."""
     return max(layer.least_experts for layer in layers)

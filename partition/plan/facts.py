@@ -1,7 +1,7 @@
-"""The facts a plan is made from: devices, links, the model's sizes and what users will ask of it.
+"""The facts that a plan is made from: devices, links, the model's sizes and the workload.
 
-Knows numbers only. How they were measured, and what a weight is, is decided elsewhere.
-Every wrong fact is a ValueError at construction, so the rest of the package trusts them.
+Knows numbers only, not how they were measured or what a weight is. Every wrong fact is a ValueError
+at construction, so the rest of the package trusts facts.
 """
 
 import math
@@ -17,8 +17,8 @@ LONGEST_NAME = 1024
 """Characters in the name or id of a device or a model."""
 
 MOST_TOKENS = 1_000_000_000
-"""Most of a prompt, of an answer, and requests at once: more than any model has, and few enough
-for rates to be numbers."""
+"""The largest prompt, answer and number of concurrent requests. No model has as many, and rates
+computed from them stay finite."""
 
 _UNSAFE_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Control characters, lone surrogates, line separators: they break terminals, logs and UTF-8."""
@@ -36,21 +36,23 @@ class DeviceSpec:
     """A place with memory that computes."""
 
     id: str
-    """Unique in the cluster and stable while it lives."""
+    """Unique in the cluster; does not change while the cluster exists."""
     name: str
-    """What people call it; need not be unique."""
+    """The display name; need not be unique."""
     memory_bytes: int
-    """What this program may fill, not what the device has."""
+    """Memory that this program may use, not the memory of the device."""
     threads: int
-    """Compute threads: until rates are measured, the only sign of speed."""
+    """Compute threads. Until rates are measured, they are the only sign of speed."""
     host: str = ""
-    """The machine it is on; devices with the same host, unless it is empty, share its memory."""
+    """The machine that the device is on. Devices of one host share its memory. Empty: shares with
+    none."""
     rates: ComputeRates | None = None
-    """What it measured of itself; None: not yet."""
+    """Rates that the device measured; None: not yet measured."""
     host_memory_bytes: int | None = None
-    """Bytes of its host's memory for layers it has no room for; None: its memory is the host's."""
+    """Bytes of host memory for layers that do not fit on the device; None: its memory is the
+    host's."""
     unused_buffer_bytes: int = 0
-    """Part of what steps compute in that decoding leaves to layers from disk."""
+    """Part of the buffers for steps that decoding does not use, so that streamed layers can."""
 
     def __post_init__(self) -> None:
         _require_name("a device's id", self.id)
@@ -90,9 +92,9 @@ class LinkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrowdSpec:
-    """What devices of one host take from each other in one stage, measured of all at once.
+    """How devices of one host slow each other down in one stage, measured with all of them at once.
 
-    Its memory, its cores and its scheduler are shared. By rows of a step.
+    They share its memory, its cores and its scheduler. Times are by rows of a step.
     """
 
     host: str
@@ -100,25 +102,30 @@ class CrowdSpec:
     """Devices of the host in the stage."""
     rows: tuple[int, ...]
     sum_s: tuple[float, ...]
-    """What a sum, with the computing since the one before, takes longer than its parts say."""
+    """Seconds that a sum takes longer than predicted from its parts, with the computing since the
+    sum before it."""
     slower: tuple[float, ...]
-    """Time of a whole step over what its parts say."""
+    """Time of a whole step, over the time predicted from its parts."""
     pace: tuple[float, ...]
-    """Time of a device alone over what its rates said; the parts above are at this pace."""
+    """Time of a step on one device alone, over the time that its rates predict. The other fields
+    are measured against rates corrected by this factor."""
     link: tuple[float, float]
-    """(latency in s, bytes per s) of the host's links, as the parts above were counted with."""
+    """(latency in s, bytes per s) of the host's links that the predictions above assumed."""
 
     def __post_init__(self) -> None:
         times = (self.sum_s, self.slower, self.pace)
         if not all(len(each) == len(self.rows) > 0 for each in times) or self.count < 2:
-            raise ValueError("A crowd is 2 devices or more, with as many times as rows.")
+            raise ValueError("A CrowdSpec needs 2 or more devices, and one time for each of rows.")
         if not all(math.isfinite(each) for each in sum(times, ())) or min(self.slower) < 0:
-            raise ValueError(f"What a crowd costs must be finite, not {times!r:.80}.")
+            raise ValueError(f"The times of a CrowdSpec must be finite, not {times!r:.80}.")
         if min(self.pace) <= 0:
-            raise ValueError(f"A pace must be more than 0, not {self.pace!r:.80}.")
+            raise ValueError(f"pace of a CrowdSpec must be more than 0, not {self.pace!r:.80}.")
         latency_s, bytes_per_s = self.link
         if not (math.isfinite(latency_s) and latency_s >= 0 and bytes_per_s > 0):
-            raise ValueError(f"A link takes 0 s or more, at some rate, not {self.link!r:.80}.")
+            raise ValueError(
+                "link of a CrowdSpec must be a latency of 0 s or more and a rate above 0, not"
+                f" {self.link!r:.80}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +158,7 @@ class ClusterSpec:
         raise ValueError(f"There is no device {id!r} in the cluster.")
 
     def without(self, *ids: str) -> "ClusterSpec":
-        """What is left when these devices are gone, with the links that still have both ends.
+        """The cluster without these devices, and without their links.
 
         An id that is not in the cluster is no error: a device may be reported lost twice.
         """
@@ -166,9 +173,9 @@ class ClusterSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFacts:
-    """The sizes of one kind of layer, and what each piece weighs.
+    """The sizes of one kind of layer, and the bytes of its parts.
 
-    What mixes tokens is shared out by query heads, the feed-forward block by columns.
+    The mixer (attention) is divided by query heads, the feed-forward block by columns.
     """
 
     num_heads: int
@@ -187,21 +194,22 @@ class LayerFacts:
     kv_bytes_per_token: int
     """KV cache: keys and values of one token, for one KV head."""
     state_bytes: int = 0
-    """What a layer of linear attention has of one request in place of them, for one KV head."""
+    """State of one request in a layer of linear attention, for one KV head; it replaces the KV
+    cache."""
     heads_per_unit: int = 1
-    """How many heads of the model stand for one query head here: more where only all of them
-    together can be given to a device, none where heads attend no earlier tokens."""
+    """Heads of the model that one query head here stands for. More than 1 where only all of them
+    together can be given to a device; 0 where heads attend no earlier tokens."""
     num_experts: int = 0
     """Experts of its feed-forward block; 0 where it has none."""
     top_k: int = 0
     """Experts that each token goes through."""
     expert_column_bytes: int = 0
-    """What each of them has of `ffn_column_bytes`."""
+    """The part of `ffn_column_bytes` that belongs to each expert."""
     is_grouped: bool = False
-    """Experts are chosen by groups of them."""
+    """The router chooses groups of experts first."""
     keys_of: int | None = None
-    """The layer whose keys and values its layers attend to: a shard keeps those once, whether it is
-    one of its own or not. None: each has its own."""
+    """The layer whose keys and values layers of this kind attend to. A shard keeps these once, also
+    where that layer is in another shard. None: each layer has its own."""
 
     def __post_init__(self) -> None:
         _require_at_least(
@@ -249,12 +257,12 @@ class LayerFacts:
 
     @property
     def expert_bytes(self) -> int:
-        """One of its experts, whole."""
+        """Bytes of one whole expert."""
         return self.ffn_columns * self.expert_column_bytes
 
     @property
     def shared_column_bytes(self) -> int:
-        """Bytes of a feed-forward column apart from its experts'."""
+        """Bytes of a feed-forward column without its experts."""
         return self.ffn_column_bytes - self.num_experts * self.expert_column_bytes
 
     @property
@@ -274,32 +282,32 @@ class LayerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The sizes of a decoder model, and what each piece weighs.
+    """The sizes of a decoder model, and the bytes of its parts.
 
-    Bytes are those of the form kept in memory, after quantisation and packing.
+    Bytes are those in memory, after quantisation and packing.
     """
 
     name: str
     hidden_size: int
     vocab_size: int
     kinds: tuple[LayerFacts, ...]
-    """Kinds of layers. Plans say for each kind how its layers are cut."""
+    """The kinds of layers. A plan cuts each kind in its own way."""
     layers: tuple[int, ...]
-    """For each layer, which of the kinds it is."""
+    """The kind of each layer, as an index into `kinds`."""
     tied_embeddings: bool
-    """Embedding and head share values. They are still counted twice: stored in different types."""
+    """Embedding and head share values. Both count, because they are stored in different types."""
     column_multiple: int
     """Feed-forward columns may only be cut at multiples of this (quantisation blocks)."""
     embedding_row_bytes: int
     head_row_bytes: int
     kept: tuple[int, ...] = ()
-    """For each layer, how many inputs of layers before it go into its stage with the hidden state,
-    where a stage begins with it; empty: none ever does."""
+    """For each layer: if a stage begins with it, how many inputs of earlier layers are sent to the
+    stage with the hidden state. Empty: none for any layer."""
     wire_number_bytes: float = 4.0
-    """On a link: what each number of a hidden state takes, 4 as float32."""
+    """Bytes of each number of a hidden state on a link; 4 for float32."""
     expert_uses: tuple[tuple[float, ...], ...] = ()
-    """For each layer, and each of its experts, the part of all tokens that go through it, as far as
-    a text tells; empty: not known, and each is as likely as any other."""
+    """For each layer, and each of its experts, the part of all tokens that go through it, counted
+    over a text. Empty: not counted, and each expert is as likely as any other."""
 
     def __post_init__(self) -> None:
         _require_name("a model's name", self.name)
@@ -329,15 +337,16 @@ class ModelFacts:
 
     def _check_uses(self) -> None:
         if len(self.expert_uses) != self.num_layers:
-            raise ValueError(f"expert_uses of model {self.name!r} must be of each layer.")
+            raise ValueError(f"expert_uses of model {self.name!r} needs an entry for each layer.")
         for layer, uses in enumerate(self.expert_uses):
             facts = self.kinds[self.layers[layer]]
-            # Comparisons are false for what is no number.
+            # Comparisons with NaN are false.
             is_right = len(uses) == facts.num_experts and all(0 <= each <= 1 for each in uses)
             if not (is_right and abs(sum(uses) - facts.top_k) <= 1e-3 * max(1, facts.top_k)):
                 raise ValueError(
-                    f"expert_uses of layer {layer} of model {self.name!r} must be one part of all "
-                    f"tokens for each of {facts.num_experts} experts, {facts.top_k} together."
+                    f"expert_uses of layer {layer} of model {self.name!r} must be"
+                    f" {facts.num_experts} numbers from 0 to 1, one for each expert, that add up"
+                    f" to {facts.top_k}."
                 )
 
     @property
@@ -346,16 +355,16 @@ class ModelFacts:
 
     @property
     def shapes(self) -> tuple[LayerFacts, ...]:
-        """The kinds, but those once that are alike in all that counts here."""
+        """The distinct kinds: kinds with equal facts are one shape."""
         return tuple(dict.fromkeys(self.kinds))
 
     def count(self, layers: range) -> tuple[tuple[LayerFacts, int], ...]:
-        """How many of these layers are of each kind, for every kind of the model."""
+        """For every kind of the model: its facts, and how many of these layers are of it."""
         run = self.layers[layers.start : layers.stop]
         return tuple((facts, run.count(number)) for number, facts in enumerate(self.kinds))
 
     def experts_of(self, layers: range) -> int:
-        """How many experts these layers have together."""
+        """Experts of these layers, all together."""
         return sum(count * facts.num_experts for facts, count in self.count(layers))
 
     @property
@@ -364,26 +373,27 @@ class ModelFacts:
         return self.hidden_size * self.wire_number_bytes
 
     def hop_row_bytes(self, layer: int) -> float:
-        """The same, with all that goes with it to the stage that begins with this layer."""
+        """Bytes of one token on the link to a stage that begins with `layer`: its hidden state, and
+        the inputs of earlier layers that are sent with it (`kept`)."""
         beside = self.kept[layer] if self.kept else 0
         return self.wire_row_bytes * (1 + beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What the devices must have room for."""
+    """The requests that the devices must have room for."""
 
     prompt_tokens: int = 512
     output_tokens: int = 128
     concurrency: int = 1
     """Requests in flight at once, each with a context of its own."""
     reserved_tokens: int | None = None
-    """Tokens of KV memory to keep room for; None: the context of every request at once."""
+    """Tokens that the KV cache has room for; None: the full context of every request."""
     states: int = 1
-    """Requests whose states there is room for, where layers have some."""
+    """Requests whose states there is room for, where layers have states."""
     expert_hits: float | None = None
-    """The part of the experts tokens go through that is in memory, where others are on disk; None:
-    as if tokens went through all of them as often."""
+    """Hit rate of the expert cache, where experts are on disk; None: estimated as if all experts
+    were used as often as each other."""
 
     def __post_init__(self) -> None:
         hits: object = self.expert_hits
@@ -423,7 +433,8 @@ def _require_name(what: str, text: str) -> None:
 
 
 def _count(name: str, value: object, *, least: int, most: int) -> int:
-    """A number of tokens or requests, of whatever integer type. Raises ValueError for all else."""
+    """A number of tokens or requests, as any integer type. ValueError for other types and outside
+    the limits."""
     count = None
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
         count = operator.index(value)
@@ -436,7 +447,7 @@ def _count(name: str, value: object, *, least: int, most: int) -> int:
 
 def _in_short(value: object) -> str:
     if isinstance(value, int | float | str | None):
-        # Very long integers refuse to become text at all.
+        # Python refuses to convert very long integers to text.
         is_enormous = isinstance(value, int) and value.bit_length() > 128
         return "an enormous number" if is_enormous else f"{value!r:.80}"
     return f"one of the type {type(value).__name__}"

@@ -1,6 +1,6 @@
 """The plan: which device has which share of which stage.
 
-Data and its rules. How a good plan is found is decided elsewhere.
+Data, its rules and its JSON. The search for a good plan is in `search`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,22 +13,22 @@ from edge.partition.plan.shard import Shard
 from edge.partition.plan.share import Share, StagePlace, tiling_problems
 
 MOST_SHARDS = 1024
-"""Shares a plan read from outside may have, in all its stages together."""
+"""The most shares of a plan that is read from outside, over all its stages."""
 
 SHARE_KINDS: dict[str, type[Share]] = {kind.kind: kind for kind in (Shard,)}
-"""A kind of share is registered here."""
+"""Every kind of share, by its name in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A run of layers, held together by its shares."""
+    """A run of layers, divided among its shares."""
 
     layers: range
     shards: tuple[Share, ...]
 
     @property
     def slices(self) -> tuple[Shard, ...]:
-        """Its shares, all of which are slices of layers. PlanError where one is of another kind."""
+        """The shares, as slices of layers. PlanError where a share is of another kind."""
         found = tuple(share for share in self.shards if isinstance(share, Shard))
         if len(found) != len(self.shards):
             kinds = sorted({share.kind for share in self.shards} - {Shard.kind})
@@ -38,13 +38,16 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The whole assignment of one model to devices. One that replaces another, of which a device
-    was lost, may give a device several shares: each sums as if it was on a device of its own."""
+    """The whole assignment of one model to devices.
+
+    A plan that replaces another one after a loss may give a device several shares. Each then
+    computes and sums as if it were on a device of its own.
+    """
 
     model: str
     """The name of the model, as in its ModelFacts."""
     version: int
-    """Counts up with every new plan for a running model, so that late messages are recognised."""
+    """Counts up with every new plan of a running model, so that late messages are recognised."""
     stages: tuple[Stage, ...]
 
     def __repr__(self) -> str:
@@ -56,21 +59,21 @@ class Plan:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The ids of all devices, each once; first stage first, each in the order of its shares."""
+        """The ids of all devices, each once, in the order of stages and shares."""
         return tuple(dict.fromkeys(share.device for share in self.shares))
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """Shares of all stages, in the same order."""
+        """The shares of all stages, in order."""
         return tuple(share for stage in self.stages for share in stage.shards)
 
     @property
     def streamed_layers(self) -> int:
-        """Layers that are read from disk for each step, of all shards together."""
+        """Layers that are read from disk for each step, summed over all shards."""
         return sum(shard.streamed_layers for stage in self.stages for shard in stage.slices)
 
     def place(self, number: int) -> StagePlace:
-        """Place of the stage with this number."""
+        """The place of stage `number`."""
         return StagePlace(
             number=number,
             layers=self.stages[number].layers,
@@ -79,7 +82,8 @@ class Plan:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Built-in types only; `from_json` of it is an equal plan. Ranges become [start, stop]."""
+        """Built-in types only; `from_json` reads it back as an equal plan. Ranges become [start,
+        stop]."""
         return {
             "model": self.model,
             "version": self.version,
@@ -96,8 +100,8 @@ class Plan:
     def from_json(cls, obj: object) -> "Plan":
         """Read a plan from untrusted JSON, already parsed.
 
-        Checks shape, types and sizes, not whether the plan suits a model: that is `validate`.
-        Raises PlanError with every problem; nothing else, whatever `obj` is.
+        Checks shape, types and sizes. Whether the plan suits a model is the task of `validate`.
+        Raises PlanError with every problem, and no other error for any `obj`.
         """
         reader = Reader()
         model, version, stages = reader.fields(obj, ("model", "version", "stages"), "The plan")
@@ -110,7 +114,7 @@ class Plan:
             num_shards += len(entries)
             listed.append((where, layers, entries))
         if num_shards > MOST_SHARDS:
-            # Stop before looking at any: the same list can be given again for every stage.
+            # Stop before any share is read: JSON can repeat one long list in every stage.
             reader.problems.append(
                 f"The plan has {num_shards:,} shards; {MOST_SHARDS:,} is the most."
             )
@@ -142,8 +146,8 @@ class Plan:
     ) -> None:
         """Raise PlanError with every problem unless this plan can run `model` on `cluster`.
 
-        Memory is not looked at (see `check_fit`). Without a cluster any device id is good.
-        is_repaired: a device may have several shares; else that is a mistake.
+        Does not check memory (see `check_fit`). Without a cluster, any device id is accepted.
+        is_repaired: a device may have several shares; otherwise that is a problem.
         """
         names = None if cluster is None else {each.id: each.name for each in cluster.devices}
         problems = [
@@ -164,13 +168,13 @@ class Plan:
 
 
 def _written(share: Share) -> dict[str, object]:
-    """Slices of layers, which nearly all shares are, need not say so."""
+    """The JSON of a share; the kind is left out for slices of layers, the usual kind."""
     kind = {} if share.kind == Shard.kind else {"kind": share.kind}
     return {**kind, **share.to_json()}
 
 
 def _read_share(reader: Reader, value: object, where: str) -> Share | None:
-    """None for what is no share at all; then there is a problem."""
+    """The share, or None after noting a problem where `value` is no share."""
     if not isinstance(value, Mapping):
         reader.fields(value, (), where)
         return None
@@ -199,7 +203,7 @@ def _layer_problems(stages: Sequence[Stage], model: ModelFacts) -> Iterator[str]
 def _device_problems(
     stages: Sequence[Stage], names: Mapping[str, str] | None, *, may_repeat: bool
 ) -> Iterator[str]:
-    """`names` of the cluster's devices by id; None: any device is good."""
+    """names: the cluster's devices by id. None: any device is accepted."""
     used: dict[str, str] = {}
     for stage_number, stage in enumerate(stages):
         for shard_number, shard in enumerate(stage.shards):

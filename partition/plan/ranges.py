@@ -1,4 +1,5 @@
-"""Cutting a row of things into contiguous ranges: proportional shares, and the heads that go along.
+"""Cutting a number of units into contiguous ranges, in proportion to shares; the KV heads of a
+range of query heads.
 
 Knows integers only.
 """
@@ -11,9 +12,9 @@ from fractions import Fraction
 def split_by_shares(total: int, shares: Sequence[float], multiple: int = 1) -> tuple[range, ...]:
     """Cut 0..total into one contiguous range for each share, proportional to the shares.
 
-    Every cut lies on a multiple of `multiple`. What `total` has beyond its last multiple goes to
-    the last share that is not 0, and a share of 0 gets an empty range. Sizes are found by the
-    method of largest remainders, in exact arithmetic; of equal remainders the first wins.
+    Every cut is a multiple of `multiple`. The remainder of `total` after its last multiple goes to
+    the last share above 0. A share of 0 gets an empty range. Sizes are found by the method of
+    largest remainders, in exact arithmetic; of equal remainders the first wins.
 
     ValueError: a negative total, a multiple below 1, no share above 0, a share that is not finite.
     """
@@ -61,9 +62,10 @@ def apportion(
 ) -> list[int] | None:
     """Largest remainders with limits: `least[i] <= result[i] <= most[i]`, or None if impossible.
 
-    Shares are positive. Whoever would break a limit is fixed at it and the others share what is
-    left, again by proportion. The side that breaks more is fixed first: that leaves the others
-    with a total that still lies between their own limits, so the loop ends with an answer.
+    Shares are positive. Counts that would break a limit are set to it, and the rest is divided
+    among the others, again in proportion. Each round fixes the limit (least or most) that is broken
+    by more units in all. So the rest always lies between the sums of the remaining limits, and the
+    loop ends with an answer.
     """
     if any(low > high for low, high in zip(least, most, strict=True)):
         return None
@@ -97,9 +99,9 @@ def apportion(
 def kv_group_size(heads: range, num_heads: int, num_kv_heads: int) -> int:
     """How many consecutive local query heads share one local KV head, for a shard with `heads`.
 
-    The largest g for which the local heads, in runs of g, never cross from one KV head of the
-    model to the next: g divides the number of heads and the local position of every such
-    crossing. 0 when there are no heads. ValueError when `heads` are not heads of the model.
+    The largest g such that no run of g local heads spans two KV heads of the model: g divides the
+    number of heads and the local position of every border between KV heads. 0 when there are no
+    heads. ValueError when `heads` are not heads of the model.
     """
     if num_kv_heads < 1 or num_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly.")
@@ -119,15 +121,16 @@ def kv_group_size(heads: range, num_heads: int, num_kv_heads: int) -> int:
 def kv_heads(shard_heads: range, num_heads: int, num_kv_heads: int) -> tuple[int, ...]:
     """Which KV head of the model each local KV head is, for a shard with these query heads.
 
-    Attention on a shard is plain grouped-query attention: with n local KV heads, local query head
-    i attends local KV head i // (len(shard_heads) / n). Where a shard's heads straddle the model's
-    groups unevenly, KV heads are held more than once to make that so. With 8 heads on 2 KV heads:
+    Attention on a shard is plain grouped-query attention: with n local KV heads, local query head i
+    attends local KV head i // (len(shard_heads) / n). Where a shard's heads straddle the model's
+    groups unevenly, it holds some KV heads more than once to make that so. With 8 heads on 2 KV
+    heads:
 
         heads 0..8 -> (0, 1)        heads 4..8 -> (1,)
         heads 0..6 -> (0, 0, 1)     heads 3..5 -> (0, 1)
 
-    This is the only place where the rule is written; weights, caches and byte counts follow it.
-    Raises ValueError as `kv_group_size` does; no heads give ().
+    Weights, caches and byte counts all follow this one function. Raises ValueError as
+    `kv_group_size` does; no heads give ().
     """
     size = kv_group_size(shard_heads, num_heads, num_kv_heads)
     if not size:

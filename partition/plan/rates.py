@@ -1,7 +1,7 @@
 """How fast one device computes one model, as it measured itself.
 
-Numbers and how to read between them; who measures, and when, is decided elsewhere. Every wrong
-number is a ValueError at construction.
+Numbers, and interpolation between them; the measuring is elsewhere. Every wrong number is a
+ValueError at construction.
 """
 
 import math
@@ -13,57 +13,58 @@ from statistics import median
 from typing import Any
 
 MOST_POINTS = 64
-"""Entries that `rows` may have."""
+"""The most entries of `rows`."""
 
 LARGEST_ROWS = 2**20
-"""No step has more rows than this."""
+"""The most rows of a step."""
 
 
 _BY_ROWS = (
     "seconds_per_byte", "shared_seconds_per_byte", "slice_seconds_per_byte", "attention_slice_s",
     "feed_forward_slice_s", "attention_s",
 )  # fmt: skip
-"""Sequences as long as `rows`."""
+"""Fields with one entry for each of `rows`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeRates:
-    """What one device measured of itself, for the shapes of one model in one weight format."""
+    """What one device measured for the shapes of one model in one weight format."""
 
     rows: tuple[int, ...]
     """Rows (tokens) of a step at which the sequences below were measured; ascending from 1."""
     seconds_per_byte: tuple[float, ...]
-    """Time of a step of each of `rows` through whole layers, for each byte of weights as ModelFacts
-    counts them, with no neighbour on the same host at work."""
+    """Seconds of a step of each of `rows` through whole layers, per byte of weights as ModelFacts
+    counts them, while no other peer of its host computes."""
     shared_seconds_per_byte: tuple[float, ...]
-    """The same while the other peers of its host compute too."""
+    """The same, while the other peers of its host compute, too."""
     slice_seconds_per_byte: tuple[float, ...]
-    """For each byte of a slice of a layer more, or of a product alone. Less than for whole layers,
-    where what is fixed counts with the bytes."""
+    """Seconds per further byte of a slice of a layer, or of a single product. Less than for whole
+    layers, whose time per byte includes fixed costs."""
     attention_slice_s: tuple[float, ...]
-    """Overhead of the attention of a slice of a layer over its bytes and its run: its operators,
-    however few heads it has."""
+    """Fixed seconds of the attention of a slice of a layer, beyond its bytes and the run of its
+    graph: its operators, however few heads it has."""
     feed_forward_slice_s: tuple[float, ...]
-    """The same of the other part of a layer, however few columns it has."""
+    """The same for the feed-forward block, however few columns it has."""
     attention_s: tuple[float, ...]
     """Seconds per row, cached token and query head, in a step of each of `rows`."""
     run_s: float
-    """Fixed cost of one run of a graph with next to nothing in it."""
+    """Seconds of one run of a nearly empty graph."""
     jitter: float
-    """Standard deviation of the time of one run, as a part of its mean."""
+    """Standard deviation of the time of one run, divided by its mean."""
     sample_s: float
-    """Choosing one token from the whole vocabulary."""
+    """Seconds to choose one token from the whole vocabulary."""
     step_s: float
-    """Fixed cost of a step apart from its runs: its queue, bindings, telling the token."""
+    """Fixed seconds of a step beyond its runs: its queue, bindings, and reporting the token."""
     expert_s: float | None = None
-    """What an expert of one token takes longer where it is brought in, and is a graph of its own,
-    than among others of its layer that all stay; the disk's time apart. None when not measured."""
+    """Seconds that an expert takes longer for one token when it is a graph of its own from the
+    expert cache than when all experts of its layer stay in memory. Disk time is not included. None:
+    not measured."""
     disk_bytes_per_s: float | None = None
     """Sequential reading; None when not measured."""
     copy_bytes_per_s: float | None = None
-    """From its host's memory into its own; None where these are one, or it was not measured."""
+    """From host memory into device memory; None where they are the same memory, or not measured."""
     spread: tuple[float, float] = (1.0, 1.0)
-    """Spread of a step of one row: the 20th and 80th percentile of its times, over the median."""
+    """(20th, 80th) percentile of the time of a step of one row, divided by the median."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.rows) <= MOST_POINTS:
@@ -108,7 +109,8 @@ class ComputeRates:
         return between(self.rows, self.slice_seconds_per_byte, rows)
 
     def slice_fixed_s(self, rows: float) -> tuple[float, float]:
-        """Seconds of a slice of a layer apart from its bytes and runs: attention, feed-forward."""
+        """Fixed seconds of a slice of a layer, beyond its bytes and runs: (attention,
+        feed-forward)."""
         return (
             between(self.rows, self.attention_slice_s, rows),
             between(self.rows, self.feed_forward_slice_s, rows),
@@ -121,9 +123,9 @@ class ComputeRates:
 
     @classmethod
     def median(cls, several: Sequence["ComputeRates"]) -> "ComputeRates":
-        """What devices that are as fast as each other were measured to be, with the same `rows`.
+        """The median of what equal devices measured, all with the same `rows`.
 
-        How far they lie apart is a spread, too.
+        The spread of the result covers the differences between them.
         """
 
         def middle(name: str) -> Any:
@@ -142,7 +144,8 @@ class ComputeRates:
         return replace(found, spread=(min(low, *ratios), max(high, *ratios)))
 
     def at_pace(self, rows: Sequence[int], times: Sequence[float]) -> "ComputeRates":
-        """The rates of a device that took these many times as long for steps of these rows."""
+        """These rates, slowed down: a step of `rows[i]` takes `times[i]` as long. Attention per
+        token is not changed."""
         factors = [between(rows, times, min(each, rows[-1])) for each in self.rows]
         scaled: dict[str, Any] = {
             name: tuple(map(mul, getattr(self, name), factors))
@@ -153,10 +156,11 @@ class ComputeRates:
 
 
 def between(rows: Sequence[int], times: Sequence[float], at: float) -> float:
-    """The time of a step at `at` rows: straight between two points, and on with the last slope.
+    """The time of a step of `at` rows: linear between two points, and beyond the last with its
+    slope.
 
-    A falling last slope, which is noise, counts as flat. One point alone says nothing of a slope:
-    then the time grows with the rows.
+    A falling last slope is noise and counts as flat. With one point, the time grows in proportion
+    to the rows.
     """
     if len(rows) == 1:
         return times[0] * at

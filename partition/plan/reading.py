@@ -1,7 +1,7 @@
-"""Reading values that came from outside, strictly: exact fields, exact types, bounded sizes.
+"""Strict reading of values from outside: exact fields, exact types, bounded sizes.
 
-A Reader notes every problem and goes on with a harmless stand-in, so that one pass finds them all;
-what it returned is only meaningful when `problems` stayed empty.
+A Reader notes every problem and goes on with a harmless placeholder, so that one pass finds all of
+them. Its results are only meaningful while `problems` is empty.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ LARGEST_INTEGER = 2**31 - 1
 """No layer, head, column, vocabulary row or version number comes near."""
 
 _MISSING: Final = object()
-"""Stands for a field that was reported missing already, so that it is not reported twice."""
+"""Placeholder for a missing field, so that it is reported once."""
 
 
 class Reader:
-    """Turns JSON values into Python ones; `where` names the value in the problems it notes."""
+    """Converts JSON values to Python ones. `where` names the value in a problem."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -50,7 +50,7 @@ class Reader:
         return value
 
     def name(self, value: object, where: str) -> str:
-        """A string that is safe as a name."""
+        """A string that `is_name` accepts."""
         if value is _MISSING:
             return ""
         if not isinstance(value, str) or not is_name(value):
@@ -86,13 +86,13 @@ class Reader:
             return range(0)
         start, stop = value
         if start > stop:
-            self.problems.append(f"{where} starts at {start}, behind its stop at {stop}.")
+            self.problems.append(f"{where} starts at {start}, after its stop at {stop}.")
             return range(0)
         return range(start, stop)
 
 
 def _is_index(value: object) -> bool:
-    # bool is an int to Python and is not a number to JSON.
+    # In Python bool is a subclass of int; in JSON it is no number.
     return type(value) is int and 0 <= value <= LARGEST_INTEGER
 
 
@@ -104,12 +104,12 @@ def _shown(value: object) -> str:
         case str():
             return repr(value) if len(value) <= 40 else f"{value[:40]!r}…"
         case int():
-            # Very long integers refuse to become text at all.
+            # Python refuses to convert very long integers to text.
             return str(value) if abs(value) < 2**63 else "an enormous number"
         case float():
             return repr(value)
         case list():
-            # Contents are shown only where they are plain numbers: nesting can be bottomless.
+            # Only lists of plain numbers are shown, because lists can be nested without limit.
             if len(value) <= 4 and all(type(item) is int for item in value):
                 return f"[{', '.join(map(_shown, value))}]"
             return f"a list of {len(value):,}"

@@ -17,32 +17,34 @@ from edge.partition.plan.reading import Reader
 from edge.partition.plan.share import MemoryUse, StagePlace, tiling_problems
 
 MOST_KINDS = 64
-"""Kinds of layers that a shard read from outside may tell apart."""
+"""The most kinds of layers in a shard that is read from outside."""
 
 MOST_LAYERS = 4096
 MOST_EXPERTS = 1024
-"""Experts of a layer, in a shard read from outside."""
+"""The most experts of a layer in a shard that is read from outside."""
 
 Experts = tuple[tuple[int, ...], ...]
-"""Numbers of experts for each layer of a stage, rising; empty where a layer has none."""
+"""For each layer of a stage the experts, by number, rising; empty where a layer has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSlice:
-    """What a shard has of every layer of one kind."""
+    """A shard's slice of every layer of one kind."""
 
     heads: range
     """Query heads; `kv_heads` says which KV heads go along."""
     ffn_columns: range
     whole_experts: int = 0
-    """How many of a layer's experts, with all their columns; 0: these columns of every one."""
+    """Experts of a layer that the shard has whole, with all columns; 0: it has `ffn_columns` of
+    every expert."""
 
     def matrix_bytes(self, layer: LayerFacts) -> int:
-        """What the shard streams of a layer, where it streams; norms and biases stay."""
+        """Bytes that the shard streams of a layer: all of it except norms and biases, which stay in
+        memory."""
         return self.layer_bytes(layer).total
 
     def layer_bytes(self, layer: LayerFacts) -> LayerBytes:
-        """The same, its experts apart."""
+        """The same bytes, experts separate."""
         count = layer.num_experts if self.ffn_columns else 0
         columns, others = len(self.ffn_columns), len(self.heads) * layer.query_head_bytes
         others += num_local_kv_heads(self.heads, layer) * layer.kv_head_bytes
@@ -64,8 +66,8 @@ class LayerSlice:
 class Shard:
     """One device's slice of a stage. Ranges are half-open with step 1, and may be empty.
 
-    `heads` and `ffn_columns` are those of the model's first kind of layer, and of all others too
-    unless `further` says what the shard has of those.
+    `heads` and `ffn_columns` are those of the model's first kind of layer. `further` has the slices
+    of the other kinds; without it, these ranges are for all kinds.
     """
 
     kind: ClassVar[str] = "layers"
@@ -76,24 +78,25 @@ class Shard:
     """Query heads; `kv_heads` says which KV heads go along."""
     ffn_columns: range
     vocab: range
-    """Rows of the embedding in the first stage and of the head in the last, of both if it is one
-    and the same stage; empty in stages between."""
+    """Vocabulary rows: of the embedding in the first stage, of the head in the last, of both where
+    these are one stage. Empty in other stages."""
     streamed_layers: int = 0
-    """How many of the stage's layers keep their matrices on disk and read them for each step."""
+    """Layers of the stage whose matrices are on disk and read for each step."""
     kept_experts: int = 0
-    """Experts of those layers that stay in memory, in addition to those that have room anyway with
-    the layers that stay."""
+    """Experts of streamed layers kept in memory, beyond those that fit into the memory that the
+    resident layers and the window take anyway (`held_bytes`)."""
     further: tuple[LayerSlice, ...] = ()
     """Slices of each further kind of layer of the model; empty where all kinds are cut alike."""
     experts: Experts = ()
-    """For each layer of the stage the experts that are here as wholes, as many in every layer that
-    has some; then columns are cut of what else such a layer has. Empty: columns of every expert."""
+    """For each layer of the stage, the experts that the shard has whole; the same number in every
+    layer with experts. The layer's other feed-forward weights are cut by columns. Empty: experts
+    are cut by columns, too."""
 
     @classmethod
     def of_slices(
         cls, device: str, slices: Sequence[LayerSlice], *, vocab: range, streamed_layers: int = 0
     ) -> "Shard":
-        """`slices`: of each kind of layer, with columns of every expert."""
+        """slices: one for each kind of layer, with columns of every expert."""
         first, *further = slices
         return cls(
             device=device,
@@ -108,7 +111,8 @@ class Shard:
         return replace(self, device=device)
 
     def streaming(self, layers: int) -> "Shard":
-        """The same with `layers` on disk. What was kept of experts was for another number."""
+        """The same with `layers` on disk. `kept_experts` becomes 0, because it was computed for
+        another number of streamed layers."""
         if layers == self.streamed_layers:
             return self
         return replace(self, streamed_layers=layers, kept_experts=0)
@@ -118,22 +122,23 @@ class Shard:
         return replace(self, kept_experts=experts)
 
     def with_experts(self, experts: Experts) -> "Shard":
-        """The same with these as wholes. What was kept of experts was for others."""
+        """The same with these experts whole. `kept_experts` becomes 0, because it was for other
+        experts."""
         return replace(self, experts=experts, kept_experts=0)
 
     @property
     def whole_experts(self) -> int:
-        """In each layer that has experts; 0 where columns of every one are here."""
+        """Whole experts in each layer that has experts; 0 where experts are cut by columns."""
         return next((len(each) for each in self.experts if each), 0)
 
     def experts_in(self, layers: range, model: ModelFacts) -> int:
-        """How many experts it has something of."""
+        """Experts that the shard has whole or in part."""
         if self.experts:
             return sum(map(len, self.experts))
         return model.experts_of(layers)
 
     def slice(self, kind: int) -> LayerSlice:
-        """What it has of a layer of this kind."""
+        """The shard's slice of layers of this kind."""
         whole = self.whole_experts
         if kind and self.further:
             own = self.further[kind - 1]
@@ -143,7 +148,8 @@ class Shard:
     def counted(
         self, layers: range, model: ModelFacts
     ) -> Iterator[tuple[LayerSlice, LayerFacts, int]]:
-        """For each kind among these layers: what the shard has, its facts, how many there are."""
+        """For each kind among these layers: the shard's slice, the facts of the kind, the number of
+        layers."""
         for number, (facts, count) in enumerate(model.count(layers)):
             if count:
                 yield self.slice(number), facts, count
@@ -151,8 +157,9 @@ class Shard:
     def cached(
         self, layers: range, model: ModelFacts
     ) -> Iterator[tuple[LayerSlice, LayerFacts, int]]:
-        """The same, but how many of them keep keys and values: those with another layer's have them
-        together, where the shard has the same heads of each."""
+        """The same, with the number of layers that keep keys and values. Layers that attend to the
+        keys and values of another layer share one cache, if the shard has the same heads of
+        each."""
         kinds = {kind.keys_of for kind in model.kinds} - {None}
         known = {
             (layer, self.slice(model.layers[layer]).heads) for layer in layers if layer in kinds
@@ -186,7 +193,8 @@ class Shard:
 
     @classmethod
     def read(cls, reader: Reader, value: Mapping[str, object], where: str) -> "Shard":
-        # Left out by whoever writes a plan by hand, streams nothing and cuts all layers alike.
+        # Plans written by hand may leave these fields out: nothing is streamed, all layers are cut
+        # alike.
         given = {"streamed_layers": 0, "kept_experts": 0, "further": [], "experts": [], **value}
         names = ("device", "heads", "ffn_columns", "vocab")
         device, heads, ffn_columns, vocab, streamed, kept, further, experts = reader.fields(
@@ -221,8 +229,8 @@ class Shard:
     ) -> Iterator[str]:
         owner = f"Stage {place.number}"
         wrong = [
-            f"{name} tells {len(shard.further) + 1} kinds of layers apart, and the model has"
-            f" {len(model.kinds)}."
+            f"{name} has slices of {len(shard.further) + 1} kinds of layers, and the model has"
+            f" {len(model.kinds)} kinds."
             for name, shard in zip(names, shares, strict=True)
             if shard.further and len(shard.further) + 1 != len(model.kinds)
         ]
@@ -252,11 +260,10 @@ class Shard:
                 yield f"{name} has nothing to do."
 
     def memory(self, place: StagePlace, model: ModelFacts, workload: Workload) -> MemoryUse:
-        """First-stage shards hold embedding rows and last-stage shards head rows; also with tied
-        embeddings, because the two are stored in different types. A shard that streams layers
-        leaves its embedding on disk, too: a token needs one row of it. KV heads that a shard holds
-        more than once (see `kv_heads`) are counted as often.
-        """
+        """Memory of the shard. First-stage shards hold embedding rows and last-stage shards head
+        rows; also with tied embeddings, because the two are stored in different types. A shard that
+        streams layers leaves its embedding on disk, too, because a token needs one row of it. KV
+        heads that a shard holds more than once (see `kv_heads`) count as often."""
         row_bytes = model.head_row_bytes * place.is_last
         if not self.streamed_layers:
             row_bytes += model.embedding_row_bytes * place.is_first
@@ -269,7 +276,7 @@ class Shard:
             kv_count = num_local_kv_heads(part.heads, facts)
             token_bytes += count * kv_count * facts.kv_bytes_per_token
             state_bytes += count * kv_count * facts.state_bytes
-        # Which layers stay is for the back end to say: none takes more than the largest.
+        # The back end chooses which layers stay, so each counts as the largest.
         streamed, spare_bytes = self.streamed_layers, self.kept_experts * expert_bytes(layers)
         held = held_bytes(layers, streamed, spare_bytes=spare_bytes)
         others, routed = read_bytes(
@@ -294,8 +301,8 @@ class Shard:
         )
 
     def _chances(self, layers: range, model: ModelFacts) -> list[float]:
-        """For each expert that it has something of, how many tokens go through it, where a text
-        told."""
+        """For each expert that the shard has whole or in part, the part of all tokens that go
+        through it; empty where it was not counted."""
         if not model.expert_uses:
             return []
         found: list[float] = []
@@ -324,7 +331,7 @@ def whole_shard(device: str, model: ModelFacts, *, vocab: range, streamed_layers
 
 
 def num_local_kv_heads(heads: range, layer: LayerFacts) -> int:
-    """`len(kv_heads(...))`, without making the tuple."""
+    """`len(kv_heads(...))` without building the tuple."""
     size = kv_group_size(heads, layer.num_heads, layer.num_kv_heads)
     return len(heads) // size if size else 0
 
@@ -344,8 +351,8 @@ def _read_experts(reader: Reader, value: object, where: str) -> Experts:
 def _expert_problems(
     names: Sequence[str], shards: Sequence[Shard], place: StagePlace, model: ModelFacts
 ) -> Iterator[str]:
-    """Where experts are whole: each of them is on one shard that has columns of its layer, and a
-    shard has as many of each layer."""
+    """Problems of whole experts: each must be on one shard that has columns of its layer, and a
+    shard must have the same number of experts in each layer."""
     if not any(shard.experts for shard in shards):
         return
     owner, layers = f"Stage {place.number}", place.layers
@@ -394,7 +401,8 @@ def _expert_problems(
 def _slice_problems(
     names: Sequence[str], shards: Sequence[Shard], model: ModelFacts, owner: str
 ) -> Iterator[str]:
-    """Problems of each kind of layer, but once for those that have the same slices and sizes."""
+    """Problems of the slices of each kind of layer. Kinds with the same slices and sizes are
+    checked once."""
     seen: set[object] = set()
     for number, facts in enumerate(model.kinds):
         slices = [shard.slice(number) for shard in shards]

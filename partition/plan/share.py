@@ -1,8 +1,7 @@
-"""What one device has of a stage: the interface that every kind of share has.
+"""What one device has of a stage: the interface of every kind of share.
 
-Slices of layers are one kind (`shard.py`), and whole experts a part of it, as they go with the
-attention of their layers. A further one, for the nodes of a graph say, is a class with these verbs,
-named in `plan.py`.
+The one kind today is a slice of layers (`shard.py`), with whole experts as a part of it. A new kind
+is a class with these verbs, registered in `plan.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,26 +14,27 @@ from edge.partition.plan.reading import Reader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """What one device must hold."""
+    """Bytes that one device must hold or read."""
 
     weight_bytes: int
-    """Held all the time, the window of streamed layers included."""
+    """Weights in memory, with the window for streamed layers."""
     kv_bytes: int
     """KV cache for the whole workload."""
     state_bytes: int = 0
-    """States of all its requests, where layers have some."""
+    """States of all requests, where layers have states."""
     streamed_bytes: int = 0
     """Read from disk for each step, on average."""
     routed_bytes: int = 0
-    """Part of these for experts: which ones is known only when they are needed."""
+    """The part of `streamed_bytes` that is experts. Which experts are needed is known only after
+    the router ran."""
     expert_runs: float = 0.0
-    """Graphs of experts in each step, on average, where those come in one by one."""
+    """Average runs of experts' graphs in each step, where experts are read one by one."""
     expert_bytes: int = 0
-    """The largest of these experts, in memory."""
+    """Bytes of the largest cached expert."""
     streamed_layer_bytes: int = 0
-    """The largest of the layers that are read."""
+    """Bytes of the largest streamed layer."""
     apart_bytes: int = 0
-    """What `weight_bytes` would be more if experts were brought in with all others of a layer."""
+    """Bytes to add to `weight_bytes` where layers are streamed whole, with all their experts."""
 
     @property
     def total(self) -> int:
@@ -55,7 +55,8 @@ class MemoryUse:
         )
 
     def on(self, device: DeviceSpec) -> "MemoryUse":
-        """As it is on this device: into memory of its own layers are copied as wholes."""
+        """The use on this device: a device with memory of its own gets layers whole, with all
+        experts."""
         if device.host_memory_bytes is None:
             return self
         weight_bytes = self.weight_bytes + self.apart_bytes
@@ -66,21 +67,21 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlace:
-    """A stage's place in its plan, as its shares need to know it."""
+    """A stage's place in its plan, as far as shares need to know it."""
 
     number: int
     layers: range
     is_first: bool
-    """It embeds the tokens."""
+    """The stage embeds the tokens."""
     is_last: bool
-    """It computes the logits."""
+    """The stage computes the logits."""
 
 
 class Share(Protocol):
     """What one device has of a stage."""
 
     kind: ClassVar[str]
-    """In JSON."""
+    """Name of the kind in JSON."""
 
     @property
     def device(self) -> str:
@@ -90,24 +91,24 @@ class Share(Protocol):
         """The same on another device."""
 
     def to_json(self) -> dict[str, object]:
-        """Built-in types only, without the kind; `read` of it is an equal share."""
+        """Built-in types only, without the kind; `read` makes an equal share of it."""
 
     @classmethod
     def read(cls, reader: Reader, value: Mapping[str, object], where: str) -> Self:
-        """From untrusted JSON, the kind taken out; problems go to the reader."""
+        """Read a share from untrusted JSON without its kind; problems are added to the reader's."""
 
     @classmethod
     def problems(
         cls, names: Sequence[str], shares: Sequence[Self], place: StagePlace, model: ModelFacts
     ) -> Iterator[str]:
-        """What keeps the shares of one stage, all of this kind, from being the whole stage of the
-        model. `names` says in a sentence which share is meant."""
+        """The reasons why the shares of one stage, all of this kind, are not the whole stage of the
+        model. `names` are the shares' names for these sentences."""
 
     def memory(self, place: StagePlace, model: ModelFacts, workload: Workload) -> MemoryUse:
         """Memory use of a share without problems."""
 
     def in_words(self) -> str:
-        """What it has, briefly, for a table."""
+        """The share in a few words, for a table."""
 
 
 def tiling_problems(
@@ -119,7 +120,7 @@ def tiling_problems(
     *,
     multiple: int = 1,
 ) -> Iterator[str]:
-    """What keeps `parts` from covering 0..total once, in order. Empty parts may lie anywhere."""
+    """The reasons why `parts` do not cover 0..total once, in order. Empty parts may be anywhere."""
     reached = 0
     for name, part in zip(names, parts, strict=True):
         if not part:

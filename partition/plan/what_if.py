@@ -1,4 +1,4 @@
-"""A cluster as it would be with one thing changed, said in words."""
+"""A cluster with one change made to it, given as text."""
 
 import re
 from dataclasses import replace
@@ -17,17 +17,17 @@ _LINK = re.compile(rf"link (.+) {_NUMBER}\s*(us|µs|ms|s) {_NUMBER}\s*([A-Za-z]+
 
 _EXAMPLES = "'+4GiB on NAME', '-1GiB on NAME', 'link NAME-NAME 1ms 1Gbit' or 'without NAME'"
 _LONGEST = 4096
-"""Characters of a change."""
+"""The most characters of a change."""
 
 
 def what_if(cluster: ClusterSpec, text: str) -> ClusterSpec:
-    """The cluster with one change made to it. Devices go by name or id.
+    """The cluster with one change made to it. `text` names devices by name or id.
 
-        +4GiB on b             more memory, or with - less, but never below none
-        link a-b 1ms 1Gbit     both ways, whatever was measured there
-        without c              not there at all
+        +4GiB on b             more memory, or with - less, down to 0
+        link a-b 1ms 1Gbit     latency and rate of the link, in both directions
+        without c              the cluster without the device
 
-    ValueError: no such change, no such device, or a name that several devices have.
+    ValueError: an unknown change, an unknown device, or a name that several devices have.
     """
     if len(text) > _LONGEST:
         raise ValueError(f"A change has at most {_LONGEST} characters, not {len(text):,}.")
@@ -41,7 +41,7 @@ def what_if(cluster: ClusterSpec, text: str) -> ClusterSpec:
         if len(cluster.devices) == 1:
             raise ValueError(f"Without {device.name!r} there is no device left.")
         return cluster.without(device.id)
-    raise ValueError(f"{text[:80]!r} is no change; write {_EXAMPLES}.")
+    raise ValueError(f"{text[:80]!r} is not a known change; write {_EXAMPLES}.")
 
 
 def _with_memory(cluster: ClusterSpec, sign: str, amount: str, unit: str, name: str) -> ClusterSpec:
@@ -69,7 +69,7 @@ def _with_link(
 
 
 def _pair(cluster: ClusterSpec, names: str) -> tuple[DeviceSpec, DeviceSpec]:
-    """The two ends of `a-b`; names may have hyphens themselves, so every hyphen is tried."""
+    """The devices of `a-b`. Names may contain hyphens, so every hyphen is tried."""
     found: list[tuple[DeviceSpec, DeviceSpec]] = []
     known = {text for device in cluster.devices for text in (device.id, device.name)}
     for index, character in enumerate(names):
@@ -98,5 +98,5 @@ def _device(cluster: ClusterSpec, name: str) -> DeviceSpec:
 def _unit(units: dict[str, int] | dict[str, float], unit: str) -> float:
     by_case = {each.lower(): factor for each, factor in units.items()}
     if unit.lower() not in by_case:
-        raise ValueError(f"{unit[:20]!r} is no unit here; there are {', '.join(units)}.")
+        raise ValueError(f"{unit[:20]!r} is not a known unit; use one of {', '.join(units)}.")
     return by_case[unit.lower()]

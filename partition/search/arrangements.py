@@ -1,6 +1,6 @@
-"""Arrangements: the devices of each stage, in order; all the ways, or the ways next to one.
+"""Arrangements: the devices of each stage, in order. Lists all of them, or the neighbours of one.
 
-Knows device numbers only; what a way costs is asked elsewhere.
+Knows device numbers only; their cost is computed elsewhere.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ def all_arrangements(devices: Sequence[int]) -> Iterator[Arrangement]:
 
 
 def neighbours(arrangement: Arrangement, devices: Sequence[int]) -> Iterator[Arrangement]:
-    """What one change makes of an arrangement: a stage or device removed, a device added,
-    moved or exchanged."""
+    """The arrangements that differ by one change: a stage or device removed, a device added, moved
+    or exchanged."""
     used = [index for group in arrangement for index in group]
     unused = [device for device in devices if device not in used]
     for group in arrangement:
@@ -42,9 +42,9 @@ def neighbours(arrangement: Arrangement, devices: Sequence[int]) -> Iterator[Arr
 
 
 def with_device(arrangement: Arrangement, device: int) -> Iterator[Arrangement]:
-    """The device as a stage of its own in every place, and as a rank of every group.
+    """The device as a stage of its own at every place, and as a rank of every group.
 
-    Which rank matters little, but for rank 0 of the last group, where tokens are chosen.
+    The rank makes little difference, except rank 0 of the last group, where tokens are chosen.
     """
     for place in range(len(arrangement) + 1):
         yield (*arrangement[:place], (device,), *arrangement[place:])
@@ -55,7 +55,7 @@ def with_device(arrangement: Arrangement, device: int) -> Iterator[Arrangement]:
 
 
 def swaps(arrangement: Arrangement) -> Iterator[Arrangement]:
-    """The same with two of its devices in each other's place, where that changes a stage."""
+    """The arrangement with two of its devices exchanged, where that changes a stage."""
     places = [(number, index) for number, group in enumerate(arrangement) for index in group]
     sampler = arrangement[-1][0]
     for (stage, left), (other_stage, right) in combinations(places, 2):
@@ -64,10 +64,10 @@ def swaps(arrangement: Arrangement) -> Iterator[Arrangement]:
 
 
 def twins(situation: Situation) -> dict[int, int]:
-    """For a device that an earlier one equals in all that counts, that earlier one.
+    """For each device that equals an earlier one in all that counts: that earlier one.
 
-    Arrangements in which twins change places cost the same, so only those need be looked at in
-    which the earlier twin is used first.
+    Arrangements in which twins change places cost the same. So only those are searched in which the
+    earlier twin comes first.
     """
     count = len(situation.devices)
     found: dict[int, int] = {}
@@ -80,7 +80,7 @@ def twins(situation: Situation) -> dict[int, int]:
 
 
 def is_canonical(arrangement: Arrangement, twins: dict[int, int]) -> bool:
-    """Whether every twin comes after the earlier one it equals."""
+    """Whether every twin comes after the earlier device that it equals."""
     seen: set[int] = set()
     for group in arrangement:
         for index in group:
@@ -91,7 +91,8 @@ def is_canonical(arrangement: Arrangement, twins: dict[int, int]) -> bool:
 
 
 def canonical(arrangement: Arrangement, twins: dict[int, int]) -> Arrangement:
-    """The same with every twin after the earlier one it equals; it costs the same."""
+    """The arrangement with every twin after the earlier device that it equals; it costs the
+    same."""
     if not twins:
         return arrangement
     classes: dict[int, list[int]] = {}
@@ -116,7 +117,7 @@ def _first_twin(index: int, twins: dict[int, int]) -> int:
 
 
 def _swapped(arrangement: Arrangement, left: int, right: int) -> Arrangement:
-    """The same with two devices in each other's place."""
+    """The arrangement with two devices exchanged."""
     places = {left: right, right: left}
     return tuple(tuple(places.get(index, index) for index in group) for group in arrangement)
 

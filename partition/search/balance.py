@@ -1,8 +1,8 @@
-"""Sharing out equal pieces so that the slowest device is as fast as can be, in two kinds of step.
+"""Dividing equal pieces so that the slowest device is as fast as possible, in two kinds of step.
 
-A stage waits for its slowest shard, in a step that decodes and in one that takes a chunk of a
-prompt, and devices may differ more in one than in the other. So there is no one best split but a
-frontier: for each, no other is as good in both. Knows numbers only.
+A stage waits for its slowest shard, both in a decoding step and in a step with a chunk of a prompt.
+The ratio of the two times differs between devices. So there is no single best split, but a frontier
+of splits of which none is better than another in both times. Knows numbers only.
 """
 
 import heapq
@@ -15,13 +15,13 @@ from typing import TypeVar
 Way = TypeVar("Way")
 
 _THINNED_TO = 16
-"""Points on a frontier where many pieces make more of them than are worth telling apart."""
+"""Points that are kept of a frontier over many pieces."""
 
 _ALL_POINTS_UP_TO = 64
-"""Pieces for which every point of the frontier is found."""
+"""Up to this number of pieces, every point of the frontier is found."""
 
 _NEARLY_ONE = 1 - 1e-9
-"""Times closer than this are equal; what lies between them is rounding."""
+"""Times whose ratio is above this are equal; the difference is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One way to share out, and how long the slowest device takes in each kind of step."""
+    """One way to divide the pieces, and the time of the slowest device in each kind of step."""
 
     decode_s: float
     chunk_s: float
@@ -64,9 +64,9 @@ def least_maximum(
 ) -> tuple[int, ...] | None:
     """Counts that add up to `total`, least <= count <= cap, with the smallest largest cost.
 
-    Every piece goes to whom it costs least, which is optimal for a maximum of rising costs (Ibaraki
-    and Katoh, Resource Allocation Problems, 1988, chapter 5). Bisection over the largest cost
-    first places all pieces but a few that way at once. None when the limits allow no counts.
+    Every piece goes to the device that is fastest with it. This is optimal for a maximum of rising
+    costs (Ibaraki and Katoh, Resource Allocation Problems, 1988, chapter 5). Bisection over the
+    largest cost places all but a few pieces at once. None when the limits allow no counts.
     """
     if any(low > cap for low, cap in zip(least, caps, strict=True)):
         return None
@@ -110,11 +110,11 @@ def frontier(
     caps: Sequence[int],
     least: Sequence[int],
 ) -> list[Split]:
-    """The ways to share `total` pieces that no other way beats in both kinds of step.
+    """The ways to divide `total` pieces that no other way beats in both kinds of step.
 
-    Goes along the staircase: the fastest to decode first; then, with the time of a chunk bounded
-    below what was found, again. Complete up to `_ALL_POINTS_UP_TO` pieces, and for more thinned to
-    about `_THINNED_TO` points, the ends among them.
+    Finds the points from one end: first the fastest to decode, then the fastest to decode with a
+    shorter time of a chunk than the point before, and so on. Complete up to `_ALL_POINTS_UP_TO`
+    pieces; above, thinned to about `_THINNED_TO` points with both ends.
     """
     found: list[Split] = []
     bounded = list(caps)
@@ -142,7 +142,8 @@ def frontier(
 def all_splits(
     total: int, decode: Sequence[Cost], chunk: Sequence[Cost], caps: Sequence[int], *, most: int
 ) -> list[Split] | None:
-    """Every way to share `total` pieces within the caps, or None where they may be over `most`."""
+    """Every way to divide `total` pieces within the caps, or None where there may be more than
+    `most`."""
     every = compositions(total, len(caps), most=most)
     if every is None:
         return None
@@ -154,7 +155,7 @@ def all_splits(
 
 
 def compositions(total: int, parts: int, *, most: int) -> list[tuple[int, ...]] | None:
-    """Every way to write `total` as a sum of `parts` counts, or None where they are over `most`."""
+    """Every way to write `total` as a sum of `parts` counts, or None for more than `most` ways."""
     if math.comb(total + parts - 1, parts - 1) > most:
         return None
     found: list[tuple[int, ...]] = []
@@ -165,7 +166,8 @@ def compositions(total: int, parts: int, *, most: int) -> list[tuple[int, ...]] 
 
 
 def thinned(ways: Sequence[Way], most: int) -> list[Way]:
-    """All of them, or `most` (two or more) from the first to the last."""
+    """All of `ways`, or `most` (two or more) of them, evenly spaced, with the first and the
+    last."""
     last = len(ways) - 1
     if last < most:
         return list(ways)

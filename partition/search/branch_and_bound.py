@@ -1,14 +1,14 @@
 """The search for the arrangement, cuts and shares with the least time of a whole answer.
 
-Up to `EXACT_DEVICES` devices: branch and bound over all arrangements. Each has a time that it
-cannot beat; they are solved in the order of these bounds, until the next bound is no better than
-the best answer. Exact for few layers and pieces; with many, trade-offs between the first token
-and the rest are thinned (see `balance`, `stage_options`, `cuts`), and where memory is short, heads
-and columns are placed before rows. More than `MOST_SOLVED` arrangements are not solved.
+Up to `EXACT_DEVICES` devices: branch and bound over all arrangements. Each arrangement has a lower
+bound of its time. They are solved in the order of their bounds, until the next bound is no better
+than the best solution. The search is exact for few layers and pieces. With many, trade-offs between
+the first token and the rest are thinned (see `balance`, `stage_options`, `cuts`), and where memory
+is short, heads and columns are placed before rows. At most `MOST_SOLVED` arrangements are solved.
 
-More devices: a descent from several starts, by the same bounds, through neighbouring arrangements;
-the best ones found are solved. Not exact, but never worse than the best device alone or any other
-of the starts.
+More devices: a descent through neighbouring arrangements, from several starts and by the same
+bounds. The best arrangements found are solved. The result is not exact, but never worse than any of
+the starts, among them the best single device.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,13 +34,14 @@ MOST_SOLVED_OF_MANY = 6
 """Arrangements solved at most, of more devices than `EXACT_DEVICES`."""
 
 _MOST_FAILED = 4
-"""Times as many are tried at most while none fits; then memory is for who places by memory."""
+"""While no arrangement fits, at most this many times as many are tried. Then plans by memory are
+used (`placement`)."""
 
 _MOST_BOUNDED = 1500
-"""Arrangements that a descent from one start looks at."""
+"""The most arrangements that a descent from one start looks at."""
 
 _RUNNERS_UP = 5
-"""Solved arrangements of different groups that a search goes on for."""
+"""A search goes on until it has solved arrangements of this many different groups."""
 
 _NEARLY_ONE = 1 - 1e-9
 
@@ -61,16 +62,16 @@ class Solved:
 
 @dataclass(slots=True)
 class Search:
-    """Bounds and solutions of arrangements in one situation, each worked out once."""
+    """Bounds and solutions of arrangements in one situation; each is computed once."""
 
     situation: Situation
     _options: dict[StageKey, StageOptions] = field(init=False, default_factory=dict)
     _bounds: dict[StageKey, StageBound] = field(init=False, default_factory=dict)
 
     def bound_s(self, arrangement: Arrangement) -> float:
-        """Seconds of a whole answer that the arrangement cannot beat.
+        """A lower bound of the seconds of a whole answer with this arrangement.
 
-        Infinite without memory, and where devices cannot reach each other.
+        Infinite where memory is short or devices cannot reach each other.
         """
         if not self.situation.are_linked(arrangement):
             return float("inf")
@@ -106,7 +107,7 @@ class Search:
     def best(self, arrangements: Iterable[Arrangement], *, most: int) -> list[Solved]:
         """The best of these arrangements and runners-up, best first; empty when nothing fits.
 
-        Ties go to fewer devices, then to whoever comes first.
+        Ties go to fewer devices, then to the earlier arrangement.
         """
         twin_of = twins(self.situation)
         bounded = sorted(
@@ -133,9 +134,9 @@ class Search:
         return in_order(solved)
 
     def descend(self, starts: Sequence[Arrangement], moves: "Moves") -> list[Arrangement]:
-        """What lies on the ways downhill from these starts, by bounds; the best first.
+        """The arrangements on the descents from these starts, by their bounds, best first.
 
-        Of those in which twins change places, the one in which the earlier comes first.
+        Of arrangements that differ by exchanged twins only, the one with the earlier twin first.
         """
         twin_of = twins(self.situation)
         seen: dict[Arrangement, float] = {}
@@ -193,7 +194,7 @@ class Search:
         )
 
     def total_s(self, planned: tuple[Plan, Estimate]) -> float:
-        """Seconds of a whole answer; equal where only rounding differs."""
+        """Seconds of a whole answer, rounded so that rounding errors do not decide."""
         return _rounded(planned[1].total_s(self.situation.workload))
 
     def _keys(self, arrangement: Arrangement) -> list[StageKey]:
@@ -222,7 +223,7 @@ Moves = Callable[[Arrangement], Iterator[Arrangement]]
 
 
 def kind(arrangement: Arrangement) -> tuple[frozenset[int], ...]:
-    """An arrangement without the order of ranks: what people would call another plan."""
+    """An arrangement without the order of its ranks. Arrangements of one kind count as one plan."""
     return tuple(frozenset(group) for group in arrangement)
 
 
@@ -232,5 +233,6 @@ def in_order(solved: Iterable[Solved]) -> list[Solved]:
 
 
 def _rounded(seconds: float) -> float:
-    """Equal for times that differ by rounding only, but for a hair's breadth."""
+    """Seconds to ten digits, so that nearly all times that differ by rounding errors become
+    equal."""
     return float(f"{seconds:.10g}")

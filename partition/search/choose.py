@@ -1,9 +1,9 @@
 """The choice of a plan: the least time of a whole answer, by measured rates.
 
-The least of first_token_s + output_tokens x token_s, as `estimate` predicts them. One device, a
-pipeline, slices of layers or any mixture, whatever is fastest, and devices that would slow it down
-stay out. How exact the search is, `search` says. Devices without rates have a part only where the
-others are not enough: then `placement` decides by threads and memory.
+The time is first_token_s + output_tokens x token_s, as `estimate` predicts them. A plan is one
+device, a pipeline, slices of layers or any mixture. Devices that would slow it down are left out.
+How exact the search is, `branch_and_bound` says. Unmeasured devices are used only where the
+measured ones do not have enough memory; then `placement` divides by threads and memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,13 +36,13 @@ from edge.partition.search.situation import Arrangement, Situation
 _MOST_RUNNERS_UP = 5
 
 LEAST_GAIN = 0.05
-"""The share of time for which another device is worth having: a prediction is not exacter than
-that, and every device more is one that may be lost."""
+"""The least part of the time that a further device must save. Predictions are no more exact than
+this, and every further device can be lost."""
 
 LEAST_GAIN_ON_ONE_HOST = 0.15
-"""The same where devices share cores and memory: what that costs moves from minute to minute. The
-last 30 plans of peers on two cores were up to 10 % slower than said, and those of other days up to
-57 % (`local_cluster.csv`)."""
+"""The same where devices share cores and memory, because their speeds vary from minute to minute.
+The last 30 plans of peers on two cores were up to 10 % slower than predicted, and those of other
+days up to 57 % (`local_cluster.csv`)."""
 
 Planned = tuple[Plan, Estimate]
 
@@ -59,17 +59,17 @@ class Solo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A plan, what it is predicted to do, and what else there was."""
+    """A plan, its prediction, and the alternatives."""
 
     plan: Plan
     predicted: Estimate | None
     """None when some device of the plan has no rates."""
     solo: Solo | None
-    """None when no device can run the model alone, or nothing is predicted."""
+    """None when no device can run the model alone, or without a prediction."""
     left_out: tuple[LeftOut, ...]
-    """Every device that the plan does not use; empty when nothing is predicted."""
+    """Every device that the plan does not use; empty without a prediction."""
     runners_up: tuple[tuple[Plan, Estimate], ...]
-    """Other plans, the best first: over other groups of devices, or with layers read from disk."""
+    """Other plans, best first: over other groups of devices, or with layers read from disk."""
 
 
 def choose(
@@ -82,20 +82,20 @@ def choose(
     stream: bool = False,
     exact_devices: int = EXACT_DEVICES,
 ) -> Choice:
-    """A valid plan, version 1, that fits the memory of every device it uses.
+    """A valid plan, version 1, that fits the memory of every device that it uses.
 
-    auto      Whatever is fastest: one device, whole layers, slices, or a mixture; any devices, but
-              no more of them for too small a gain.
-    pipeline  A stage on every device, in the best order, with the layers that suit it.
-    tensor    One stage with a shard on every device, with the shares that suit it.
+    auto      The fastest plan: one device, whole layers, slices, or a mixture, over any devices.
+              A further device must save a part of the time that is worth it (LEAST_GAIN).
+    pipeline  A stage on every device, with the best order and numbers of layers.
+    tensor    One stage with a shard on every device, with the best shares.
 
-    Of more than `exact_devices` not every arrangement is looked at: with 5 that takes 10 times as
-    long. With `stream`, layers may be read from disk for each step, where nothing else fits or
+    exact_devices: with more devices, not every arrangement is searched; 5 devices take 10 times as
+    long as 4. stream: layers may be read from disk for each step, where nothing else fits or
     everything else is slower.
 
     Ties go to fewer devices, then to the order of the cluster. The same facts always give the same
-    choice. Raises CapacityError when memory is short, PlanError when the devices are too many for
-    this model (or none), ValueError for an unknown `parallel`.
+    choice. Raises CapacityError when memory is short, PlanError when there are no devices or too
+    many for this model, ValueError for an unknown `parallel`.
     """
     if parallel not in get_args(Parallel):
         allowed = ", ".join(map(repr, get_args(Parallel)))
@@ -115,7 +115,7 @@ def choose(
         if parallel == "auto" and known.devices:
             with suppress(CapacityError):
                 choice = of_known(stream=streams)
-                if stream != streams:  # they have the memory, but reading from disk may be faster
+                if stream != streams:  # it fits, but reading from disk may be faster
                     choice = of_known(stream=stream)
                 return _without_unmeasured(choice, cluster)
         plan = (
@@ -129,7 +129,7 @@ def choose(
 
 
 def _without_unmeasured(choice: Choice, cluster: ClusterSpec) -> Choice:
-    """A choice among the measured devices, which says so of the others."""
+    """A choice among the measured devices; the others are listed as left out, with the reason."""
     reasons = {each.device: each.reason for each in choice.left_out}
     return replace(
         choice,
@@ -155,7 +155,7 @@ def _measured_choice(
     plans = _of_different_kinds(search, _solve(search, parallel, exact_devices))
     if parallel == "auto" and not any(len(plan.devices) == 1 for plan, _ in plans):
         plans += own
-    if not plans:  # memory so short that the search finds no way; perhaps placing by memory does
+    if not plans:  # where memory is short, placing by memory may find what the search misses
         plan = place_anyhow(model, cluster, workload, parallel)
         plans = [] if plan is None else [(plan, search.estimate(plan))]
     streamed: list[Planned] = []
@@ -178,7 +178,8 @@ def _measured_choice(
 
 
 def _worth_it(ranked: Sequence[Planned], search: Search) -> list[Planned]:
-    """First the one of the fewest devices that is as good as the fastest, in memory if one is."""
+    """The plans, first the one with the fewest devices that is nearly as fast as the fastest; plans
+    without streaming are preferred."""
     devices = [search.situation.cluster.device(id) for id in ranked[0][0].devices]
     shared = any(shares_host(devices, device) for device in devices)
     least_gain = LEAST_GAIN_ON_ONE_HOST if shared else LEAST_GAIN
@@ -211,7 +212,7 @@ def _alone(search: Search) -> list[Arrangement]:
 
 
 def _solo(search: Search, plans: Sequence[Planned]) -> Solo | None:
-    """The fastest of those plans that are one device's."""
+    """The fastest plan on one device, as a Solo; None where there is none."""
     alone = [each for each in plans if len(each[0].devices) == 1]
     if not alone:
         return None
@@ -263,7 +264,8 @@ def _as(parallel: Parallel, order: tuple[int, ...]) -> Arrangement:
 
 
 def _starts(search: Search) -> list[Arrangement]:
-    """The fastest alone, the fewest in a pipeline, everyone in one stage, and hosts as stages."""
+    """The fastest single device, the shortest pipeline, one stage of all devices, and hosts as
+    stages."""
     situation = search.situation
     everyone = tuple(range(len(situation.devices)))
     hosts: dict[str, list[int]] = {}

@@ -1,8 +1,8 @@
 """How many layers each stage of an arrangement gets: dynamic programming over the cuts.
 
-The time of an answer is the sum over the stages, and once more the slowest stage, with what it
-hears and hands on, for every further chunk of the prompt. So a label has two numbers, and of the
-labels at a cut those stay that no other beats in both.
+The time of an answer is the sum over the stages. Every further chunk of the prompt adds the time of
+the slowest stage, with receiving and sending. So a label has two numbers, and at each cut the
+labels are kept that no other beats in both.
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,12 +21,13 @@ _LABELS_KEPT = 4
 _FEW_LAYERS = 16
 
 _NEARBY_LAYERS = 6
-"""How far a stage of a model with many layers may move when a search is repeated."""
+"""When a search is repeated for a model with many layers, a stage may grow or shrink by this many
+layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Layers and shares of every stage, and the seconds of an answer without hops."""
+    """Layers and shares of every stage, and the seconds of an answer without its hops."""
 
     total_s: float
     stages: tuple[tuple[int, Option], ...]
@@ -51,11 +52,11 @@ def best_cut(
 ) -> Cut | None:
     """The fastest way to give all layers to these stages, or None when none beats `beat_s`.
 
-    passing_s: what each stage is busy with for a chunk as well as computing.
+    passing_s: seconds that each stage spends to receive and send a chunk.
 
-    Stage options that turn out too large for memory are settled and the search is repeated, so what
-    comes back fits. Of many layers it is repeated near the cuts before, or all over where there is
-    nothing that fits.
+    Where stage options turn out too large for memory, exact ones are computed (`settle`) and the
+    search is repeated, so the result fits. For many layers, the repeated search stays near the cuts
+    before, and covers everything only if nothing fits there.
     """
     has_few = situation.model.num_layers <= _FEW_LAYERS
     near: Sequence[range] | None = None

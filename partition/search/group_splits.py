@@ -1,7 +1,7 @@
-"""The ways a group of devices can share heads, columns and vocabulary rows, each on its own.
+"""The ways in which a group of devices can divide heads, columns and vocabulary rows.
 
-Between heads, columns and rows lies a sum or a gather, so each of them is balanced apart from the
-others. Only memory joins them: whoever asks says how many bytes each device has left.
+A sum or a gather separates heads, columns and rows, so each of them is balanced on its own. Only
+memory connects them: the caller says how many bytes each device has left.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,23 @@ from edge.partition.search.head_balance import HeadCost, all_head_splits, head_f
 from edge.partition.search.situation import Situation, StageKey
 
 _ALL_SPLITS_UP_TO = 40
-"""Splits that are all given when every one is asked for; of more, their frontier."""
+"""Up to this number of splits, `every` returns all; above, their frontier."""
 
 ENDLESS_BYTES = 2**80
-"""A room that nothing fills."""
+"""A room that is never full."""
 
 
 @dataclass(slots=True)
 class GroupSplits:
-    """Splits over the ranks of one group of several devices, as one stage. Counts are in heads,
-    columns and rows; seconds are for one layer, or for the head."""
+    """Splits over the ranks of one group of several devices, as one stage.
+
+    Counts are numbers of heads, columns and rows. Seconds are those of one layer, or of the head.
+    """
 
     situation: Situation
     stage: StageKey
     _paces: tuple[list[Pace], list[Pace]] = field(init=False)
-    """Each rank's: when decoding, in a chunk."""
+    """Paces of each rank: when decoding, in a chunk."""
 
     def __post_init__(self) -> None:
         decode, chunk = (
@@ -41,7 +43,8 @@ class GroupSplits:
         self._paces = (decode, chunk)
 
     def fixed_s(self, layers: int, *, is_chunk: bool) -> float:
-        """What does not depend on the shares: sums, graphs without weights, latency, the step."""
+        """Seconds that do not depend on the shares: sums, graphs without weights, latency, the
+        step."""
         situation, paces, stage = self.situation, self._paces[is_chunk], self.stage
         sums_s = (2 * layers + stage.is_first) * situation.sum_s(stage.group, is_chunk=is_chunk)
         bare_s = max(pace.bare().total_s for pace in paces) * (stage.is_first + (not stage.is_last))
@@ -58,10 +61,10 @@ class GroupSplits:
         every: bool = False,
         frugal: bool = False,
     ) -> list[Split]:
-        """Splits of the query heads; `nbytes` is what they take of the rooms, None: no limit.
+        """Splits of the query heads. nbytes: what they take of the rooms. rooms: None for no limit.
 
-        With `every`, all of them where they are few, whether they fit or not. With `frugal`, the
-        one that takes the fewest bytes in all, if one fits.
+        every: all splits where they are few, also those that do not fit. frugal: the split with the
+        fewest bytes in all, if one fits.
         """
         table = kv_counts(layer.num_heads, layer.num_kv_heads)
         decode, chunk = (_head_costs(layer, own) for own in self._paces)
@@ -83,8 +86,8 @@ class GroupSplits:
     ) -> list[Split]:
         """Splits of the feed-forward columns at multiples; arguments as for `heads`.
 
-        Columns beyond the last multiple must lie on the last device that has any, so each device is
-        tried as that one.
+        The remainder after the last multiple must be on the last device that has columns, so each
+        device is tried as that one.
         """
         multiple = self.situation.model.column_multiple
         units, rest = divmod(layer.ffn_columns, multiple)
@@ -118,7 +121,7 @@ class GroupSplits:
     def rows(
         self, row_bytes: int, rooms: Sequence[int] | None, least: Sequence[int]
     ) -> list[Split]:
-        """Splits of the vocabulary with at least `least` rows each; none in a stage between."""
+        """Splits of the vocabulary with at least `least` rows each; no rows in middle stages."""
         count, model = len(self.stage.group), self.situation.model
         vocab = model.vocab_size
         if not (self.stage.is_first or self.stage.is_last):
@@ -129,7 +132,7 @@ class GroupSplits:
         if self.stage.is_last:
             decode, chunk = (row_costs(model, own) for own in self._paces)
             return frontier(vocab, decode, chunk, caps, least)
-        # Looking up an embedding takes no time to speak of: rows go where there is room.
+        # Looking up an embedding takes hardly any time, so rows go where there is room.
         counts = apportion(vocab, [max(1, cap) for cap in caps], least=least, most=caps)
         return [] if counts is None else [Split(0.0, 0.0, tuple(counts))]
 
@@ -150,7 +153,7 @@ def _head_costs(layer: LayerFacts, paces: Sequence[Pace]) -> list[HeadCost]:
 def column_costs(
     layer: LayerFacts, multiple: int, paces: Sequence[Pace], rests: Sequence[int]
 ) -> list[Cost]:
-    """Each device's, for `multiple` columns at a time and its rest, if it has one."""
+    """The cost of each device, for `multiple` columns at a time and its remainder."""
     unit_bytes = multiple * layer.ffn_column_bytes
     return [
         Cost(
@@ -163,7 +166,7 @@ def column_costs(
 
 
 def row_costs(model: ModelFacts, paces: Sequence[Pace]) -> list[Cost]:
-    """Computing the logits of a row."""
+    """The cost of each device for the logits of a row."""
     return [
         Cost(
             pace.head_from(model, 0).total_s,

@@ -1,6 +1,6 @@
-"""Sharing out query heads, whose KV heads make them unequal pieces.
+"""Dividing query heads. Their KV heads make them unequal pieces.
 
-A shard whose heads straddle a group holds that KV head too (see `kv_heads`), so what heads cost
+A shard whose heads straddle a group holds that KV head, too (see `kv_heads`). So the cost of heads
 depends on where they start: dynamic programming over the cuts, in rank order.
 """
 
@@ -17,10 +17,10 @@ from edge.partition.search.balance import Cost, Split, compositions, least_maxim
 _Label = tuple[float, float, int, int]
 
 _LABELS_PER_CUT = 4
-"""Points of the frontier kept at each cut where there are more than a few heads."""
+"""Points of the frontier that are kept at each cut, for many heads."""
 
 _ALL_LABELS_UP_TO = 16
-"""Heads for which every point is kept."""
+"""Up to this number of heads, every point is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def head_frontier(
 ) -> list[Split]:
     """The ways to cut the heads of `kv_counts` within the rooms that no other beats in both steps.
 
-    `nbytes` says what heads take of a room. `frugal` looks for the fewest bytes in all instead,
-    for tight memory, and finds one way. Empty when the rooms are too small.
+    nbytes: bytes that heads take of a room. frugal: one way with the fewest bytes in all instead,
+    for tight memory. Empty when the rooms are too small.
     """
     num_heads = len(table) - 1
     known = None if frugal else _plain(table, decode, chunk, nbytes, rooms)
@@ -90,7 +90,7 @@ def head_frontier(
                 decode_s = base_s + count * head_s if count else decode[rank].idle_s
                 chunk_s = chunk_base_s + count * chunk_head_s if count else chunk[rank].idle_s
                 if decode_s > limit_s and chunk_s > chunk_limit_s:
-                    break  # and so are all further heads, with or without KV heads
+                    break  # so are all larger counts, with or without KV heads
                 kv_heads = kv_row[count]
                 decode_s += kv_heads * kv_s
                 chunk_s += kv_heads * chunk_kv_s
@@ -146,7 +146,7 @@ def measured(
     decode: Sequence[HeadCost],
     chunk: Sequence[HeadCost],
 ) -> Split:
-    """These counts with their times."""
+    """The split into these counts, with its times."""
     pairs = list(zip(counts, kv_of(counts, table), strict=True))
     return Split(
         max(cost.of(*pair) for cost, pair in zip(decode, pairs, strict=True)),
@@ -162,9 +162,10 @@ def _plain(
     nbytes: HeadCost,
     rooms: Sequence[float],
 ) -> Split | None:
-    """A way that fits, quickly found as if every head had its own KV head; None when that fails.
+    """A split that fits, found quickly as if every head had its own KV head; None if that finds
+    none.
 
-    Whatever is slower in both kinds of step is on no frontier.
+    A split that is slower than this one in both kinds of step is not on the frontier.
     """
     num_heads = len(table) - 1
     head_bytes = nbytes.head_s + nbytes.kv_head_s

@@ -1,4 +1,4 @@
-"""Why a device has no part in a plan, in words: what the best plan with it would be like."""
+"""Why a plan does not use a device, in words, from the best plan that does use it."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from edge.partition.search.branch_and_bound import Search, Solved
 from edge.partition.search.situation import Arrangement
 
 _MOST_TRIED = 3
-"""Places for the device that are looked at closely, the most promising first, until it fits."""
+"""Places for the device that are solved, the most promising first, until it fits."""
 
 _MESSAGES: dict[Kind, str] = {"reduce": "sums", "hop": "hops"}
 
@@ -41,8 +41,8 @@ def left_out(search: Search, arrangement: Arrangement, predicted: Estimate) -> t
 
 def _reason(search: Search, arrangement: Arrangement, predicted: Estimate, index: int) -> str:
     best = _best_with(search, arrangement, index)
-    if best is None and (strangers := _strangers(search, arrangement, index)):
-        return f"it cannot reach {' or '.join(strangers)}"
+    if best is None and (unreachable := _unreachable(search, arrangement, index)):
+        return f"it cannot reach {' or '.join(unreachable)}"
     if best is None:
         room = size_in_words(search.situation.devices[index].memory_bytes)
         return f"memory: no part of the model fits into its {room}"
@@ -67,8 +67,8 @@ def _reason(search: Search, arrangement: Arrangement, predicted: Estimate, index
     )
 
 
-def _strangers(search: Search, arrangement: Arrangement, index: int) -> list[str]:
-    """Names of the devices in use that this one has no link to."""
+def _unreachable(search: Search, arrangement: Arrangement, index: int) -> list[str]:
+    """Names of the devices in use that this device cannot reach."""
     situation = search.situation
     device = situation.devices[index]
     others = [situation.devices[other] for group in arrangement for other in group]
@@ -76,7 +76,7 @@ def _strangers(search: Search, arrangement: Arrangement, index: int) -> list[str
 
 
 def _best_with(search: Search, arrangement: Arrangement, index: int) -> Solved | None:
-    """The fastest of the plans that have this device, too; None when it has room for no part."""
+    """The fastest plan that also uses this device; None when no part fits on it."""
     bounds = [(search.bound_s(each), each) for each in with_device(arrangement, index)]
     for bound_s, each in sorted(bounds)[:_MOST_TRIED]:
         if bound_s < float("inf"):
@@ -87,7 +87,7 @@ def _best_with(search: Search, arrangement: Arrangement, index: int) -> Solved |
 
 
 def _messages(estimate: Estimate) -> list[Term]:
-    """The terms that go between devices."""
+    """The terms of messages between devices."""
     return [term for term in estimate.terms if term.kind in _MESSAGES]
 
 

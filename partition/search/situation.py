@@ -1,4 +1,4 @@
-"""The facts of one search, looked up once: devices by number, their paces, what messages take."""
+"""The facts of one search, computed once: devices by number, their paces, times of messages."""
 
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, permutations
@@ -18,22 +18,22 @@ Arrangement = tuple[Group, ...]
 """The groups of the stages, first stage first; no layers or shares yet."""
 
 Counts = tuple[int, ...]
-"""How many of a run of layers have each of the model's shapes."""
+"""For a run of layers: the number of layers of each of the model's shapes."""
 
 
 class StageKey(NamedTuple):
-    """One group as one stage: all that its options depend on."""
+    """One group as one stage: all facts that its options depend on."""
 
     group: Group
     is_first: bool
     is_last: bool
     crowded: frozenset[int]
-    """Devices whose memory is also read by others during the chunks of a prompt."""
+    """Devices whose host also computes other stages during the chunks of a prompt."""
 
 
 @dataclass(slots=True)
 class Situation:
-    """One model, workload and cluster, every device measured. Remembers what it worked out."""
+    """One model, workload and cluster, with every device measured. Caches what it computes."""
 
     model: ModelFacts
     cluster: ClusterSpec
@@ -45,17 +45,17 @@ class Situation:
     chunk: Phase = field(init=False)
     num_chunks: int = field(init=False)
     shapes: tuple[LayerFacts, ...] = field(init=False)
-    """The layers' kinds; those that are alike in all that counts here are one shape."""
+    """The distinct kinds of layers: kinds with equal facts are one shape."""
     shape_of_kind: tuple[int, ...] = field(init=False)
     sizes: tuple[int, ...] = field(init=False)
-    """A layer of each shape counts as this: 1 where there is one, else its bytes. Layers that are
-    more work are larger, so what bounds the work of a stage is counted in sizes."""
+    """The size of a layer of each shape: 1 where there is one shape, else its bytes. Bounds of a
+    stage's work are counted in sizes."""
     reached_size: tuple[int, ...] = field(init=False)
-    """All sizes of the first n layers."""
+    """The summed sizes of the first n layers."""
     _reached: tuple[Counts, ...] = field(init=False)
-    """The first n layers."""
-    _strangers: frozenset[tuple[int, int]] = field(init=False)
-    """Pairs of devices that cannot reach each other, both ways round."""
+    """Counts of the first n layers."""
+    _unlinked: frozenset[tuple[int, int]] = field(init=False)
+    """Pairs of devices that cannot reach each other, in both orders."""
     _paces: dict[tuple[int, int, bool, bool], Pace] = field(init=False, default_factory=dict)
     _hops: dict[tuple[Group, Group], tuple[float, float]] = field(init=False, default_factory=dict)
     _sums: dict[tuple[Group, bool], float] = field(init=False, default_factory=dict)
@@ -63,7 +63,7 @@ class Situation:
     def __post_init__(self) -> None:
         self.devices = self.cluster.devices
         self.network = Network(self.cluster)
-        self._strangers = frozenset(
+        self._unlinked = frozenset(
             pair
             for pair in permutations(range(len(self.devices)), 2)
             if not self.network.is_linked(*self.ids(pair))
@@ -85,11 +85,12 @@ class Situation:
 
     @property
     def steps(self) -> int:
-        """Decoding steps of an answer: the weight of a step's time against the first token's."""
+        """Decoding steps of an answer, by which the time of a step is weighted against the first
+        token's."""
         return self.workload.output_tokens
 
     def counts(self, start: int, stop: int) -> Counts:
-        """The layers from `start` to before `stop`, counted."""
+        """The number of layers of each shape from `start` to before `stop`."""
         if len(self.shapes) == 1:
             return (stop - start,)
         pairs = zip(self._reached[start], self._reached[stop], strict=True)
@@ -99,19 +100,21 @@ class Situation:
         return tuple(self.devices[index].id for index in group)
 
     def row_bytes(self, stage: StageKey) -> int:
-        """One vocabulary row on such a stage: of the embedding, of the head, or both."""
+        """Bytes of one vocabulary row on such a stage: of the embedding, of the head, or both."""
         model = self.model
         return model.embedding_row_bytes * stage.is_first + model.head_row_bytes * stage.is_last
 
     def are_linked(self, arrangement: Arrangement) -> bool:
-        """Whether the sampler reaches every device; who else must talk, times of messages tell."""
+        """Whether the sampler reaches every device. Other pairs without a link show as an endless
+        time of messages."""
         sampler = arrangement[-1][0]
-        return not self._strangers or not any(
-            (sampler, index) in self._strangers for group in arrangement for index in group
+        return not self._unlinked or not any(
+            (sampler, index) in self._unlinked for group in arrangement for index in group
         )
 
     def crowded(self, arrangement: Arrangement) -> frozenset[int]:
-        """The devices on whose host other stages compute all the while in the steps of a prompt."""
+        """Devices on whose host other stages compute at the same time, while a prompt is
+        computed."""
         if not self.chunk.overlaps:
             return frozenset()
         found: set[int] = set()
@@ -123,7 +126,7 @@ class Situation:
     def paces(
         self, group: Group, *, is_chunk: bool, crowded: frozenset[int] = frozenset()
     ) -> list[Pace]:
-        """One for each device of a stage, in rank order; `crowded` counts in chunks only."""
+        """The pace of each device of a stage, in rank order; `crowded` counts in chunks only."""
         return [
             self._pace(index, group, is_chunk, is_chunk and index in crowded) for index in group
         ]
@@ -141,7 +144,8 @@ class Situation:
         return found
 
     def sum_s(self, group: Group, *, is_chunk: bool) -> float:
-        """One sum of hidden states over the group; the order of its ranks is all the same."""
+        """Seconds of one sum of hidden states over the group; the order of ranks makes no
+        difference."""
         key = (tuple(sorted(group)), is_chunk)
         found = self._sums.get(key)
         if found is None:
@@ -159,7 +163,7 @@ class Situation:
         return total_s
 
     def passing_s(self, arrangement: Arrangement) -> list[float]:
-        """Seconds that each stage is busy with passing a chunk on."""
+        """Seconds that each stage spends to receive and send a chunk."""
         nbytes = self.chunk.rows * self.model.wire_row_bytes
         return passing_stages_s(
             [
@@ -169,7 +173,7 @@ class Situation:
         )
 
     def _hop_s(self, before: Group, after: Group) -> tuple[float, float]:
-        """Seconds in a decoding step, and for a chunk."""
+        """Seconds of a hop: (in a decoding step, for a chunk)."""
         found = self._hops.get((before, after))
         if found is None:
             row_bytes = self.model.wire_row_bytes

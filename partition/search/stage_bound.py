@@ -1,7 +1,8 @@
-"""A time that no way of running layers on a group of devices can beat, quickly found.
+"""A lower bound of the time of layers on a group of devices, quickly computed.
 
-As `stage_options`, but memory joins nothing, KV heads are never held twice, and both kinds of step
-have shares of their own. It depends on the set of devices and on who is rank 0 only.
+As in `stage_options`, but memory limits nothing except the number of layers, KV heads are never
+held twice, and each kind of step has shares of its own. The bound depends on the set of devices and
+on which one is rank 0.
 """
 
 import math
@@ -18,10 +19,10 @@ from edge.partition.search.situation import Situation, StageKey
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 _SECTIONS = 32
-"""Steps of a golden section; 0.618^32 is 2e-7 of where it started."""
+"""Steps of a golden section search; 0.618^32 is 2e-7 of the first interval."""
 
 _SECTION_ERROR = 1 - 1e-5
-"""Keeps a bound a bound, though the section ends a little before the lowest point."""
+"""Keeps the result a lower bound, though the search ends a little before the minimum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,14 @@ class StageBound:
     """A lower bound of a stage's seconds, linear in the size of its layers (`Situation.sizes`)."""
 
     base_s: float
-    """A whole answer without its layers: every step that decodes, and one chunk."""
+    """Seconds of a whole answer without its layers: every decoding step, and one chunk."""
     layer_s: float
     chunk_base_s: float
-    """One chunk without its layers."""
+    """Seconds of one chunk without its layers."""
     chunk_layer_s: float
     most: int
-    """The size that the devices have room for together; 0 when not even for one layer."""
+    """The summed size of layers that the devices have room for together; 0 when not even for
+    one."""
 
 
 def stage_bound(situation: Situation, stage: StageKey) -> StageBound:
@@ -91,7 +93,7 @@ def _together(
 def _layer_s(layer: LayerFacts, paces: Sequence[Pace], column_multiple: int) -> float:
     kv_part = layer.num_kv_heads / layer.num_heads
     head_bytes = layer.query_head_bytes + kv_part * layer.kv_head_bytes
-    # Heads are few, so that they are whole matters; columns and rows are many.
+    # Heads are few, so they are counted whole; columns and rows are many.
     heads_s = _least_whole_s(
         layer.num_heads,
         [
@@ -114,10 +116,10 @@ def _least_whole_s(total: int, costs: Sequence[Cost]) -> float:
 
 
 def _least_s(total: float, costs: Sequence[Cost]) -> float:
-    """The least largest cost when pieces may be cut.
+    """The least largest cost if pieces may be divided.
 
-    At a time t, device i has (t - base_i) / each_i pieces; devices join as t passes their bases,
-    and none is done before it would be with nothing.
+    At a time t, device i has (t - base_i) / each_i pieces. Devices join when t passes their bases,
+    and none is done before its time without pieces.
     """
     floor_s = max(cost.idle_s for cost in costs)
     speed = done = 0.0
@@ -135,7 +137,7 @@ def _least_s(total: float, costs: Sequence[Cost]) -> float:
 
 
 def _most(situation: Situation, stage: StageKey) -> int:
-    """As if all layers had the shape whose bytes are fewest for their size."""
+    """The most that fits, as if all layers had the shape with the fewest bytes for its size."""
     room = sum(situation.devices[index].memory_bytes for index in stage.group)
     room -= situation.model.vocab_size * situation.row_bytes(stage)
     if room < 0:

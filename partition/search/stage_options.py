@@ -1,8 +1,7 @@
-"""What it costs to run a number of layers on one group of devices, and with which shares.
+"""The time of a number of layers on one group of devices, and the shares that give it.
 
-Shares are first balanced as if heads, columns and rows each had all memory: a bound that nothing
-beats. Only where that does not fit are they looked at together, and only for the numbers of layers
-that a search asks for.
+First, heads, columns and rows are balanced as if each had all memory: a lower bound. Where that
+does not fit, they are balanced together, and only for the numbers of layers that a search asks for.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,17 +17,20 @@ from edge.partition.search.situation import Counts, Situation, StageKey
 _Timed = TypeVar("_Timed", "LayerSplit", "_Layers", "Option")
 
 _OPTIONS_KEPT = 4
-"""Trade-offs between the two kinds of step kept for a stage, where the layers are many."""
+"""Trade-offs between the two kinds of step that are kept for a stage of a model with many
+layers."""
 
 _FEW_LAYERS = 16
 
 _WAYS_KEPT = 8
-"""Ways to share the layers of some shapes that are kept while those of others are added."""
+"""Ways to divide the layers of some shapes that are kept while the layers of other shapes are
+added."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """One way to share every layer of one shape: the seconds of one, and who gets how much."""
+    """One way to divide every layer of one shape: the seconds of one layer, and each device's
+    part."""
 
     decode_s: float
     chunk_s: float
@@ -36,7 +38,7 @@ class LayerSplit:
     columns: tuple[int, ...]
 
     def with_columns(self, columns: Split) -> "LayerSplit":
-        """The same, where the heads alone were known."""
+        """The same split of heads, with this split of columns."""
         return LayerSplit(
             self.decode_s + columns.decode_s,
             self.chunk_s + columns.chunk_s,
@@ -47,26 +49,26 @@ class LayerSplit:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to run a stage: its time in each kind of step, and who gets how much."""
+    """One way to run a stage: its time in each kind of step, and each device's part."""
 
     decode_s: float
     chunk_s: float
     layers: tuple[LayerSplit, ...]
     """For each shape."""
     rows: tuple[int, ...]
-    """Vocabulary rows; all 0 in a stage between."""
+    """Vocabulary rows of each device; all 0 in a middle stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """One way to share the layers of some shapes, all of them together."""
+    """One way to divide the layers of some shapes, and the seconds of all of them."""
 
     decode_s: float
     chunk_s: float
     splits: tuple[LayerSplit, ...]
 
     def with_layers(self, count: int, split: LayerSplit) -> "_Layers":
-        """And `count` layers of a further shape."""
+        """The same, with `count` layers of a further shape."""
         return _Layers(
             self.decode_s + count * split.decode_s,
             self.chunk_s + count * split.chunk_s,
@@ -75,7 +77,7 @@ class _Layers:
 
 
 class StageOptions:
-    """The options of one group as one stage, by how many layers of each shape it has."""
+    """The options of one group as one stage, by the number of layers of each shape."""
 
     def __init__(self, situation: Situation, stage: StageKey) -> None:
         model = situation.model
@@ -86,14 +88,14 @@ class StageOptions:
         self._row_bytes = situation.row_bytes(stage)
         self._splits = GroupSplits(situation, stage) if len(stage.group) > 1 else None
         self._bounds: tuple[list[list[LayerSplit]], list[Split]] | None = None
-        """The ways that nothing beats where memory is endless: for each shape, and for the rows."""
+        """The best splits without a memory limit: for each shape, and for the rows."""
         self._found: dict[Counts, list[Option]] = {}
         self._settled: set[Counts] = set()
 
     def of(self, counts: Counts) -> Sequence[Option]:
         """The options for `counts` layers of each shape that no other beats in both kinds of step.
 
-        Until `settle` was called they may not fit; then they are a bound of those that do.
+        Before `settle` was called they may not fit; then they are a lower bound of those that do.
         """
         if counts not in self._found:
             if self._splits is None:
@@ -104,7 +106,8 @@ class StageOptions:
         return self._found[counts]
 
     def settle(self, counts: Counts) -> bool:
-        """Make the options for `counts` layers ones that fit. Whether anything changed."""
+        """Replace the options for `counts` layers by ones that fit. Returns whether anything
+        changed."""
         if counts in self._settled:
             return False
         assert self._splits is not None
@@ -128,7 +131,7 @@ class StageOptions:
         return HeadCost(0, count * shape.query_head_bytes, count * (shape.kv_head_bytes + cache), 0)
 
     def _least_bytes(self, counts: Counts) -> float:
-        """What the stage takes without norms and biases, nothing held twice."""
+        """Bytes of the stage without norms and biases, nothing held twice."""
         return self._vocab * self._row_bytes + sum(
             self._head_bytes(shape, count).of(shape.num_heads, shape.num_kv_heads)
             + count * shape.feed_forward_bytes
@@ -152,7 +155,7 @@ class StageOptions:
         return [Option(seconds[0], seconds[1], layers, (self._vocab,))]
 
     def _bound(self, splits: GroupSplits, counts: Counts) -> list[Option]:
-        """Every device with all its memory for each kind of share; settled if that fits."""
+        """The options if each kind of share had all memory of every device; settled if they fit."""
         rooms = self._rooms(counts)
         if min(rooms) < 0 or sum(rooms) < self._least_bytes(counts):
             self._settled.add(counts)
@@ -177,7 +180,7 @@ class StageOptions:
         return self._thinned(options)
 
     def _fits(self, counts: Counts, option: Option) -> bool:
-        """Whether memory suffices and nobody is idle."""
+        """Whether memory suffices and no device is idle."""
         left = self._rooms(counts)
         for (shape, count), own in zip(self._shapes(counts), option.layers, strict=True):
             left = self._left(left, shape, count, own.heads, own.columns)
@@ -206,11 +209,13 @@ class StageOptions:
         ]
 
     def _fitting(self, splits: GroupSplits, counts: Counts) -> list[Option]:
-        """Heads first, then columns, then rows, each within the room that is left.
+        """The options that fit: heads first, then columns, then rows, each within the room that is
+        left.
 
-        Where the splits of heads and columns are few, all are tried and nothing is missed. Of many,
-        heads and columns take what they need and rows what is left; if that fails, heads take as
-        few bytes as they can. Layers of several shapes have many, so that some are missed.
+        Where heads and columns have few splits, all are tried and no option is missed. Where they
+        have many, heads and columns are placed first and rows get the rest; if that fails, heads
+        take as few bytes as they can. Layers of several shapes have many splits, so some options
+        are missed.
         """
         options = list(self._filled(splits, counts, frugal=False))
         return options or list(self._filled(splits, counts, frugal=True))
@@ -259,12 +264,12 @@ class StageOptions:
         )
 
     def _some(self, ways: list[Way]) -> list[Way]:
-        """All of them where layers have one shape, else some from first to last."""
+        """All ways where layers have one shape, else some from first to last."""
         return ways if len(self._situation.shapes) == 1 else thinned(ways, _WAYS_KEPT)
 
     def _thinned(self, options: list[Option]) -> list[Option]:
         if self._situation.num_chunks == 1:
-            # Nothing waits for the slowest stage then, so only the sum counts.
+            # With one chunk nothing waits for the slowest stage, so only the sum counts.
             steps = self._situation.steps
             return sorted(options, key=lambda one: steps * one.decode_s + one.chunk_s)[:1]
         is_small = self._situation.model.num_layers <= _FEW_LAYERS
@@ -272,7 +277,7 @@ class StageOptions:
 
 
 def _layer_splits(splits: GroupSplits, shape: LayerFacts) -> list[LayerSplit]:
-    """Where memory is endless."""
+    """The best splits without a memory limit."""
     return _undominated(
         LayerSplit(heads.decode_s, heads.chunk_s, heads.counts, ()).with_columns(columns)
         for heads in splits.heads(shape, HeadCost(0, 0, 0, 0), None)

@@ -1,11 +1,12 @@
-"""Which device has which experts whole: by how many tokens go through each, and by memory.
+"""Which device has which whole experts, by the tokens of each expert and by memory.
 
-Cut by columns a device has as large a part of the experts' memory as of their work. Whole ones part
-the two: a fast device with little memory has the few that most tokens go through, and a slow one
-with much memory all others. Each is one integer program (as in MoETuner, Go and Mahajan, 2025),
-solved by HiGHS: the least time until the slowest is done, on average. First how many experts each
-device has, which is the same for all layers; then for each layer which. Of many, those are given by
-rank, as in the first program, and exchanged as long as the slowest is done sooner.
+Where experts are cut by columns, a device has the same part of their memory and of their work.
+Whole experts separate the two: a fast device with little memory has the few most used experts, and
+a slow one with much memory has the others. The assignment minimises the mean time until the slowest
+device is done. HiGHS solves it as integer programs (as in MoETuner, Go and Mahajan, 2025). The
+first program finds the number of experts of each device, the same for all layers. Then one program
+for each layer finds which experts these are. With many experts, the first program's assignment by
+rank is used instead, and experts are exchanged as long as the slowest device gets faster.
 """
 
 from __future__ import annotations
@@ -26,26 +27,29 @@ from edge.partition.plan.plan import Plan, Stage
 from edge.partition.plan.shard import Experts
 
 _GAP = 0.005
-"""A placement that is this near to the best will do."""
+"""Relative distance to the best placement that is good enough."""
 
 _MOST_SOLVED = 256
-"""Experts times devices of a layer for which a program is solved: in 0.1 s or less."""
+"""A program is solved for a layer with at most this many experts times devices; it takes 0.1 s or
+less."""
 
 _MOST_EXCHANGED = 64
-"""Pairs of experts of one layer."""
+"""The most exchanges of two experts of one layer."""
 
 _MOST_NODES = 500
-"""Nodes of the tree of one program: with this limit the same facts always give the same placement,
-which a limit of time would not."""
+"""The most nodes of one program's search tree. A limit of time instead would not give the same
+placement for the same facts."""
 
 
 def with_whole_experts(
     plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload, *, chunk_tokens: int
 ) -> tuple[Plan, Estimate | None]:
-    """The plan with experts as wholes in each stage that several devices share, and how fast it is;
-    None where some device was not measured: then all are as fast as they have threads.
+    """The plan with whole experts in each stage that several devices share, and its estimate. The
+    estimate is None where some device was not measured; then speed counts as proportional to
+    threads.
 
-    Raises PlanError where no stage can have it so, CapacityError where it does not fit.
+    Raises PlanError where no stage can have whole experts, CapacityError where the plan does not
+    fit.
     """
     stages = list(plan.stages)
     problems: list[str] = []
@@ -67,14 +71,14 @@ def with_whole_experts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Device:
-    """What a device of a stage may have of a layer, and what that takes it."""
+    """How many experts of a layer a device of a stage may have, and their time."""
 
     others_s: float
-    """For all but experts."""
+    """Seconds of the layer without its experts."""
     expert_s: float
-    """For one that every token goes through."""
+    """Seconds of an expert that every token goes through."""
     most: int
-    """Experts of each layer."""
+    """The most experts of each layer that fit."""
 
 
 def _placed(
@@ -87,17 +91,19 @@ def _placed(
         for kind in (model.kinds[model.layers[layer]] for layer in sparse)
     }
     if not kinds:
-        raise PlanError([f"Stage {number} has no layer with experts; leave it at columns."])
+        raise PlanError([f"Stage {number} has no layer with experts; use experts='columns'."])
     if len(kinds) > 1:
-        raise PlanError([f"Stage {number} has layers with unlike experts; cut their columns."])
+        raise PlanError(
+            [f"The experts of stage {number} differ between layers; cut their columns."]
+        )
     ((num_experts, _top_k, is_grouped),) = kinds
     if is_grouped:
         raise PlanError(["The model chooses experts by groups; cut their columns."])
     if any(shard.streamed_layers for shard in stage.slices):
         raise PlanError(
             [
-                f"Stage {number} reads layers from disk, where those experts stay that are used"
-                " most; cut their columns."
+                f"Stage {number} reads layers from disk, so its experts are cached by their use;"
+                " cut their columns."
             ]
         )
     facts = model.kinds[model.layers[sparse[0]]]
@@ -115,8 +121,8 @@ def _placed(
     if owners is None:
         raise PlanError(
             [
-                f"The devices of stage {number} have no room for its experts as wholes; cut their"
-                " columns, or give more memory."
+                f"The devices of stage {number} have no room for whole experts; cut their columns,"
+                " or give more memory."
             ]
         )
     counts = [owners.count(index) for index in range(len(ranks))]
@@ -179,7 +185,7 @@ def _devices(
 
 
 def _by_rank(uses: Sequence[float], owners: Sequence[int]) -> list[int]:
-    """owners: of the most used expert, the next, and so on."""
+    """The owner of each expert. owners: of the most used expert, of the next, and so on."""
     order = sorted(range(len(uses)), key=lambda each: -uses[each])
     found = [0] * len(uses)
     for expert, owner in zip(order, owners, strict=True):
@@ -190,7 +196,8 @@ def _by_rank(uses: Sequence[float], owners: Sequence[int]) -> list[int]:
 def _exchanged(
     devices: Sequence[_Device], uses: Sequence[float], owners: Sequence[int]
 ) -> list[int]:
-    """The same numbers of experts, exchanged one for one until that helps the slowest no more."""
+    """The owners after exchanging experts one for one, until that no longer makes the slowest
+    device faster."""
     found = list(owners)
     times = [each.others_s for each in devices]
     for expert, owner in enumerate(found):
@@ -205,7 +212,7 @@ def _exchanged(
             theirs = sorted(
                 (uses[expert], expert) for expert, owner in enumerate(found) if owner == other
             )
-            # What must go over for both to be done at the same time.
+            # The chance to move so that both are done at the same time.
             both_s = devices[slowest].expert_s + device.expert_s
             wished = (times[slowest] - times[other]) / both_s if both_s else 0.0
             for expert in own:
@@ -235,8 +242,8 @@ def _solve(
     *,
     counts: Sequence[int] | None = None,
 ) -> list[int] | None:
-    """Which device has each expert; as many as `counts` says, or as there is room for, and one at
-    least. None where that cannot be, or was not found."""
+    """The device of each expert: `counts` experts for each device, or any number from 1 to the most
+    that fits. None where that is impossible, or was not found within the limits."""
     if sum(each.most for each in devices) < facts.num_experts or min(e.most for e in devices) < 1:
         return None
     solver = _silent_solver()
@@ -244,7 +251,7 @@ def _solve(
         ("threads", 1), ("random_seed", 1), ("mip_rel_gap", _GAP), ("mip_max_nodes", _MOST_NODES),
     ):  # fmt: skip
         solver.setOptionValue(name, value)
-    # Times of about 1: the solver's tolerances are absolute.
+    # The solver's tolerances are absolute, so times are scaled to about 1.
     unit_s = max(each.others_s + facts.top_k * each.expert_s for each in devices)
     slowest = solver.addVariable(lb=0.0)
     has = [[solver.addBinary() for _ in uses] for _ in devices]
@@ -273,10 +280,11 @@ def _solve(
 
 
 def _silent_solver() -> Any:
-    import highspy  # takes 0.1 s, which plans without experts need not wait for
+    import highspy  # takes 0.1 s; only plans with whole experts need it
 
     class Silent(highspy.Highs):  # type: ignore[misc]
-        """It names itself on standard output as soon as it is made, whatever it is told later."""
+        """A solver without output. HiGHS prints a banner when it is made, before any option can be
+        set."""
 
         def enableCallbacks(self) -> Any:  # noqa: N802
             self.setOptionValue("output_flag", False)

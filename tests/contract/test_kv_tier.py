@@ -110,7 +110,7 @@ def test_a_full_tier_keeps_what_it_has(make: Make) -> None:
     tier = make(100 * 10)
     place = tier.place("a", SHAPE)
     place.append(1, *rows(1, 10))
-    with pytest.raises(StoreFullError, match="600 too many for the limit of 1,000"):
+    with pytest.raises(StoreFullError, match="exceed the limit of 1,000 bytes by 600"):
         place.append(1, *rows(2, 10))
     assert place.tokens(1) == 10
     assert np.array_equal(read(tier, "a", 1)[0], rows(1, 10)[0])

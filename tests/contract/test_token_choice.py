@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.backends.null import made_up
-from edge.engine.distributed_sampling import TokenChoice
+from edge.engine.distributed_sampling import DistributedSampling
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.ranking import likeliest
 from edge.kernels.sampling.reference import sample
@@ -66,7 +66,7 @@ def expected_tokens(prompt: list[int], parameters: SamplingParameters) -> list[i
 
 def test_no_mask_is_made_where_no_token_is_chosen() -> None:
     """A mask of a large vocabulary for each chunk of a prompt would be work in vain."""
-    choice = TokenChoice([range(VOCAB)], 0)
+    choice = DistributedSampling([range(VOCAB)], 0)
     terms = SamplingTerms(
         sampling=SamplingParameters(min_tokens=2),
         end_ids=frozenset({7}),
@@ -238,7 +238,7 @@ class NothingButTheBest:
 @pytest.mark.parametrize("name", ["greedy", "top_k", "min_p"])
 def test_all_logits_stay_where_the_best_of_them_tell_the_token(name: str) -> None:
     prompt = [4, 4, 9]
-    choice = TokenChoice([range(VOCAB)], 0)
+    choice = DistributedSampling([range(VOCAB)], 0)
     terms = SamplingTerms(sampling=PARAMETERS[name], end_ids=frozenset(), max_new_tokens=50)
     choice.begin("r", terms)
     entry = StepEntry(request="r", position=0, tokens=tuple(prompt), logit_rows=1)

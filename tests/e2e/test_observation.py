@@ -129,5 +129,5 @@ def test_what_is_not_observed_is_not_told(
                 await anext(model._observed(checkpoint.spec))
 
     for each in (options, replace(options, observes=True)):
-        with pytest.raises(edge.EdgeError, match="a run of inputs that is not observed"):
+        with pytest.raises(edge.EdgeError, match="of inputs is not observed"):
             asyncio.run(ask(each))

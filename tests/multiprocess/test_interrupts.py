@@ -236,7 +236,7 @@ def test_a_daemon_told_to_end_in_the_middle_of_a_step(
         model = cluster.load(endless_checkpoint.path, dtype="float32", context_tokens=LONG_CONTEXT)
         stream = model.stream([5] * (LONG_CONTEXT - 10), max_new_tokens=5)
         assert daemon.end(number) == 0
-        with pytest.raises(edge.PeerLostError, match="leaving: it was stopped by its") as raised:
+        with pytest.raises(edge.PeerLostError, match="its user has stopped it") as raised:
             list(stream)  # so it has not gone on to the end of the prompt
         assert raised.value.peer == "busy"
         assert daemon.messages == ""

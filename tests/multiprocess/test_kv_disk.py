@@ -153,7 +153,7 @@ def test_what_is_refused(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     size = token_bytes(checkpoint)
     assert "write /some/folder:20GiB" in run_edge("peer", "--kv-disk", "20GiB").sentence()
     sentence = run_edge("peer", "--memory", "1GiB", "--kv-memory", "2GiB").sentence()
-    assert "--kv-memory 2.0 GiB is a part of the memory, which is 1.0 GiB" in sentence
+    assert "--kv-memory 2.0 GiB is more than --memory 1.0 GiB" in sentence
     (tmp_path / "file").write_bytes(b"")
     sentence = run_edge("peer", "--kv-disk", f"{tmp_path}/file/kv:1GiB").sentence()
     assert "keys and values cannot be kept in" in sentence

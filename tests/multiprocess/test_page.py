@@ -199,7 +199,7 @@ def test_another_placement_is_shown(page: Page) -> None:
     assert "desk" not in page.locator("#preview").inner_text()
     page.locator("#preview-change").fill("something else")
     page.locator("#preview-form button").click()
-    expect(page.locator("#preview-said")).to_contain_text("is no change")
+    expect(page.locator("#preview-said")).to_contain_text("is not a known change")
 
 
 def test_a_model_is_drawn_before_it_is_loaded(page: Page) -> None:

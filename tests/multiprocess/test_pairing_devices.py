@@ -244,7 +244,7 @@ def test_a_device_does_what_it_was_paired_for(
         refused = answer(cellar, lent, checkpoint)  # its own
         assert refused.code == 0, refused.err
     with attic.peer() as daemon:
-        assert "not have them compute" in answer(cellar, daemon, checkpoint).sentence()
+        assert "not use them" in answer(cellar, daemon, checkpoint).sentence()
         assert answer(phone, daemon, checkpoint).code == 0
         assert not daemon.messages
 
@@ -389,7 +389,7 @@ def test_a_device_that_is_paired_again_may_do_less(
             address = ("--peer", shown["addresses"][0])
             assert phone.edge("pair", shown["code"], *address, "--leave").code == 0
             process.communicate(timeout=PATIENCE_S)
-        assert "not have them compute" in answer(phone, daemon, checkpoint).sentence()
+        assert "not use them" in answer(phone, daemon, checkpoint).sentence()
         assert answer(copy, daemon, checkpoint).code == 1
         assert daemon.end() == 0
 

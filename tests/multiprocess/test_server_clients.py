@@ -609,7 +609,7 @@ def test_another_placement_is_planned(url: str) -> None:
     assert [device["name"] for device in view["devices"]] == ["local-1"]
     for query, status, why in (
         ("model=/etc", 404, "is not on this device"),
-        ("change=hurry", 400, "is no change"),
+        ("change=hurry", 400, "is not a known change"),
         ("change=without%20local-1&change=-1TiB%20on%20local-2", 422, "local-2"),
         ("&".join(["change=x"] * 33), 400, "at most 32 changes"),
     ):

@@ -262,7 +262,7 @@ def test_names_cannot_write_on_our_terminal() -> None:
 def test_a_peer_that_answers_calls_nobody_made(call_id: object) -> None:
     with service(lambda connected: answer_describe(connected, {"call": call_id})) as address:
         sentence = run_edge("peers", "--insecure", "--peer", address).sentence()
-    assert "peer odd answers a call that nobody made" in sentence
+    assert "peer odd answers call " in sentence
 
 
 def test_a_peer_that_says_nothing_is_given_up() -> None:

@@ -115,7 +115,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("run {model} -p x --lora empty {peer}", ERROR, "no LoRA adapter: it has no adapter_config"),
     ("quantize {model} --out empty {peer}", ERROR, "is there already; remove it, or name another"),
     ("quantize {model} --out new --bits 2 {peer}", ERROR, "2 bits a weight are fewer than this"),
-    ("plan {model} --what-if more {peer}", ERROR, "'more' is no change; write '+4GiB on NAME'"),
+    ("plan {model} --what-if more {peer}", ERROR, "'more' is not a known change; write '+4GiB"),
     ("peer --listen 127.0.0.1:{taken}", ERROR, "{taken}"),
     ("peer --memory -1", ERROR, "'-1' is not a size; write 4GiB"),
     ("pair one two", ERROR, "a code has 6 words, not 2"),

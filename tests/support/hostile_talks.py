@@ -230,7 +230,7 @@ async def check_free(daemon: PeerDaemon, free_bytes: int, shown: Credentials | N
     """The peer answers, and holds nothing of anybody's."""
     resources = daemon.resources
     rooms = resources.frames, resources.small_frames, resources.large_answers
-    held = resources.offers, resources.links, resources.copy_room, *rooms
+    held = resources.offers, resources.links, resources.copy_quota, *rooms
     while resources.sessions or any(each.held for each in held):  # noqa: ASYNC110 - it ends
         await asyncio.sleep(0)
     client = await PeerClient.connect(resources.addresses[0], shown)

@@ -21,7 +21,7 @@ from edge.backends.interface import HostLogits, ShardWeights, StepLogits
 from edge.backends.null import made_up
 from edge.backends.null.backend import NullBackend
 from edge.backends.null.program import NullProgram
-from edge.engine.prefix_cache import PrefixPlaces
+from edge.engine.prefix_cache import PrefixStorage
 from edge.engine.shard_engine import NO_MASKS, ShardEngine
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
@@ -347,7 +347,7 @@ def linked(
     shortlist_tokens: int = SHORTLIST_TOKENS,
     backend: Callable[[], MadeUpBackend] = MadeUpBackend,
     tier: Callable[[Seat], KVTier | None] = lambda seat: None,
-    places: Callable[[Seat], PrefixPlaces | None] = lambda seat: None,
+    places: Callable[[Seat], PrefixStorage | None] = lambda seat: None,
     wrap: Callable[[Link, Seat], Link] = lambda link, seat: link,
     link_timeout_s: float = 30.0,
 ) -> Iterator[Shards]:

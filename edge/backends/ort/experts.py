@@ -29,8 +29,8 @@ _PARTS = ("gate_up", "down")
 
 
 def lower_experts(build: SegmentBuilder, stream: ResidualStream, layer: int, part: Experts) -> str:
-    """The addend of the hidden state; if apart, outputs of the shared expert and of the others side
-    by side."""
+    """The nodes of a layer's experts. Returns the value to add to the hidden state; with
+    `is_apart`, the outputs of the shared expert and of the other experts, side by side."""
     prefix = f"layers.{layer}."
 
     def expert(branch: OnnxGraph, number: int, x: str) -> str:

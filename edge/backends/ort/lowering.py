@@ -28,7 +28,7 @@ from edge.backends.ort.short_convolution import lower_short_convolution
 from edge.backends.ort.token_inputs import lower_token_inputs
 from edge.kernels.logits.onnx import finish_logits
 from edge.kernels.onnx_graph import ExternalTensor
-from edge.models.experts import NORMS_BEHIND
+from edge.models.experts import POST_NORMS
 from edge.models.parts import Part
 from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
@@ -119,7 +119,7 @@ def _feed_forward(build: SegmentBuilder, stream: ResidualStream, layer: int) -> 
         build,
         f"{prefix}mlp_post_norm",
         scale="" if build.spec.token_inputs else f"{prefix}layer_scale",
-        apart=[f"{prefix}{name}" for name in NORMS_BEHIND],
+        apart=[f"{prefix}{name}" for name in POST_NORMS],
     )
     _part(build, stream, layer, build.layout.layer(layer).feed_forward, after)
 

@@ -33,7 +33,7 @@ class ResidualStream:
 
     @property
     def adds_zeros(self) -> bool:
-        """There is nothing to add, but it is added."""
+        """Whether the addend is all zeros."""
         return self._addend is not None and self._addend == self._nothing
 
     @property

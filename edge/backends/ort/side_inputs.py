@@ -1,5 +1,5 @@
-"""Side inputs of a stage, which go with the hidden state: inputs of layers that later ones need
-once more, the tokens' embedding, and what layers have of each token."""
+"""Side inputs of a stage, sent with the hidden state: inputs of layers that later layers need
+again, token embeddings, and per-layer token inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[np.float32]
 
 
 class SideInputs:
-    """Buffers of them, made once for the largest step. Most models have nothing of it."""
+    """Buffers of side inputs, made once for the largest step. Empty for most models."""
 
     def __init__(self, spec: ModelSpec, layout: ShardLayout, limits: StepLimits) -> None:
         most = most_rows(limits)

@@ -1,7 +1,7 @@
-"""The blocks of one request that is longer than memory, and so has all of it for itself.
+"""Blocks of one request that is longer than memory, and so uses all of it.
 
-A block of the pool otherwise holds the same tokens of every layer. This request's layers come and
-go one by one, so each has blocks of its own, wherever in the pool's memory they are free.
+Otherwise, a block of the pool holds the same tokens of every layer. The layers of this request are
+swapped in and out one by one, so each layer has blocks of its own, at any free place of the pool.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from edge.backends.triton.device import Device, Mirror
 
 
 class SpreadBlocks:
-    """Blocks are numbered through the memory of all layers: `num_blocks` of each, one by one.
+    """The blocks of each layer, numbered over all layers: layer i has numbers from i *
+    `num_blocks`.
 
     Layers are counted within the shard. Two threads may use it for two layers at once.
     """

@@ -217,7 +217,8 @@ class BlockCache:
         ]
 
     def place(self, step: Step) -> None:
-        """Find blocks for the step's tokens; row i of the table is then that of its entry i."""
+        """Allocate blocks for the step's tokens. Row i of the block table is then that of entry
+        i."""
         for row, entry in enumerate(step.entries):
             slot = self.open(entry.request)
             if entry.end > self._limits.cached_tokens:

@@ -41,7 +41,7 @@ class Product:
         self.stored = arrays.stored(name)
         self.num_rows = arrays.layout.matrix(name).num_rows
         self.grams: Grams | None = None
-        """Where what it is given is summed up."""
+        """Sums of its inputs, for quantization with data."""
         self._tuning = tuning
         self._weights: tuple[Weight, ...] = ()
         whole = arrays.vector(f"{name}.bias")
@@ -53,7 +53,7 @@ class Product:
         self.place(weight)
 
     def place(self, weight: Callable[[StoredMatrix], Weight] | None) -> None:
-        """Compute with what lies there from now on. None: let go of it, until there is another."""
+        """Set the weights to compute with. None: release them until the next call."""
         self._weights = () if weight is None else tuple(map(weight, self.stored))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -63,7 +63,7 @@ def test_the_command_line_outweighs_the_file_and_the_file_the_defaults(file: Pat
     assert 'memory = "2GiB"  # command line' in lines
     assert 'interface = ["eth0"]  # command line' in lines
     assert 'cluster = "default"  # default' in lines
-    assert "# model-memory: what the process leaves" in lines
+    assert "# model-memory: all that is left" in lines
 
 
 def test_what_is_printed_is_a_file_that_says_the_same(file: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_is_printed_is_a_file_that_says_the_same(file: Path) -> None:
         ("insecure = 1", "insecure: 1 is not true or false"),
         ("name = [1]", "name: [1] is not a text"),
         ('memory = "much"', "memory: 'much' is not a size; write 4GiB"),
-        ('allow = "me"', "allow: 'me' does not say who may use this peer"),
+        ('allow = "me"', "allow: 'me' names no devices that may use this peer"),
         ('backend = "cpu"', "backend: 'cpu' is not one of"),
         ("threads", "Expected '=' after a key in a key/value pair"),
         ("a = 1\na = 2", "Cannot overwrite a value"),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from edge.engine.distributed_sampling import TokenChoice
+from edge.engine.distributed_sampling import DistributedSampling
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.protocol.step import FinishReason, SamplingTerms, Step, StepEntry
 
 STEP = Step(entries=(StepEntry(request="a", position=3, tokens=(1,), logit_rows=1),))
 
 
-def choice(end_ids: set[int], max_new_tokens: int) -> TokenChoice:
-    made = TokenChoice([range(20)], 0)
+def choice(end_ids: set[int], max_new_tokens: int) -> DistributedSampling:
+    made = DistributedSampling([range(20)], 0)
     terms = SamplingTerms(
         sampling=SamplingParameters(), end_ids=frozenset(end_ids), max_new_tokens=max_new_tokens
     )

@@ -13,8 +13,8 @@ from edge.backends.host_cache import HostCache
 from edge.engine.kv_copies import (
     COPIED_AFTER_S,
     LEAST_COPIED_TOKENS,
-    CopyRooms,
     KvCopies,
+    KvCopyQuota,
     put_copy,
 )
 from edge.errors import ProtocolError, RequestError
@@ -71,7 +71,7 @@ def test_an_answer_is_copied_piece_by_piece_and_put_elsewhere(of: Copies) -> Non
     piece = COPIED_TOKENS[of]
     size = 6 + 3 * piece
     own, told = storage(size), list[Event]()
-    copies = KvCopies(told.append, CopyRooms().of("a"), of)
+    copies = KvCopies(told.append, KvCopyQuota().of("a"), of)
     copies.begin("a", 5)
     taken(copies, own, size)
     pieces = pieces_of(told)
@@ -93,7 +93,7 @@ def test_answers_of_a_model_with_many_keys_are_copied_in_smaller_pieces(
     own, told = storage(80), list[Event]()
     token_bytes = sum(each.nbytes for each in _rows(own, 0, 1))
     monkeypatch.setattr("edge.engine.kv_copies.CHUNK_COPY_BYTES", 12 * token_bytes)
-    copies = KvCopies(told.append, CopyRooms().of("a"), "answers")
+    copies = KvCopies(told.append, KvCopyQuota().of("a"), "answers")
     copies.begin("a", 0)
     seen = []
     for position in range(80):
@@ -111,7 +111,7 @@ def test_a_chunk_is_copied_in_large_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     def pieces(most_bytes: int) -> list[int]:
         monkeypatch.setattr("edge.engine.kv_copies.CHUNK_COPY_BYTES", most_bytes)
         told = list[Event]()
-        copies = KvCopies(told.append, CopyRooms().of("a"))
+        copies = KvCopies(told.append, KvCopyQuota().of("a"))
         copies.begin("a", 0)
         chunk = StepEntry(request="a", position=0, tokens=tuple(range(40)), logit_rows=0)
         copies.take(Step(entries=(chunk,)), own, now_s=0.0)
@@ -139,7 +139,7 @@ def test_of_a_large_model_fewer_tokens_are_in_one_copy(
     monkeypatch.setattr("edge.engine.kv_copies.MOST_COPY_BYTES", most_bytes)
     monkeypatch.setattr("edge.engine.kv_copies.CHUNK_COPY_BYTES", most_bytes // 2)
     told = list[Event]()
-    copies = KvCopies(told.append, CopyRooms().of("a"))
+    copies = KvCopies(told.append, KvCopyQuota().of("a"))
     copies.begin("a", 0)
     chunk = StepEntry(request="a", position=0, tokens=tuple(range(12)), logit_rows=0)
     copies.take(Step(entries=(chunk,)), own, now_s=0.0)
@@ -150,7 +150,7 @@ def test_of_a_large_model_fewer_tokens_are_in_one_copy(
 @pytest.mark.parametrize("of", ["answers", "all"])
 def test_of_slow_answers_fewer_tokens_are_copied_at_once(of: Copies) -> None:
     own, told = storage(30), list[Event]()
-    copies = KvCopies(told.append, CopyRooms().of("a"), of)
+    copies = KvCopies(told.append, KvCopyQuota().of("a"), of)
     copies.begin("a", 5)
     for position in range(12):
         copies.take(computed(position), own, now_s=0.4 * COPIED_AFTER_S[of] * position)
@@ -162,7 +162,7 @@ def test_what_waits_is_bounded_and_comes_later() -> None:
     own, told = storage(30), list[Event]()
     tokens = COPIED_TOKENS["all"]
     piece = sum(each.nbytes for each in _rows(own, 0, tokens))
-    room = CopyRooms(piece).of("a")
+    room = KvCopyQuota(piece).of("a")
     copies = KvCopies(told.append, room)
     copies.begin("a", 2)
     taken(copies, own, 30)
@@ -174,8 +174,8 @@ def test_what_waits_is_bounded_and_comes_later() -> None:
 
 def test_what_waits_of_a_device_and_of_all_has_a_limit() -> None:
     """On however many connections; what is never sent is given back with its connection."""
-    rooms = CopyRooms(of_one=10, of_all=15)
-    first, second, other = rooms.of("a"), rooms.of("a"), rooms.of("b")
+    quota = KvCopyQuota(of_one=10, of_all=15)
+    first, second, other = quota.of("a"), quota.of("a"), quota.of("b")
     assert first.take(6)
     assert not second.take(5)
     assert second.take(4)
@@ -184,7 +184,7 @@ def test_what_waits_of_a_device_and_of_all_has_a_limit() -> None:
     first.give_back(2)
     first.give_back_all()
     second.give_back_all()
-    assert rooms.held == 5
+    assert quota.held == 5
     assert first.take(10)
 
 
@@ -195,7 +195,7 @@ def test_answers_of_one_step_are_copied_in_one_frame(monkeypatch: pytest.MonkeyP
 
     def frames() -> list[list[str]]:
         told.clear()
-        copies = KvCopies(told.append, CopyRooms().of("a"))
+        copies = KvCopies(told.append, KvCopyQuota().of("a"))
         copies.begin("a", 0)
         copies.begin("b", 2)
         for position in range(10):
@@ -222,9 +222,9 @@ def test_rows_that_are_not_shared_evenly_are_refused() -> None:
         CopiedTokens(request="a", first=0, tokens=2),
         CopiedTokens(request="b", first=1, tokens=1),
     )
-    with pytest.raises(ValueError, match="8 bytes of keys and values of 3 tokens"):
+    with pytest.raises(ValueError, match="8 bytes of keys and values cannot be divided"):
         list(KvRows(parts=two, rows=bytes(8)).each())
-    with pytest.raises(ValueError, match="of 0 tokens"):
+    with pytest.raises(ValueError, match="among 0 tokens"):
         list(KvRows(parts=(), rows=b"").each())
     for tokens in (0, MAX_CHUNK_TOKENS + 1):
         with pytest.raises(ProtocolError, match="tokens: Expected `int`"):
@@ -233,7 +233,7 @@ def test_rows_that_are_not_shared_evenly_are_refused() -> None:
 
 def test_others_than_begun_are_not_copied() -> None:
     own, told = storage(30), list[Event]()
-    copies = KvCopies(told.append, CopyRooms().of("a"))
+    copies = KvCopies(told.append, KvCopyQuota().of("a"))
     taken(copies, own, 30)
     copies.begin("a", 2)
     copies.forget("a")
@@ -244,7 +244,7 @@ def test_others_than_begun_are_not_copied() -> None:
 def test_rows_that_do_not_fit_are_refused() -> None:
     own = storage(10)
     rows = b"".join(each.tobytes() for each in _rows(own, 2, 4))
-    with pytest.raises(RequestError, match="bytes of keys and values for 3 tokens"):
+    with pytest.raises(RequestError, match="not the keys and values of 3 tokens"):
         put_copy(own, "a", 10, 3, rows)
     with pytest.raises(RequestError, match="do not follow"):
         put_copy(own, "a", 12, 2, rows)

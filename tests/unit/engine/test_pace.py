@@ -20,7 +20,7 @@ def test_what_is_cached_is_expected_to_take_time() -> None:
 
 @pytest.mark.parametrize("first_s", [0.0, -1.0, math.nan, math.inf])
 def test_a_time_that_is_none_is_refused(first_s: float) -> None:
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(ValueError, match="finite and above 0"):
         ExpectedStep(first_s=first_s, last_s=1.0, tokens=1)
 
 

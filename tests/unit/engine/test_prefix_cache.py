@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.backends.interface import KvStorage
-from edge.engine.prefix_cache import PrefixCache, PrefixPlaces
+from edge.engine.prefix_cache import PrefixCache, PrefixStorage
 from edge.offload import PrefixMemory, PrefixStore
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
@@ -68,8 +68,8 @@ SECRET = b"of an owner".ljust(32)
 
 def kept_on(
     disk: PrefixStore | None, secret: bytes = SECRET, memory: PrefixMemory | None = None
-) -> PrefixPlaces:
-    return PrefixPlaces(memory=memory or PrefixMemory(), disk=disk, secret=secret)
+) -> PrefixStorage:
+    return PrefixStorage(memory=memory or PrefixMemory(), disk=disk, secret=secret)
 
 
 class SlowStore(PrefixStore):
@@ -314,7 +314,7 @@ def shared(
 ) -> PrefixCache:
     """Of a device that has the secret of its cluster."""
     return PrefixCache(
-        PrefixPlaces(
+        PrefixStorage(
             memory=memory or PrefixMemory(), disk=disk, secret=SECRET, owner=owner, trusted=trusted
         ),
         ASSIGNMENT,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
 from edge.backends.null.made_up import replies
-from edge.engine.prefix_cache import PrefixPlaces
+from edge.engine.prefix_cache import PrefixStorage
 from edge.engine.shard_engine import ShardEngine
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import Manifest, MemoryKVTier, PrefixMemory, PrefixStore
@@ -52,8 +52,8 @@ SECRET = b"of an owner".ljust(32)
 
 def kept_in(
     memory: PrefixMemory, disk: PrefixStore | None = None, *, secret: bytes = SECRET
-) -> PrefixPlaces:
-    return PrefixPlaces(memory=memory, disk=disk, secret=secret)
+) -> PrefixStorage:
+    return PrefixStorage(memory=memory, disk=disk, secret=secret)
 
 
 class HeldBackLink:

@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused() -> None:
             torch.zeros(2, 16), cache, table, table, positions=positions, sequences=positions
         )
     odd = torch.zeros(5, 5)
-    with pytest.raises(ValueError, match="tables of 5 columns turn 10 elements of 8"):
+    with pytest.raises(ValueError, match="rotate 10 elements; a head has 8"):
         rope_store(qkv, cache, odd, odd, positions=positions, sequences=positions)
     with pytest.raises(ValueError, match=r"positions has the shape \[2\], not \[3\]"):
         rope_store(

@@ -242,7 +242,7 @@ HUGE = 1 << 60
         (with_value(struct.pack("<IQ", 8, HUGE)), "bytes, and"),
         (with_value(struct.pack("<IIQ", 9, 4, HUGE)), "announces"),
         (with_value(struct.pack("<IIQ", 9, 8, 99)), "too short"),
-        (with_value(struct.pack("<IIQ", 9, 9, 1)), "array of arrays"),
+        (with_value(struct.pack("<IIQ", 9, 9, 1)), "nested arrays"),
         (with_value(struct.pack("<I", 77)), "of type 77, which no version"),
         (with_value(struct.pack("<IIQ", 9, 77, 1)), "of type 77, which no version"),
         (with_value(struct.pack("<IB", 7, 9)), "true or false"),

@@ -236,7 +236,7 @@ def test_json_comes_back_equal() -> None:
         (
             (*SECOND, "heads"),
             [6, 5],
-            "stages[0].shards[1].heads starts at 6, behind its stop at 5.",
+            "stages[0].shards[1].heads starts at 6, after its stop at 5.",
         ),
         (
             (*SECOND, "heads"),

@@ -52,17 +52,17 @@ def test_without() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is no change"),
-        ("more memory", "is no change"),
-        ("+4 on a", "is no change"),
-        ("+4parsec on a", "'parsec' is no unit"),
+        ("", "is not a known change"),
+        ("more memory", "is not a known change"),
+        ("+4 on a", "is not a known change"),
+        ("+4parsec on a", "'parsec' is not a known unit"),
         ("+1GiB on nobody", "no device 'nobody'"),
         ("+1GiB on b", "2 devices are called 'b'; use the id"),
         ("without x", "no device 'x'"),
         ("link a-nobody 1ms 1Gbit", "does not name two devices"),
         ("link a-1 1ms 1Gbit", "does not name two devices"),
         ("link a-my-box 1ms 0Gbit", "bytes_per_s"),
-        ("link a-my-box 1h 1Gbit", "is no change"),
+        ("link a-my-box 1h 1Gbit", "is not a known change"),
         ("without " + "x" * 5000, "at most 4096 characters"),
     ],
 )

@@ -244,7 +244,7 @@ def test_who_has_those_that_most_tokens_go_through_takes_longer() -> None:
 def test_uses_are_of_each_expert_and_as_many_as_a_token_has(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expert_uses of layer 0"):
         replace(MODEL, expert_uses=wrong)
-    with pytest.raises(ValueError, match="of each layer"):
+    with pytest.raises(ValueError, match="an entry for each layer"):
         replace(MODEL, expert_uses=uses(*[1 / 3] * 6)[:2])
 
 

@@ -406,7 +406,7 @@ def test_what_is_under_way_in_a_session_has_a_limit() -> None:
                 hosted.announce("one more")
             hosted.forget("long")
             hosted.announce("one more", prompt_tokens=1)
-            with pytest.raises(ProtocolError, match="place 2 for a state, of 2"):
+            with pytest.raises(ProtocolError, match="no place 2 for a saved state"):
                 hosted.save_state("0", 4, 2)
         finally:
             await hosted.aclose()

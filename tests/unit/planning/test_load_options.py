@@ -80,7 +80,7 @@ def test_a_workload_that_does_not_fit_the_context() -> None:
         ({"prefixes_of": "0123456789abcdef"}, "prefixes_of must be ids of devices"),
         ({"prefixes_of": (5,)}, "prefixes_of must be ids of devices"),
         ({"prefixes_of": ("0123456789abcde",)}, "names no devices; write ID"),
-        ({"prefixes_of": ("0123456789abcdef",) * 17}, "17 devices; 16 is the most"),
+        ({"prefixes_of": ("0123456789abcdef",) * 17}, "17 devices; name at most 16"),
         ({"stream": True}, "stream must be 'auto', 'on' or 'off', not True"),
         ({"workload": 512}, r"workload must be an edge.Workload or None, not 512"),
     ],

@@ -127,7 +127,7 @@ def test_who_lacks_a_kernel_takes_no_layers(checkpoint: Checkpoint) -> None:
     old = before(checkpoint, PIPELINE)
     peers = [*PEERS[:3], replace(PEERS[3], backend="triton", lacks=("attention", "experts"))]
     assert set(repaired(checkpoint, peers, PIPELINE, old, {"b"}).plan.devices) == {"a", "c"}
-    sentence = "no device that is left can compute this model: d is not used: .* for attention,"
+    sentence = "no remaining device can compute this model: d is not used: .* for attention,"
     with pytest.raises(CapacityError, match=sentence):
         repaired(checkpoint, peers[3:], PIPELINE, old, {"a", "b", "c"})
 

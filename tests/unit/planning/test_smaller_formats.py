@@ -51,6 +51,10 @@ def test_a_format_that_loses_much_is_the_last_remedy_and_says_so() -> None:
         needed = {dtype: least_bytes(checkpoint, dtype) for dtype in ("int4", "int3", "int2")}
         assert needed["int4"] > needed["int3"] > needed["int2"]
         assert "With int4 it would fit." in said(checkpoint, needed["int4"])
-        assert "With int3, which loses much, it would fit." in said(checkpoint, needed["int3"])
-        assert "With int2, which loses much, it would fit." in said(checkpoint, needed["int2"])
+        assert "With int3, which makes answers much worse, it would fit." in said(
+            checkpoint, needed["int3"]
+        )
+        assert "With int2, which makes answers much worse, it would fit." in said(
+            checkpoint, needed["int2"]
+        )
         assert "No smaller dtype would be enough" in said(checkpoint, needed["int2"] - 1)

@@ -52,7 +52,7 @@ def test_the_speed_is_said_with_its_spread() -> None:
 
 
 def test_a_device_that_was_not_measured_has_no_speed() -> None:
-    assert str(proposal(700, rates=None).streaming).endswith("layers, how fast is not known")
+    assert str(proposal(700, rates=None).streaming).endswith("layers, at an unknown speed")
 
 
 def test_a_model_that_fits_has_nothing_to_say() -> None:

@@ -92,8 +92,8 @@ def of_kind(**changes: object) -> dict[str, Any]:
         ("weight_format", FORMAT | {"rules": [["head", -1, 0]]}, "for the grade -1"),
         ("weight_format", FORMAT | {"rules": [["head", True, 0]]}, "for the grade True"),
         ("weight_format", FORMAT | {"rules": [["head", 0, 1]]}, "without the kind 1"),
-        ("stage", 2, "stage 2, which the plan has not"),
-        ("rank", 3, "rank 3, which the stage has not"),
+        ("stage", 2, "the plan has no stage 2"),
+        ("rank", 3, "has no rank 3"),
     ],
 )
 def test_a_value_that_no_coordinator_sends(name: str, value: Any, message: str) -> None:

@@ -321,7 +321,7 @@ def test_an_assignment_that_cannot_be(change: dict[str, Any]) -> None:
         ("requests", 0, "0 requests at once"),
         ("saved_states", 65, "65 places for states"),
         ("requests", 10**6, "1 to 1024"),
-        ("cached_tokens", 49, "fewer tokens than one request"),
+        ("cached_tokens", 49, "neither memory nor disk has room"),
         ("cached_tokens", 0, "no memory for the keys and values"),
     ],
 )
@@ -417,7 +417,7 @@ def test_terms_of_a_request_that_is_not_in_the_step() -> None:
 def test_tokens_of_a_request_that_wants_hidden_states() -> None:
     header = to_frame("step", STEP).header
     step = {"entries": [entry(request="b")], "run": 1, "singly": False, "states": True}
-    with pytest.raises(errors.ProtocolError, match="wants hidden states"):
+    with pytest.raises(errors.ProtocolError, match="a step for hidden states"):
         from_frame(RunStep, Frame("step", {**header, "step": step}))
 
 
@@ -569,10 +569,10 @@ def test_a_prompt_arrives_as_it_was() -> None:
     ("payload", "message"),
     [
         (b"", "at least one"),
-        (b"abc", "whole numbers of 4 bytes"),
-        (token_bytes([50]), "a vocabulary of 50"),
-        (token_bytes([-1]), "a vocabulary of 50"),
-        (bytes(16), "longer than the context"),
+        (b"abc", "no whole number of token ids"),
+        (token_bytes([50]), "all of them below 50"),
+        (token_bytes([-1]), "all of them below 50"),
+        (bytes(16), "is the most"),
     ],
 )
 def test_what_is_no_prompt(payload: bytes, message: str) -> None:

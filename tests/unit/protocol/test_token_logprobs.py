@@ -43,8 +43,8 @@ def rows(*each: tuple[int, float]) -> bytes:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b"123", "whole rows"),
-        (rows((0, 0.5)), "not above 0"),
+        (b"123", "no whole number of rows"),
+        (rows((0, 0.5)), "at most 0"),
         (rows((0, -np.inf)), "finite"),
         (rows((0, np.nan)), "finite"),
         (rows((2, -1.0), (5, -1.0)), "logprobs of 2 tokens where 1 are left"),

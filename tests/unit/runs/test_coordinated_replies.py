@@ -263,13 +263,13 @@ def test_a_peer_that_leaves_says_so_and_waits_for_its_sessions(tmp_path: Path) -
                 assert daemons[0].resources.sessions == {}
                 await owner.told.wait()
                 await model.aclose()
-            assert str(owner.failure) == ("peer null-0: it is leaving: it was stopped by its user")
+            assert str(owner.failure) == ("peer null-0: its user has stopped it")
             assert owner.unfinished == [asked]
             left, stays = [
                 await describe_peer(daemon.resources.addresses[0], None) for daemon in daemons
             ]
             assert (left.health, left.free_bytes, stays.health) == ("leaving", 0, "alive")
-            with pytest.raises(PeerError, match="peer null-0: it is leaving"):
+            with pytest.raises(PeerError, match="peer null-0: its user has stopped it"):
                 await load(daemons[:1], "solo", limits(memory=400), Owner(), tmp_path)
 
     asyncio.run(main())

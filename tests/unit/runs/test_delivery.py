@@ -218,7 +218,7 @@ def test_who_leaves_is_sent_no_more(tmp_path: Path) -> None:
             delivery = delivery_of(checkpoint, tmp_path, tell)
             peer = await describe_peer(daemon.resources.addresses[0], None)
             async with delivery.source() as source:
-                with pytest.raises(PeerLostError, match="it is leaving: it was stopped by its"):
+                with pytest.raises(PeerLostError, match="its user has stopped it"):
                     await delivery.deliver((0, 0), peer, source)
             assert sent
 

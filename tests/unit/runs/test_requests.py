@@ -15,7 +15,7 @@ from transformers import MinNewTokensLengthLogitsProcessor
 
 from edge.answers.answer import Answer, OnEnd
 from edge.backends.interface import HostLogits
-from edge.engine.distributed_sampling import TokenChoice
+from edge.engine.distributed_sampling import DistributedSampling
 from edge.errors import (
     CapacityError,
     EdgeError,
@@ -70,7 +70,7 @@ class SamplingPeer:
         self._steps_left = steps
         self._clock_s = clock_s
         self._step_s = step_s
-        self._choice = TokenChoice([range(VOCAB)], 0)
+        self._choice = DistributedSampling([range(VOCAB)], 0)
         self._tokens: dict[str, list[int]] = {}
 
     async def __call__(self, channel: Channel, frame: Frame) -> None:

@@ -201,7 +201,7 @@ def test_who_was_cut_off_has_freed_what_it_held_itself(tmp_path: Path) -> None:
             async with asyncio.timeout(PATIENCE_S):
                 while not model.failed.is_set():
                     await take_over(peer, lease)
-            with pytest.raises(RequestError, match="was cut off, and has begun again"):
+            with pytest.raises(RequestError, match="was cut off and has reconnected"):
                 raise model.failure or AssertionError
             resources = daemons[0].resources
             assert sessions(resources.sessions) == {beside.session}

@@ -154,9 +154,9 @@ def test_a_step_of_known_tokens_stands_for_steps_of_one_each() -> None:
         ([("a", 6, (51,), 0), ("b", 3, (61,), 0)], 1),
     ]
     unequal = (entries[0], StepEntry(request="b", position=2, tokens=(60,), logit_rows=0))
-    with pytest.raises(ValueError, match="as many tokens of each"):
+    with pytest.raises(ValueError, match="same number of tokens of each"):
         Step(entries=unequal, singly=True)
-    with pytest.raises(ValueError, match="none is sampled"):
+    with pytest.raises(ValueError, match="cannot sample tokens"):
         Step(entries=entries, singly=True, run=2)
 
 
@@ -298,7 +298,7 @@ def test_a_prompt_is_matched_before_it_is_computed() -> None:
     assert steps.decide() == Orders()
     for wrong in (-2, 4, 6):
         steps.matched("a", wrong)
-        with pytest.raises(ValueError, match=f"{wrong} tokens known of a prompt of 5"):
+        with pytest.raises(ValueError, match=f"a prefix of {wrong} tokens found for a prompt of 5"):
             steps.decide()
     steps.matched("a", 2)
     assert shown(steps.decide().step) == ([("a", 2, (3, 4), 0)], 1)
@@ -380,7 +380,7 @@ def submitted(request: str, tokens: int = 1, new_tokens: int = 1) -> Submitted:
         ([submitted("a", tokens=0)], "needs tokens"),
         ([submitted("a", new_tokens=-1)], "needs tokens"),
         ([submitted("a"), submitted("a")], "id of its own"),
-        ([Answered()], "an answer to no step"),
+        ([Answered()], "peers answered a step, but none is under way"),
         ([submitted("a"), None, Answered()], "0 tokens for a step that gives 1"),
         (
             [submitted("a"), None, Answered(tokens=(1, 2), ends=(None, None))],

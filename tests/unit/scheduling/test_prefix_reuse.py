@@ -16,7 +16,7 @@ import pytest
 
 from edge.backends.null.program import NullProgram
 from edge.demos.bundled import MODEL
-from edge.engine.distributed_sampling import TokenChoice
+from edge.engine.distributed_sampling import DistributedSampling
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.membership.membership import Membership, credentials
 from edge.memory.ledger import Use
@@ -109,14 +109,14 @@ def test_of_an_answer_that_nobody_reads_the_token_under_way_is_the_last(
 ) -> None:
     """Each step waits here to be let, so that the peer is in the middle of one when it is told."""
     steps = threading.Semaphore(0)
-    forward, cancel = NullProgram.forward, TokenChoice.cancel
+    forward, cancel = NullProgram.forward, DistributedSampling.cancel
     told = asyncio.Event()
 
     def waiting(self: NullProgram, *given: Any) -> Any:
         assert steps.acquire(timeout=PATIENCE_S)
         return forward(self, *given)
 
-    def telling(self: TokenChoice, request: str) -> None:
+    def telling(self: DistributedSampling, request: str) -> None:
         cancel(self, request)
         told.set()
 
@@ -131,7 +131,7 @@ def test_of_an_answer_that_nobody_reads_the_token_under_way_is_the_last(
         async with null_peers(tmp_path, 1) as daemons:
             model = await load(daemons, "solo", LONG, Owner(), tmp_path, path=path)
             monkeypatch.setattr(NullProgram, "forward", waiting)
-            monkeypatch.setattr(TokenChoice, "cancel", telling)
+            monkeypatch.setattr(DistributedSampling, "cancel", telling)
             left, other = Leaves(), Results()
             model.submit(request(tokens(8, 20), left, new_tokens=1900, parameters=GREEDY))
             steps.release(2)  # two chunks

@@ -1,9 +1,9 @@
-"""Bits for each matrix, for a given mean. Pure.
+"""Bit allocation: the bits of each matrix, for a given mean of all. Pure.
 
 A greedy choice: from the coarsest kind for every matrix, the step that saves most loss for its
 bytes is taken, as long as there are bytes. Losses of matrices are added as if they were
-independent. Layers are chosen in three classes, by their total sensitivity, because plans and
-kernels tell as many kinds of layers apart. On SmolLM2-135M that loses nothing against a choice for
+independent. Layers get their bits in three classes, by their total sensitivity, because plans and
+kernels distinguish as many kinds of layers. On SmolLM2-135M this loses nothing against a choice for
 each layer alone.
 """
 
@@ -20,20 +20,20 @@ _CLASSES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindChoice:
-    """One of the kinds that a matrix could be of."""
+    """A kind that a matrix can have, with its price."""
 
     kind: Blocks
     num_bytes: int
     loss: float
-    """What it adds to the KL divergence, in nats."""
+    """Loss in nats that it adds to the KL divergence."""
 
 
 Choices = Mapping[str, Sequence[KindChoice]]
-"""By role: from coarse to fine."""
+"""The choices of each role, from coarse to fine."""
 
 
-def allot(choices: Choices, total_bytes: float) -> dict[str, KindChoice]:
-    """For each matrix one of its choices, together within `total_bytes`; at least the smallest."""
+def allocate_bits(choices: Choices, total_bytes: float) -> dict[str, KindChoice]:
+    """One of the choices for each matrix, together within `total_bytes`; at least the smallest."""
     members = _alike(choices)
     merged = {name: _sum([choices[role] for role in roles]) for name, roles in members.items()}
     found = dict.fromkeys(merged, 0)
@@ -55,7 +55,7 @@ def allot(choices: Choices, total_bytes: float) -> dict[str, KindChoice]:
 
 
 def _alike(choices: Choices) -> dict[str, list[str]]:
-    """Roles that are chosen for at once."""
+    """Groups of roles that get the same kind."""
     layers: dict[str, float] = defaultdict(float)
     for role, each in choices.items():
         if role.startswith("layers."):

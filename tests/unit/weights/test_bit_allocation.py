@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.weights.allotment import Choices, KindChoice, allot
+from edge.weights.bit_allocation import Choices, KindChoice, allocate_bits
 from edge.weights.block_matrices import Blocks
 
 KINDS = (
@@ -54,7 +54,7 @@ def test_no_more_is_spent_than_there_is(
     choices: dict[str, tuple[KindChoice, ...]], part: float
 ) -> None:
     budget = part * smallest_bytes(choices)
-    found = allot(choices, budget)
+    found = allocate_bits(choices, budget)
     assert found.keys() == choices.keys()
     assert all(found[role] in each for role, each in choices.items())
     assert spent(found) <= budget
@@ -63,13 +63,13 @@ def test_no_more_is_spent_than_there_is(
 @given(models())
 def test_with_room_for_all_everything_is_finest(choices: dict[str, tuple[KindChoice, ...]]) -> None:
     budget = sum(each[-1].num_bytes for each in choices.values())
-    assert all(choice.kind == KINDS[-1] for choice in allot(choices, budget).values())
+    assert all(choice.kind == KINDS[-1] for choice in allocate_bits(choices, budget).values())
 
 
 @given(models())
 def test_layers_are_of_few_sorts(choices: dict[str, tuple[KindChoice, ...]]) -> None:
     """So plans tell few kinds of layers apart."""
-    found = allot(choices, 1.3 * smallest_bytes(choices))
+    found = allocate_bits(choices, 1.3 * smallest_bytes(choices))
     sorts = {
         tuple(found[f"layers.{layer}.{local}"].kind for local in ("a.w", "b.w"))
         for layer in range(7)
@@ -83,7 +83,7 @@ def test_it_is_close_to_the_best(sensitivities: list[float], size: int) -> None:
     roles = ("head", "layers.0.a.w", "layers.1.a.w")
     choices = {role: choices_of(each) for role, each in zip(roles, sensitivities, strict=True)}
     budget = size * 1000 / 16
-    found = allot(choices, budget)
+    found = allocate_bits(choices, budget)
     best = min(
         lost(dict(zip(roles, several, strict=True)))
         for several in product(*choices.values())
@@ -96,7 +96,7 @@ def test_it_is_close_to_the_best(sensitivities: list[float], size: int) -> None:
 def test_what_is_sensitive_comes_first() -> None:
     choices = {role: choices_of(1.0) for role in ROLES}
     choices["layers.3.b.w"] = choices_of(50.0)
-    found = allot(choices, smallest_bytes(choices) + 3 * 9 * 1000 / 16 + 9)
+    found = allocate_bits(choices, smallest_bytes(choices) + 3 * 9 * 1000 / 16 + 9)
     assert found["layers.3.b.w"].kind == Blocks(8, 128)
     assert found["head"].kind == KINDS[0]
 
@@ -106,7 +106,7 @@ def test_layers_of_other_sizes_are_chosen_for_alone() -> None:
     choices["layers.0.a.w"] = tuple(
         replace(each, kind=Blocks(each.kind.bits, 16)) for each in choices_of(1.0)
     )
-    found = allot(choices, 2 * smallest_bytes(choices))
+    found = allocate_bits(choices, 2 * smallest_bytes(choices))
     assert {choice.kind for role, choice in found.items() if role != "layers.0.a.w"} == {KINDS[-1]}
 
 
@@ -131,7 +131,7 @@ def test_with_less_room_some_have_2_bits(
     choices: dict[str, tuple[KindChoice, ...]], part: float
 ) -> None:
     budget = part * smallest_bytes(choices)
-    found = allot(with_2_bits(choices), budget)
+    found = allocate_bits(with_2_bits(choices), budget)
     assert spent(found) <= budget
     assert any(choice.kind.bits == 2 for choice in found.values())
 
@@ -139,5 +139,5 @@ def test_with_less_room_some_have_2_bits(
 @pytest.mark.parametrize("part", [0.0, 1.0])
 def test_at_least_the_smallest(part: float) -> None:
     choices = {role: choices_of(1.0) for role in ROLES}
-    found = allot(choices, part * smallest_bytes(choices))
+    found = allocate_bits(choices, part * smallest_bytes(choices))
     assert spent(found) == smallest_bytes(choices)
