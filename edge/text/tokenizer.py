@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import tokenizers
@@ -33,6 +34,7 @@ from edge.text.files import (
     read_tokenizer_files,
 )
 from edge.text.message_texts import with_texts
+from edge.text.quoted_tokens import SpecialTexts
 from edge.text.thinking import SWITCHES
 from edge.text.tokenizer_limits import check_model, check_parts, read_parts
 
@@ -77,6 +79,8 @@ class Tokenizer:
             self._answer_form = answer_form(
                 source[0] if source else "", lambda token: self.token_id(token) is not None
             )
+            added = self._backend.get_added_tokens_decoder().values()
+            self._special_texts = SpecialTexts(each.content for each in added if each.special)
             self.vocabulary = Vocabulary(self._backend, self._answer_form.tokens, files.same_as)
         forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
         self.cleans_up_spaces = bool(files.settings.get("clean_up_tokenization_spaces")) and (
@@ -198,11 +202,20 @@ class Tokenizer:
         thinking: bool | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """The token ids of `chat`'s prompt; the template writes all special tokens."""
+        """The token ids of `chat`'s prompt. Special tokens are those of the template and of the
+        model's own turns; in the texts of users and tools they are text, except in vocabularies
+        that put a space before each piece of text (Llama 2)."""
+        quoted, mark = self._special_texts.quoted(with_texts(messages))
         prompt = self.chat(
-            messages, add_generation_prompt, tools=tools, thinking=thinking, variables=variables
+            quoted, add_generation_prompt, tools=tools, thinking=thinking, variables=variables
         )
-        return self._encode(prompt, add_special_tokens=False)
+        pieces = prompt.split(mark) if mark else [prompt]
+        whole = self._encode("".join(pieces), add_special_tokens=False)
+        if len(pieces) == 1:
+            return whole
+        cut = [id for piece in pieces for id in self._encode(piece, add_special_tokens=False)]
+        shown = partial(self.decode, skip_special_tokens=False)
+        return cut if shown(cut) == shown(whole) else whole
 
     def has_told_tools(
         self,
