@@ -27,6 +27,7 @@ from edge.server.keys import Caller
 from edge.server.metrics import Metrics
 from edge.server.model_pool import ModelPool
 from edge.server.refusals import Refusal
+from edge.server.rerank import RerankRequest, relevance
 from edge.text.answer_parts import AnswerPart, Said, Thought, ToolCall
 from edge.text.infill import infill_prompt
 from edge.text.tokenizer import Tokenizer
@@ -171,6 +172,20 @@ class Answers:
             finally:
                 observed.end("given up")
         return vectors, tokens
+
+    async def rerank(
+        self, asked: RerankRequest, name: str, caller: Caller
+    ) -> tuple[list[float], int]:
+        """The relevance of each document, and the tokens of all prompts. Together they count as one
+        answer."""
+        async with self._gate.entered(1, caller), self._pool.using(name) as model:
+            observed = self._metrics.reply(0)
+            try:
+                found = await relevance(model, asked, caller)
+                observed.end("finished")
+            finally:
+                observed.end("given up")
+        return found
 
     async def ask(self, question: Question, name: str, caller: Caller) -> AsyncGenerator[Happening]:
         """What happens, until every answer is over. Closing it ends what is under way.

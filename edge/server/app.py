@@ -29,6 +29,7 @@ from edge.server import (
     openai_fields,
     openai_responses,
     openapi,
+    rerank,
     streams,
 )
 from edge.server.answers import Answers, Happening, Question
@@ -90,6 +91,7 @@ class Server:
             "/v1/completions": ("POST", self._openai_completion),
             "/v1/responses": ("POST", self._openai_response),
             "/v1/embeddings": ("POST", self._openai_embeddings),
+            "/v1/rerank": ("POST", self._rerank),
             "/v1/messages": ("POST", self._anthropic_message),
             "/v1/messages/count_tokens": ("POST", self._anthropic_count),
             "/api/chat": ("POST", self._ollama_chat),
@@ -248,6 +250,13 @@ class Server:
         asked = embeddings.openai_asked(body)
         vectors, tokens = await self._embedded(request, name, asked)
         return _Json(embeddings.openai_reply(asked, vectors, model=name, tokens=tokens))
+
+    async def _rerank(self, request: Request) -> Response:
+        name, body = await self._body(request)
+        asked = rerank.rerank_asked(body)
+        work = self._answers.rerank(asked, name, request.scope["edge.caller"])
+        scores, tokens = await _unless_gone(request, work)
+        return _Json(rerank.rerank_reply(asked, scores, model=name, tokens=tokens))
 
     async def _embedded(
         self, request: Request, name: str, asked: embeddings.EmbeddingRequest

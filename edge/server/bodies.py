@@ -201,6 +201,18 @@ class Embeddings(Struct, kw_only=True):
     service_tier: Tier | None = None
 
 
+class Rerank(_Body, kw_only=True):
+    """As Cohere's and Jina's interfaces have it."""
+
+    query: _Word
+    documents: Annotated[list[_Word | Json], Meta(min_length=1, max_length=MOST_INPUTS)]
+    top_n: Count | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+    """What makes a document relevant; else that it answers the query."""
+    service_tier: Tier | None = None
+
+
 class _Effort(Struct, kw_only=True):
     effort: Effort | None = None
     format: Form | None = None

@@ -24,6 +24,7 @@ _BODIES: Mapping[str, tuple[str, type[msgspec.Struct]]] = {
         bodies.Response,
     ),
     "/v1/embeddings": ("A vector for each text, as OpenAI has it", bodies.Embeddings),
+    "/v1/rerank": ("Documents by their relevance, as Cohere and Jina have it", bodies.Rerank),
     "/v1/messages": ("An answer to a conversation, as Anthropic has it", bodies.AnthropicMessages),
     "/v1/messages/count_tokens": (
         "How many tokens a conversation has, as Anthropic has it",

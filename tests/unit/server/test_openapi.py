@@ -13,7 +13,14 @@ from starlette.routing import Route
 
 from edge.api.async_model import AsyncModel
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.server import anthropic_messages, embeddings, ollama, openai_fields, openai_responses
+from edge.server import (
+    anthropic_messages,
+    embeddings,
+    ollama,
+    openai_fields,
+    openai_responses,
+    rerank,
+)
 from edge.server.answers import Question
 from edge.server.app import Server
 from edge.server.fields import Fields
@@ -29,6 +36,7 @@ ASKED: dict[str, tuple[Callable[[Fields], object], dict[str, Any]]] = {
     "/v1/completions": (openai_fields.completion_question, {"prompt": "a"}),
     "/v1/responses": (openai_responses.question_of, {"input": "a"}),
     "/v1/embeddings": (embeddings.openai_asked, {"input": "a"}),
+    "/v1/rerank": (rerank.rerank_asked, {"query": "a", "documents": ["b"]}),
     "/v1/messages": (anthropic_messages.question_of, {"messages": [HELLO], "max_tokens": 1}),
     "/api/chat": (ollama.chat_question, {"messages": [HELLO]}),
     "/api/generate": (ollama.generate_question, {"prompt": "a"}),
