@@ -120,14 +120,16 @@ class _Parts:
     tokenizer_problem: str | None
 
     def header(self, problem: str | None, checkpoint: Checkpoint | None = None) -> Header:
-        config = self.config if checkpoint is None else checkpoint.config
+        claims = claims_of(self.config if checkpoint is None else checkpoint.config)
+        if checkpoint is not None:
+            claims = replace(claims, note=checkpoint.note)
         return Header(
             path=self.path,
             name=self.name,
             form=self.form,
             num_files=self.num_files,
             tensors=self.tensors,
-            claims=claims_of(config),
+            claims=claims,
             spec=self.spec if checkpoint is None else checkpoint.spec,
             own_encoding=None if checkpoint is None else checkpoint.own_encoding,
             embedding_itemsize=None if checkpoint is None else checkpoint.embedding_itemsize,

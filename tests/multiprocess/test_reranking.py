@@ -22,6 +22,7 @@ SYSTEM = (
     'provided. Note that the answer can only be "yes" or "no".'
 )
 USUAL = "Given a web search query, retrieve relevant passages that answer the query"
+QUERY = "Where was Tom?"
 DOCUMENTS = ["Cats sleep.", "Tom was in the barn.", "x", "The roof is red; nobody was there."]
 
 
@@ -62,41 +63,39 @@ def expected(folder: Path, query: str, document: str, instruction: str) -> float
     return float(1 / (1 + np.exp(logits[NO] - logits[YES])))
 
 
+CHOSEN: dict[str, Any] = {
+    "documents": [{"text": each} for each in DOCUMENTS],
+    "top_n": 2,
+    "return_documents": True,
+    "instruction": "Find cats",
+}
+
+
 def test_documents_are_ordered_by_their_relevance(folder: Path) -> None:
     async def main() -> None:
         async with (
             await edge.AsyncCluster.local(1, threads=1) as cluster,
             await cluster.load(folder, dtype="float32", progress=False) as model,
         ):
-            for body, instruction in (
-                ({"documents": DOCUMENTS}, USUAL),
-                (
-                    {
-                        "documents": [{"text": each} for each in DOCUMENTS],
-                        "top_n": 2,
-                        "return_documents": True,
-                        "instruction": "Find cats",
-                    },
-                    "Find cats",
-                ),
-            ):
-                told = await asked(model, {"query": "Where was Tom?", **body})
-                scores = [
-                    expected(folder, "Where was Tom?", each, instruction) for each in DOCUMENTS
-                ]
-                order = sorted(range(4), key=lambda place: -scores[place])
-                found = told["results"]
-                assert [each["index"] for each in found] == order[: body.get("top_n")]
-                np.testing.assert_allclose(
-                    [each["relevance_score"] for each in found],
-                    [scores[each["index"]] for each in found],
-                    rtol=1e-4,
-                )
-                if "top_n" in body:
-                    assert found[0]["document"] == {"text": DOCUMENTS[order[0]]}
-                assert told["usage"]["total_tokens"] > 4 * len(SYSTEM)
+            check(folder, USUAL, await asked(model, {"query": QUERY, "documents": DOCUMENTS}))
+            told = await asked(model, {"query": QUERY, **CHOSEN})
+            order = check(folder, "Find cats", told)
+            assert told["results"][0]["document"] == {"text": DOCUMENTS[order[0]]}
+            assert len(told["results"]) == 2
 
     asyncio.run(main())
+
+
+def check(folder: Path, instruction: str, told: Any) -> list[int]:
+    """The right order."""
+    scores = [expected(folder, QUERY, each, instruction) for each in DOCUMENTS]
+    order = sorted(range(len(scores)), key=lambda place: -scores[place])
+    found = told["results"]
+    assert [each["index"] for each in found] == order[: len(found)]
+    relevance = [each["relevance_score"] for each in found]
+    np.testing.assert_allclose(relevance, [scores[each["index"]] for each in found], rtol=1e-4)
+    assert told["usage"]["total_tokens"] > 4 * len(SYSTEM)
+    return order
 
 
 async def asked(model: edge.AsyncModel, body: dict[str, Any]) -> Any:
