@@ -32,6 +32,7 @@ _TOKENS_AFTER_TEXT = 128
 
 _MOST_TOKENS = 1 << 20
 _LONGEST_STOP = 1 << 16
+_MOST_STOP_TOKENS = 32
 _LONGEST_NAME = 1 << 16
 
 
@@ -206,6 +207,8 @@ class GenerationOptions:
     stop: str | Sequence[str] = option(
         (), metavar="TEXT", help="End the answer before this text; may be repeated."
     )
+    stop_token_ids: Sequence[int] = ()
+    """Token ids that end the answer as well, and are its last token."""
     seed: int | None = option(
         None,
         at_least=0,
@@ -269,7 +272,7 @@ class GenerationOptions:
             max_new_tokens=room if self.max_new_tokens is None else min(self.max_new_tokens, room),
             sampling=sampling,
             stop=tuple(stop),
-            end_ids=frozenset() if self.ignore_eos else end_ids,
+            end_ids=(frozenset() if self.ignore_eos else end_ids) | self._stop_token_ids,
             logprobs=self.logprobs,
             grammar=self._grammar,
             priority=self.priority,
@@ -289,6 +292,20 @@ class GenerationOptions:
     def has_grammar(self) -> bool:
         """The answer keeps to a schema or a grammar."""
         return self.json_schema is not None or self.grammar is not None
+
+    @property
+    def _stop_token_ids(self) -> frozenset[int]:
+        given: object = self.stop_token_ids
+        if (
+            isinstance(given, str | bytes | Mapping)
+            or not isinstance(given, Sequence)
+            or any(type(each) is not int or each < 0 for each in given)
+            or len(given) > _MOST_STOP_TOKENS
+        ):
+            raise RequestError(
+                f"stop_token_ids must be at most {_MOST_STOP_TOKENS} token ids, not {shown(given)}"
+            )
+        return frozenset(given)
 
     @property
     def _grammar(self) -> Grammar | None:
@@ -331,6 +348,7 @@ class GenerationOverrides(TypedDict, total=False):
     presence_penalty: float | None
     logit_bias: Mapping[int, float] | None
     stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
     seed: int | None
     logprobs: int | None
     thinking: bool | None

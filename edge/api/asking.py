@@ -116,11 +116,13 @@ class Asking:
             reading=None if chat_tools is None else self._reading(tokens, chat_tools),
             **further,
         )
-        if (biased := max(terms.sampling.logit_bias, default=0)) >= self._model.vocab_size:
-            raise RequestError(
-                f"logit_bias has token id {biased}, which is not one of the model's",
-                remedy=f"ids are 0..{self._model.vocab_size - 1}",
-            )
+        given = (("logit_bias", terms.sampling.logit_bias), ("stop_token_ids", terms.end_ids))
+        for name, ids in given:
+            if (largest := max(ids, default=0)) >= self._model.vocab_size:
+                raise RequestError(
+                    f"{name} has token id {largest}, which is not one of the model's",
+                    remedy=f"ids are 0..{self._model.vocab_size - 1}",
+                )
         return terms
 
     def _begin_reply(

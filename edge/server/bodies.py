@@ -118,6 +118,10 @@ class OpenAIBody(_Body, kw_only=True):
     top_k: _TopK | None = None
     min_p: Share | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    """The same, as llama.cpp has it."""
+    stop_token_ids: Annotated[list[_TokenId], Meta(max_length=32)] | None = None
+    ignore_eos: bool | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: dict[_TokenId, _Bias | None] | None = None
@@ -128,6 +132,15 @@ class OpenAIBody(_Body, kw_only=True):
 
 class _StreamOptions(Struct, kw_only=True):
     include_usage: bool | None = None
+
+
+class _ChatReasoning(Struct, kw_only=True):
+    effort: Effort | None = None
+    enabled: bool | None = None
+
+
+class _ChatThinking(Struct, kw_only=True):
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
 
 
 class Chat(OpenAIBody, kw_only=True):
@@ -146,7 +159,11 @@ class Chat(OpenAIBody, kw_only=True):
     chat_template_kwargs: Json | None = None
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
-    """As Qwen's and other servers have it; chat_template_kwargs go before it."""
+    """As Qwen's servers have it; chat_template_kwargs go before it."""
+    thinking: _ChatThinking | None = None
+    """As the servers of GLM and DeepSeek have it."""
+    reasoning: _ChatReasoning | None = None
+    """As OpenRouter has it."""
 
 
 class Completion(OpenAIBody, kw_only=True):

@@ -37,16 +37,44 @@ _OUTDATED = ("functions", "function_call")
 """What `tools` were before."""
 _OTHER_FORMS = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("structured_outputs", "grammar"),
+    *("structured_outputs", "grammar", "json_schema"),
 )
 """Names by which other servers take the form of an answer."""
+_ELSEWHERE: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "bad_words": (([],), "give logit_bias"),
+    "n_predict": ((-1,), "give max_tokens"),
+    "min_new_tokens": ((0,), "give min_tokens"),
+    "think": ((), "give reasoning_effort"),
+    "include_stop_str_in_output": ((False,), ""),
+    "prompt_logprobs": ((0,), ""),
+    "truncate_prompt_tokens": ((), ""),
+    "skip_special_tokens": ((True,), ""),
+    "add_generation_prompt": ((True,), ""),
+    "chat_template": ((), ""),
+    "documents": (([],), ""),
+    "lora_request": (({},), ""),
+    "use_beam_search": ((False,), ""),
+    "length_penalty": ((1,), ""),
+    "typical_p": ((0, 1), ""),
+    "tfs_z": ((1,), ""),
+    "top_a": ((0,), ""),
+    "mirostat": ((0,), ""),
+    "dry_multiplier": ((0,), ""),
+    "xtc_probability": ((0,), ""),
+    "guidance_scale": ((1,), ""),
+}
+"""Fields by which other servers change an answer: the values that change nothing, and the name for
+the same here."""
 _NOT_RUN = {"web_search_options": "searches nothing", "moderation": "judges nothing"}
 """What OpenAI does in addition to an answer, and what this server does instead."""
 
 
 _PLAIN_OPTIONS = (
     {each.name for each in fields(GenerationOptions)}.intersection(OpenAIBody.__struct_fields__)
-) - {"top_p", "top_k", "logit_bias", "stop", "seed", "priority"}
+) - {
+    *("top_p", "top_k", "logit_bias", "stop", "seed", "priority"),
+    *("repetition_penalty", "ignore_eos", "stop_token_ids"),
+}
 """Fields that mean the same in a body and in options."""
 
 
@@ -64,13 +92,17 @@ def options_of(
             raise body.refuse(name, "is outdated; give tools")
     for name in _OTHER_FORMS:
         if body.raw(name):
-            raise body.refuse(name, "is not supported by this server; give a JSON schema")
+            raise body.refuse(name, "is not supported by this server; give response_format")
+    refuse_elsewhere(body)
     for name, instead in _NOT_RUN.items():
         if body.raw(name) is not None:
             raise body.refuse(name, f"is not supported: this server {instead}; leave it out")
     biases = asked.logit_bias
     return GenerationOptions(
         **{name: getattr(asked, name) for name in _PLAIN_OPTIONS},
+        repetition_penalty=asked.repetition_penalty or asked.repeat_penalty,
+        ignore_eos=asked.ignore_eos is True,
+        stop_token_ids=asked.stop_token_ids or (),
         max_new_tokens=most_new_tokens,
         top_p=share_of(asked.top_p),
         top_k=count_of(asked.top_k),
@@ -81,6 +113,14 @@ def options_of(
         json_schema=json_schema,
         priority=priority_of(asked.priority, asked.service_tier),
     )
+
+
+def refuse_elsewhere(body: Fields) -> None:
+    """Raises Refusal for a field of other servers that would change the answer."""
+    for name, (neutral, instead) in _ELSEWHERE.items():
+        value = body.raw(name)
+        if value is not None and value not in neutral:
+            raise body.refuse(name, f"is not supported by this server; {instead or 'leave it out'}")
 
 
 def share_of(share: float | None) -> float | None:
@@ -99,7 +139,7 @@ def schema_of(form: Form | None, where: str, *, flat: bool = False) -> JsonSchem
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return "object"
+        return "object" if form.schema is None else form.schema
     held = form if flat else form.json_schema
     if held is None or held.schema is None:
         place = f"{where}.schema" if flat else f"{where}.json_schema.schema"
@@ -135,10 +175,24 @@ def chat_question(body: Fields) -> Question:
         cache_salt=asked.cache_salt or "",
         variables={
             **effort_variables(asked.reasoning_effort),
-            **({} if asked.enable_thinking is None else switched(asked.enable_thinking)),
+            **_thinking_variables(asked),
             **(asked.chat_template_kwargs or {}),
         },
     )
+
+
+def _thinking_variables(asked: Chat) -> dict[str, object]:
+    """Variables for `reasoning`, `thinking` and `enable_thinking`, as other servers have them."""
+    found: dict[str, object] = {}
+    if asked.reasoning is not None:
+        found |= effort_variables(asked.reasoning.effort)
+        if asked.reasoning.enabled is not None:
+            found |= switched(asked.reasoning.enabled)
+    if asked.thinking is not None and asked.thinking.type in ("enabled", "disabled"):
+        found |= switched(asked.thinking.type == "enabled")
+    if asked.enable_thinking is not None:
+        found |= switched(asked.enable_thinking)
+    return found
 
 
 def completion_question(body: Fields) -> Question:

@@ -101,6 +101,10 @@ def test_a_prompt_that_cannot_be(model: edge.Model, prompt: Any, message: str) -
         ("stop", [""], "not empty"),
         ("stop", [1], "a text or a list of texts, not [1]"),
         ("stop", None, "a text or a list of texts, not None"),
+        ("stop_token_ids", [128], "stop_token_ids has token id 128, which is not one of the"),
+        ("stop_token_ids", [-1], "stop_token_ids must be at most 32 token ids, not [-1]"),
+        ("stop_token_ids", "a", "stop_token_ids must be at most 32 token ids, not 'a'"),
+        ("stop_token_ids", [1] * 33, "stop_token_ids must be at most 32 token ids"),
     ],
 )
 def test_a_setting_that_cannot_be(
@@ -110,6 +114,16 @@ def test_a_setting_that_cannot_be(
     with pytest.raises(edge.RequestError) as raised:
         model.generate([1], **settings)
     assert message in str(raised.value)
+
+
+def test_an_answer_ends_at_a_token_that_was_asked_for(
+    model: edge.Model, checkpoint: TinyCheckpoint
+) -> None:
+    prompt = checkpoint.prompt(5)
+    expected = checkpoint.greedy(prompt, 8)
+    reply = model.generate(prompt, max_new_tokens=8, stop_token_ids=[expected[3], 127])
+    assert list(reply.token_ids) == expected[: expected.index(expected[3]) + 1]
+    assert reply.finish_reason == "stop"
 
 
 def test_a_prediction_that_cannot_be(

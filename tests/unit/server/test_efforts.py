@@ -40,6 +40,14 @@ OFF = {"enable_thinking": False, "thinking": False}
             {**HELLO, "enable_thinking": True, "reasoning_effort": "none"},
             ON,
         ),
+        (openai_fields.chat_question, {**HELLO, "thinking": {"type": "disabled"}}, OFF),
+        (openai_fields.chat_question, {**HELLO, "thinking": {"type": "auto"}}, {}),
+        (
+            openai_fields.chat_question,
+            {**HELLO, "reasoning": {"effort": "low", "exclude": True}},
+            {**ON, "reasoning_effort": "low"},
+        ),
+        (openai_fields.chat_question, {**HELLO, "reasoning": {"enabled": False}}, OFF),
         (anthropic_messages.question_of, {**HELLO, "max_tokens": 1}, OFF),
         (
             anthropic_messages.question_of,
