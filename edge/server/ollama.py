@@ -16,7 +16,7 @@ from edge.server.bodies import OllamaBody, OllamaChat, OllamaGenerate, OllamaOpt
 from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
 from edge.server.history import turns
-from edge.server.openai_fields import count_of, message_of, share_of
+from edge.server.openai_fields import count_of, message_of, refuse_elsewhere, share_of
 from edge.server.priorities import priority_of
 from edge.server.tools import openai_tools
 
@@ -81,6 +81,7 @@ def asks_nothing(body: Fields, *, chat: bool) -> bool:
 
 def chat_question(body: Fields) -> Question:
     asked = body.shaped(OllamaChat)
+    _refuse_options(body)
     for each in body.objects("messages"):
         _refuse(each, "images")
     messages = turns([message_of(each) for each in body.objects("messages")])
@@ -101,6 +102,7 @@ def generate_question(body: Fields) -> Question:
     the prompt is a user's message."""
     _refuse(body, "images", "template", "context")
     asked = body.shaped(OllamaGenerate)
+    _refuse_options(body)
     prompt = asked.prompt
     if prompt is None:
         raise body.refuse("prompt", "is missing")
@@ -137,6 +139,11 @@ def _refuse(body: Fields, *names: str) -> None:
     for name in names:
         if body.raw(name) not in (None, "", []):
             raise body.refuse(name, f"is not supported by this server; {_INSTEAD[name]}")
+
+
+def _refuse_options(body: Fields) -> None:
+    if (options := body.object("options")) is not None:
+        refuse_elsewhere(options)
 
 
 def _options(asked: OllamaBody) -> GenerationOptions:

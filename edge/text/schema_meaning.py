@@ -6,6 +6,8 @@ another name. What remains unknown is refused by the grammar's compiler.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +25,15 @@ _SAYS_NOTHING = frozenset(
 )
 """Keywords that leave all names of properties valid, with the type string or a length of 0."""
 
+_MOST_REPEATED_CHARACTERS = 1 << 16
+"""Most characters of a schema that is repeated for each name of a property."""
+
+_OF_SETS = frozenset({"items", "uniqueItems", "minItems", "maxItems", "default"})
+_MOST_UNLIKE = 5
+"""Most possible items of an array without repeats: five have 326 such arrays."""
+
+_SCALARS: Mapping[str, Any] = {"string": str, "boolean": bool}
+
 _LOOKS_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
 
 
@@ -30,6 +41,7 @@ def followed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema without keywords that constrain nothing.
 
     * An unknown `format`, `uniqueItems: false`, and `propertyNames` of any text are dropped.
+    * `uniqueItems` of few possible items becomes the list of all such arrays.
     * `propertyNames` with a list of names or a pattern become properties, where no others are.
     * A pattern with lookarounds beside a known format is dropped: a grammar cannot look around, and
       generators write it to describe the format.
@@ -44,15 +56,13 @@ def _followed(schema: Any, depth: int) -> Any:
     found = dict(schema)
     if schema.get("uniqueItems") is False:
         del found["uniqueItems"]
+    elif schema.get("uniqueItems") is True and (arrays := _unlike_items(schema)) is not None:
+        return {"enum": arrays}
     if isinstance(format := schema.get("format"), str):
         if format not in _FORMATS:
             del found["format"]
         elif any(each in str(schema.get("pattern", "")) for each in _LOOKS_AROUND):
             del found["pattern"]
-    if "propertyNames" in schema:
-        found |= _named(schema)
-        if _allows_all(schema["propertyNames"]) or found.get("additionalProperties") is False:
-            found.pop("propertyNames", None)
     for key in (*BY_NAME, *NAMED):
         if isinstance(held := found.get(key), Mapping):
             found[key] = {name: _followed(each, depth + 1) for name, each in held.items()}
@@ -62,7 +72,34 @@ def _followed(schema: Any, depth: int) -> Any:
     for key in HELD:
         if key in found:
             found[key] = _followed(found[key], depth + 1)
+    if "propertyNames" in schema:  # last: what it repeats is rewritten already
+        if not _allows_all(schema["propertyNames"]):
+            found |= _named(found)
+        if _allows_all(schema["propertyNames"]) or found.get("additionalProperties") is False:
+            del found["propertyNames"]
     return found
+
+
+def _unlike_items(schema: Mapping[str, Any]) -> list[list[Any]] | None:
+    """All arrays of the schema without an item twice; None: there are too many."""
+    items = schema.get("items")
+    if not isinstance(items, Mapping) or not schema.keys() <= _OF_SETS | _SAYS_NOTHING:
+        return None
+    kind = items.get("type")
+    values = items.get("enum", [False, True] if kind == "boolean" else None)
+    least, most = schema.get("minItems", 0), schema.get("maxItems", _MOST_UNLIKE)
+    if (
+        schema.get("type", "array") != "array"
+        or not items.keys() <= {"enum", *_SAYS_NOTHING}
+        or not isinstance(values, list)
+        or len(values) > _MOST_UNLIKE
+        or not all(isinstance(each, _SCALARS.get(str(kind), str | bool | None)) for each in values)
+        or not type(least) is type(most) is int
+    ):
+        return None
+    lengths = range(max(0, least), min(most, len(values)) + 1)
+    unlike = dict.fromkeys(values)
+    return [list(each) for count in lengths for each in itertools.permutations(unlike, count)]
 
 
 def _allows_all(names: object) -> bool:
@@ -89,5 +126,8 @@ def _named(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     listed = [names.get("const")] if says == {"const"} else names.get("enum")
     if says <= {"const", "enum"} and isinstance(listed, list):
         listed = [each for each in listed if isinstance(each, str)]
-        return {"properties": dict.fromkeys(listed, values), "additionalProperties": False}
+        if len(listed) * len(str(values)) <= _MOST_REPEATED_CHARACTERS:
+            return {"properties": dict.fromkeys(listed, values), "additionalProperties": False}
+        pattern = f"^(?:{'|'.join(map(re.escape, listed))})$"
+        return {"patternProperties": {pattern: values}, "additionalProperties": False}
     return {}

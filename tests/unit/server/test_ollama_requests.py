@@ -138,3 +138,18 @@ def test_a_question_that_was_refused_leaves_the_model_where_it_is(stream: bool) 
         assert not model.is_closed
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "neutral"), [("mirostat", 2, 0), ("typical_p", 0.7, 1.0), ("tfs_z", 0.5, 1)]
+)
+def test_options_that_would_change_the_answer_are_refused(
+    name: str, value: object, neutral: object
+) -> None:
+    for read, body in (
+        (chat_question, {"messages": [{"role": "user", "content": "x"}]}),
+        (generate_question, {"prompt": "x"}),
+    ):
+        read(Fields({**body, "options": {name: neutral, "num_ctx": 4096}}))
+        with pytest.raises(Refusal, match=f"options.{name} is not supported by this server"):
+            read(Fields({**body, "options": {name: value}}))

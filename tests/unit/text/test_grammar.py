@@ -18,7 +18,7 @@ from edge.text.answer_forms import AnswerForm
 from edge.text.answer_parser import read_answer
 from edge.text.answer_parts import ToolCall
 from edge.text.detokenizer import Vocabulary
-from edge.text.grammar import Grammar, Grammars, Matcher, schema_grammar
+from edge.text.grammar import Grammar, Grammars, Matcher, json_rule, schema_grammar
 from edge.text.tool_call_forms import CALL_FORMS
 from edge.text.tool_call_grammars import calls_grammar
 from edge.text.tool_types import tool_types
@@ -127,6 +127,15 @@ FOLLOWED: list[Any] = [
     {"type": "integer", "format": "uint32"},
     {"type": ["string", "null"], "format": "password", "maxLength": 3},
     {"type": "array", "items": {"type": "integer"}, "uniqueItems": False, "maxItems": 3},
+    {"type": "array", "items": {"enum": ["a", "b", "c"], "type": "string"}, "uniqueItems": True},
+    {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 1},
+    {
+        "type": "array",
+        "items": {"enum": ["a", "b", "c", "d", None]},
+        "uniqueItems": True,
+        "minItems": 2,
+        "maxItems": 3,
+    },
     {"type": "string", "format": "email", "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z.]+@[a-z.]+$"},
 ]
 
@@ -151,6 +160,19 @@ def test_keywords_that_constrain_nothing_refuse_no_schema(
         text = drawn(bundled, tokenizer, bundled.begin(schema_grammar(schema)), seed)
         assert not [*valid.iter_errors(json.loads(text))], text
     assert json.dumps(schema) == before
+
+
+def test_a_schema_is_not_repeated_beyond_bounds() -> None:
+    """Each level would repeat what is below for each of its names."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _level in range(6):
+        names = [f"name{number}" for number in range(100)]
+        schema = {
+            "type": "object",
+            "propertyNames": {"enum": names},
+            "additionalProperties": schema,
+        }
+    assert len(json_rule(schema)) < 1 << 18
 
 
 def test_any_object_is_one(tokenizer: Tokenizer, bundled: Grammars) -> None:
