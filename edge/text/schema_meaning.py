@@ -125,9 +125,9 @@ def _named(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"patternProperties": {names["pattern"]: values}, "additionalProperties": False}
     listed = [names.get("const")] if says == {"const"} else names.get("enum")
     if says <= {"const", "enum"} and isinstance(listed, list):
-        listed = [each for each in listed if isinstance(each, str)]
-        if len(listed) * len(str(values)) <= _MOST_REPEATED_CHARACTERS:
-            return {"properties": dict.fromkeys(listed, values), "additionalProperties": False}
-        pattern = f"^(?:{'|'.join(map(re.escape, listed))})$"
+        texts = [each for each in listed if isinstance(each, str)]
+        if len(texts) * len(str(values)) <= _MOST_REPEATED_CHARACTERS:
+            return {"properties": dict.fromkeys(texts, values), "additionalProperties": False}
+        pattern = f"^(?:{'|'.join(map(re.escape, texts))})$"
         return {"patternProperties": {pattern: values}, "additionalProperties": False}
     return {}
