@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import psutil
 
-from edge.transport import format_address, parse_address
+from edge.transport import format_address, interfaces_in_order, parse_address
 
 
 def reachable(
@@ -43,12 +43,15 @@ def reachable(
 
 
 def interface_addresses() -> dict[str, list[str]]:
-    """{interface: its addresses}, without scoped IPv6 addresses."""
+    """{interface: its addresses}, without scoped IPv6 addresses, in the order of
+    `interfaces_in_order`."""
+    known = psutil.net_if_addrs()
     return {
         name: [
             entry.address
-            for entry in entries
+            for entry in known[name]
             if entry.family in (socket.AF_INET, socket.AF_INET6) and "%" not in entry.address
         ]
-        for name, entries in psutil.net_if_addrs().items()
+        for name in interfaces_in_order()
+        if name in known
     }

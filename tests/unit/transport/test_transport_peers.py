@@ -106,7 +106,7 @@ def test_one_service_for_each_port_and_all_interfaces_for_a_wildcard() -> None:
     services = services_of(told, ("10.0.0.1", "10.0.0.2"), None)
     assert [believed(service).addresses for service in services] == [  # type: ignore[union-attr]
         ("10.0.0.1:7", "10.0.0.2:7"),
-        ("10.0.0.1:8", "10.0.0.2:8", "10.0.0.9:8"),
+        ("10.0.0.9:8", "10.0.0.1:8", "10.0.0.2:8"),
     ]
     assert len({service.name for service in services}) == 2
     assert [(service.port, service.parsed_addresses()) for service in services] == [
