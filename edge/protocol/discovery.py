@@ -130,11 +130,12 @@ async def watch_peers(
                 if following.done():
                     following.result()
                 in_use = used()
-                passed_over = {each for peer in in_use for each in (peer.address, *peer.addresses)}
+                # A single address may be another device's, too: of a bridge of containers.
+                passed_over = [{peer.address, *peer.addresses} for peer in in_use]
                 asked = [
                     record
                     for record in records.values()
-                    if passed_over.isdisjoint(record.addresses)
+                    if not any(each.issuperset(record.addresses) for each in passed_over)
                 ]
                 answers = await _reach_all(asked, credentials)
                 silent = [
@@ -201,7 +202,12 @@ async def _reach_all(
             try:
                 return await first_answer(
                     record,
-                    partial(describe_peer, credentials=credentials, timeout_s=ASKED_WITHIN_S),
+                    partial(
+                        describe_peer,
+                        credentials=credentials,
+                        announced=record.id,
+                        timeout_s=ASKED_WITHIN_S,
+                    ),
                 )
             except EdgeError as error:
                 return error

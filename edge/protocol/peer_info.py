@@ -117,14 +117,21 @@ class PeerInfo(PeerDescription):
 
 
 async def describe_peer(
-    address: str, credentials: Credentials | None, *, timeout_s: float = CONNECT_WITHIN_S
+    address: str,
+    credentials: Credentials | None,
+    *,
+    announced: str | None = None,
+    timeout_s: float = CONNECT_WITHIN_S,
 ) -> PeerInfo:
     """Ask the peer at `address` who it is.
 
-    Raises NetworkError when nobody is there, PeerError when it does not say in time, ProtocolError
-    when it says what makes no sense.
+    announced: the id of the announcement that it must have made. Raises NetworkError when nobody,
+    or another peer, is there, PeerError when it does not say in time, ProtocolError when it says
+    what makes no sense.
     """
-    return await _described(address, credentials, Describe(), timeout_s=timeout_s)
+    return await _described(
+        address, credentials, Describe(), announced=announced, timeout_s=timeout_s
+    )
 
 
 async def set_memory(peer: PeerInfo, memory_bytes: int) -> PeerInfo:
@@ -160,10 +167,17 @@ async def _described(
     *,
     name: str | None = None,
     device: str | None = None,
+    announced: str | None = None,
     timeout_s: float | None = None,
 ) -> PeerInfo:
     told, client, heard_s = await _told(
-        address, credentials, call, name=name, device=device, timeout_s=timeout_s
+        address,
+        credentials,
+        call,
+        name=name,
+        device=device,
+        announced=announced,
+        timeout_s=timeout_s,
     )
     if client.device is not None and not is_peer_of(told.id, client.device):
         raise ProtocolError(f"peer {told.name} calls itself by the id of another device")
@@ -194,14 +208,20 @@ async def _told(
     *,
     name: str | None = None,
     device: str | None = None,
+    announced: str | None = None,
     timeout_s: float | None = None,
 ) -> tuple[Answer, PeerClient, float]:
     """The answer, the connection that it came by, which is closed, and when it was given by our
-    clock, as far as that can be told: in the middle of the time that it took. With `device`, it
-    must be this one's.
+    clock, as far as that can be told: in the middle of the time that it took. `device` and
+    `announced`: see `PeerClient.connect`.
     """
     client = await PeerClient.connect(
-        address, credentials, name=name, device=device, timeout_s=timeout_s or CONNECT_WITHIN_S
+        address,
+        credentials,
+        name=name,
+        device=device,
+        announced=announced,
+        timeout_s=timeout_s or CONNECT_WITHIN_S,
     )
     try:
         asked_s = time.time()
