@@ -222,6 +222,8 @@ class DiagnosedLink:
     """This device's interface; None: this device is not an end."""
     times: LinkTimes | EdgeError
     """The measurement, or why it failed."""
+    unused: tuple[Interface, ...] = ()
+    """Further interfaces of this device in a network with the other end."""
 
 
 def link_finding(facts: DiagnosedLink) -> Finding:
@@ -238,9 +240,15 @@ def link_finding(facts: DiagnosedLink) -> Finding:
     rate = 8 * min(times.there_bytes_per_s, times.back_bytes_per_s)
     found = f"{_bits(rate)}, {1e3 * times.latency_s:.2g} ms"
     if interface is not None:
-        of_class = f" of {_bits(interface.bits_per_s)}" if interface.bits_per_s else ""
-        found += f", by {interface.name} ({interface.kind}{of_class})"
+        found += f", by {_in_words(interface)}"
+    if facts.unused:
+        found += f", and not by {', '.join(map(_in_words, facts.unused))}"
     return Finding(subject=subject, found=found, remedy=_link_remedy(times, rate, interface))
+
+
+def _in_words(interface: Interface) -> str:
+    of_class = f" of {_bits(interface.bits_per_s)}" if interface.bits_per_s else ""
+    return f"{interface.name} ({interface.kind}{of_class})"
 
 
 def _link_remedy(times: LinkTimes, rate: float, interface: Interface | None) -> str | None:

@@ -84,6 +84,22 @@ def dial_order(addresses: Iterable[str], *, root: Path = _SYSTEM) -> list[str]:
     return sorted(tried, key=rank)
 
 
+def interfaces_beside(addresses: Iterable[str]) -> list[Interface]:
+    """This device's interfaces in networks of these addresses of another device, host:port."""
+    networks = _networks()
+    names: dict[str, None] = {}
+    for address in addresses:
+        try:
+            number = parse_number(address)[0]
+        except AddressError:
+            continue
+        name, network = networks.get(str(_source(str(number))), (None, None))
+        if name is not None and network is not None and number in network:
+            if str(number) not in networks:
+                names[name] = None
+    return [found for name in names if (found := _described(name, _SYSTEM)) is not None]
+
+
 def _source(host: str) -> str | None:
     """This device's address for packets to `host`; None: no route."""
     try:

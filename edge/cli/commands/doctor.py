@@ -35,7 +35,7 @@ from edge.host.cache_paths import cache_root
 from edge.host.cgroup import processors
 from edge.host.free_memory import free_memory_bytes
 from edge.host.identity import host_id
-from edge.host.interfaces import interface_to
+from edge.host.interfaces import interface_to, interfaces_beside
 from edge.host.probes import existing, listen_failure, multicast_failure, write_failure
 from edge.membership.store import TOKEN_VARIABLE, MembershipStore, config_root
 from edge.planning.profile_cache import FactsCache
@@ -152,7 +152,12 @@ def _links(peers: Sequence[PeerInfo]) -> list[DiagnosedLink]:
     for peer in peers:
         interface = interface_to(parse_address(peer.address)[0])
         found.append(
-            DiagnosedLink(ends=f"to {peer.name}", interface=interface, times=measured[peer.id])
+            DiagnosedLink(
+                ends=f"to {peer.name}",
+                interface=interface,
+                times=measured[peer.id],
+                unused=tuple(e for e in interfaces_beside(peer.addresses) if e != interface),
+            )
         )
     return found
 

@@ -202,6 +202,24 @@ def test_links_between_others_are_those_of_plans(
     assert "category 5e" in (finding.remedy or "")
 
 
+def test_a_link_names_the_interfaces_that_lead_there_too_and_are_not_used() -> None:
+    measured = DiagnosedLink(
+        ends="to attic",
+        interface=WIRELESS,
+        times=LinkTimes(
+            there_bytes_per_s=50e6,
+            back_bytes_per_s=50e6,
+            latency_s=1e-3,
+            is_unsteady=False,
+            glance=LinkGlance(echo_s=SPAN, there_s=SPAN, back_s=SPAN),
+        ),
+        unused=(WIRED,),
+    )
+    assert link_finding(measured).found.endswith(
+        "by wlan0 (Wi-Fi), and not by eth0 (Ethernet of 1 Gbit/s)"
+    )
+
+
 def test_a_link_that_cannot_be_made_names_the_firewall() -> None:
     failed = NetworkError("cannot connect to 192.168.1.7:5000: timed out")
     finding = link_finding(DiagnosedLink(ends="to attic", interface=WIRED, times=failed))

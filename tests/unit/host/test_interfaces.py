@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from edge.host import interfaces
-from edge.host.interfaces import dial_order, interface_to
+from edge.host.interfaces import dial_order, interface_to, interfaces_beside
 
 
 @pytest.fixture
@@ -107,3 +107,12 @@ def test_addresses_are_tried_by_what_leads_there(
     monkeypatch.setattr(psutil, "net_if_stats", lambda: said)
     monkeypatch.setattr(interfaces, "_source", source)
     assert dial_order(announced, root=tmp_path) == [announced[each] for each in order]
+
+
+def test_interfaces_in_a_network_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = SimpleNamespace(family=socket.AF_INET, address="127.0.0.2", netmask="255.255.255.0")
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [own]})
+    monkeypatch.setattr(interfaces, "_source", lambda _: "127.0.0.2")
+    addresses = ("127.0.0.9:5", "127.0.0.8:5", "127.0.0.2:5", "10.0.0.7:5", "attic:5")
+    assert [each.name for each in interfaces_beside(addresses)] == ["lo"]
+    assert interfaces_beside(addresses[2:]) == []

@@ -244,9 +244,8 @@ def test_another_members_answer_at_an_announced_address_is_not_the_announced_one
                 record = PeerRecord(id=id, name="", cluster="c", addresses=listener.addresses)
                 await discovery.announce(record)
             attic.change(lambda newest: newest.expelling(cellar.id))
-            while len(news._others) < 2 or not all(
-                o.due_s or o.told for o in news._others.values()
-            ):  # noqa: ASYNC110
+            others = news._others
+            while len(others) < 2 or not all(o.due_s or o.told for o in others.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             assert news._others["k"].told is not None
             assert news._others["c"].told is None
