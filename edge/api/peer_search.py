@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 
 from edge.api.local_peers import LocalPeers, LocalSettings
-from edge.api.own_credentials import own_credentials
+from edge.api.own_credentials import lenders, own_credentials
 from edge.concurrency.blocking import run_blocking
 from edge.errors import EdgeError, RequestError, shown
 from edge.membership.membership import Membership
@@ -54,11 +54,20 @@ async def discover(
             f"timeout_s must be 0 to {MOST_WAIT_S:g} seconds, not {shown(timeout_s)}"
         )
     own = await own_credentials(insecure=insecure)
+    expected = {} if own is None else await lenders()
     peers, left_out = await find_peers(
-        cluster, own, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces
+        cluster,
+        own,
+        timeout_s=timeout_s,
+        at_least=at_least,
+        interfaces=interfaces,
+        expected=expected,
     )
     for failure in left_out:
         _log.warning("a peer is announced, but left out: %s", failure)
+    found = {peer.device_id for peer in peers}
+    if absent := sorted(name for id, name in expected.items() if id not in found):
+        _log.warning("paired, but not found: %s", ", ".join(absent))
 
     def find(
         presences: Presences,

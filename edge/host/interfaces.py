@@ -93,10 +93,9 @@ def interfaces_beside(addresses: Iterable[str]) -> list[Interface]:
             number = parse_number(address)[0]
         except AddressError:
             continue
-        name, network = networks.get(str(_source(str(number))), (None, None))
-        if name is not None and network is not None and number in network:
-            if str(number) not in networks:
-                names[name] = None
+        way = networks.get(str(_source(str(number))))
+        if way is not None and number in way[1] and str(number) not in networks:
+            names[way[0]] = None
     return [found for name in names if (found := _described(name, _SYSTEM)) is not None]
 
 

@@ -13,12 +13,21 @@ import edge
 from edge import transport
 from edge.errors import EdgeError
 from edge.membership.membership import Change, Membership, credentials
+from edge.membership.roles import USE
 from edge.protocol import announced_peers, discovery
-from edge.protocol.discovery import SETTLE_S, _reach_all, browse, watch_peers
+from edge.protocol.discovery import (
+    MISSING_S,
+    SETTLE_S,
+    _reach_all,
+    browse,
+    find_peers,
+    watch_peers,
+)
 from edge.protocol.peer_info import PeerInfo, describe_all, describe_peer, expulsion
 from edge.transport import DiscoveryBus, MemoryDiscovery, PeerRecord
+from tests.support.members import Kept
 from tests.support.null_peers import null_peers
-from tests.support.passing_time import let_pass
+from tests.support.passing_time import let_pass, somebody_waits_for
 from tests.support.transport_pairs import Silent, run
 
 
@@ -148,6 +157,48 @@ def test_the_first_address_is_taken_where_the_announced_one_answers_and_the_last
         assert refusing in str(failed)
         assert "announces no address" in str(nowhere)
 
+    run(scenario)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_paired_device_that_answers_late_is_waited_for(
+    comes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = DiscoveryBus()
+    monkeypatch.setattr(
+        transport, "ZeroconfDiscovery", lambda **_: MemoryDiscovery(bus, cluster="default")
+    )
+    attic = Kept.founded()
+    kitchen, cellar = (attic.taking_in(name).membership for name in ("kitchen", "cellar"))
+    attic.taking_in("phone", roles=[USE])
+
+    async def scenario() -> None:
+        async with null_peers(tmp_path / "c", 1, membership=cellar, announce=True) as daemons:
+            looking = asyncio.create_task(
+                find_peers(
+                    "default",
+                    credentials(attic.current),
+                    timeout_s=1e9,
+                    interfaces=None,
+                    expected=attic.current().lenders,
+                )
+            )
+            while not somebody_waits_for(SETTLE_S):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            let_pass(SETTLE_S)
+            while not somebody_waits_for(MISSING_S):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert not looking.done()
+            async with contextlib.AsyncExitStack() as stack:
+                if comes:
+                    later = null_peers(tmp_path / "k", 1, membership=kitchen, announce=True)
+                    daemons += await stack.enter_async_context(later)
+                else:
+                    let_pass(MISSING_S)
+                found, _ = await looking
+            assert {peer.id for peer in found} == {daemon.resources.id for daemon in daemons}
+
+    assert set(attic.current().lenders.values()) == {"kitchen", "cellar"}
     run(scenario)
 
 
