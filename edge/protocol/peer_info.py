@@ -375,12 +375,32 @@ def is_loopback(address: str) -> bool:
 
 async def gather_all(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     """Run all at once; their results in order. The first error cancels the rest, and is raised once
-    they have ended."""
+    they have ended.
+
+    A TaskGroup of Python 3.11 and 3.12 leaves its caller with a cancellation to be undone, which
+    timeouts around it take for one from outside.
+    """
+    tasks: list[asyncio.Task[Result]] = []
+    failed: list[BaseException] = []
+
+    def note(task: asyncio.Task[Result]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failed.append(error)
+
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        for each in work:
+            tasks.append(asyncio.create_task(each))
+            tasks[-1].add_done_callback(note)
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.gather(*left, return_exceptions=True)
+    if failed:
+        raise failed[0]
     return [task.result() for task in tasks]
 
 
