@@ -33,7 +33,7 @@ from edge.partition import Parallel, Plan
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
 from edge.server.app import MOST_ANSWERS, Server
-from edge.server.connections import most_connections, web_config
+from edge.server.connections import WebServer, allow_connections, most_connections, web_config
 from edge.server.guard import Rules
 from edge.server.keys import read_keys
 from edge.server.model_pool import ModelPool
@@ -393,7 +393,8 @@ async def serve(
             previews=Previews(places, propose),
             candidates=lambda: cluster.peers,
         )
-        config = web_config(server.app, most_connections=most_connections(max_answers))
+        connections = allow_connections(most_connections(max_answers))
+        config = web_config(server.app, most_connections=connections)
         config.timeout_graceful_shutdown = round(_DRAIN_S)
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         host, port = listening.getsockname()[:2]
@@ -417,7 +418,7 @@ def _described(model: AsyncModel) -> str:
     return f"{model.name} on {devices}, context {model.context_tokens} tokens"
 
 
-class _Drained(uvicorn.Server):
+class _Drained(WebServer):
     """A server that drains after the first signal, and ends at once at the second."""
 
     def __init__(self, config: uvicorn.Config, server: Server, key_file: Path | None) -> None:
