@@ -1,16 +1,18 @@
-"""The places of Edge's caches: EDGE_CACHE."""
+"""The places of Edge's caches: EDGE_CACHE of the environment."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import platformdirs
+
+from edge.host.home import own_folder
 
 CACHE_VARIABLE = "EDGE_CACHE"
 
 
 def cache_root() -> Path:
-    """The folder of all caches: EDGE_CACHE, or the user's cache folder of the system."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("edge"))
+    """The folder of all caches: EDGE_CACHE, or the user's cache folder of the system.
+
+    Raises RequestError for a user without a home folder."""
+    return own_folder(CACHE_VARIABLE, lambda: platformdirs.user_cache_dir("edge"))

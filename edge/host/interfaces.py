@@ -30,8 +30,8 @@ _USUAL_BITS_PER_S: dict[InterfaceKind, float] = {
     "Wi-Fi": 300e6,
     "virtual": 50e6,
 }
-"""Of interfaces without a negotiated speed. A virtual one may be a tunnel through the Internet, and
-what is behind a bridge of this machine has no faster address."""
+"""Rates of interfaces without a negotiated speed. A virtual one may be a tunnel through the
+Internet, and what is behind a bridge of this machine has no faster address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
