@@ -36,8 +36,9 @@ def cached_repositories(hub_cache: Path) -> list[str]:
 def display_name(folder: Path) -> str:
     """The name of a checkpoint's folder; of one in the cache org/name, not that of its commit."""
     repository = repository_of(folder.parent.parent)
-    is_cached = folder.parent.name == "snapshots" and repository is not None
-    return name_of_file(repository if is_cached else folder.name)
+    if repository is None or folder.parent.name != "snapshots":
+        return name_of_file(folder.name)
+    return name_of_file(repository)
 
 
 def name_of_file(file: str) -> str:

@@ -33,7 +33,7 @@ def answering(body: bytes, paths: list[str]) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             with contextlib.suppress(OSError):  # it waits for a request that did not come
-                socket.create_connection(server.server_address[:2]).close()
+                socket.create_connection(("127.0.0.1", server.server_port)).close()
             thread.join()
 
 

@@ -32,6 +32,8 @@ def test_addresses_that_lead_to_other_devices_are_first(
     for name in ("eth0/device", "eth1/device", "br-1/bridge", "br-lan/bridge"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "br-lan/lower_eth2/device").mkdir(parents=True)
-    flags = {name: said for name, said in WITH_CARRIER.items() if name != without}
+    flags: dict[str, tuple[str, ...]] = {
+        name: said for name, said in WITH_CARRIER.items() if name != without
+    }
     flags["lo"] = ("up", "loopback", "running")
     assert " ".join(in_order(PRESENT, flags, sources, tmp_path)) == order
