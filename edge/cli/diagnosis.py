@@ -164,9 +164,8 @@ def _cores(facts: DeviceFacts) -> Finding:
         return Finding(subject="cores", found=str(facts.cores))
     return Finding(
         subject="cores",
-        found=f"{facts.cores}, of which the control group leaves the time of {facts.quota_cores:g}",
-        remedy=f"Give edge peer --threads {max(1, int(facts.quota_cores))}, because more threads "
-        "wait for each other; or raise the limit of the container or of the unit (CPUQuota=).",
+        found=f"{facts.cores}, of which the control group leaves the time of {facts.quota_cores:g} "
+        "(a limit of the container, or CPUQuota= of the unit)",
     )
 
 
