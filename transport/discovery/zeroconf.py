@@ -29,6 +29,15 @@ from edge.transport.errors import AddressError, ChannelClosedError
 
 _log = logging.getLogger(__name__)
 
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """A filter that takes tracebacks from what zeroconf logs: of a network that went, for one."""
+    record.exc_info = None
+    return True
+
+
+logging.getLogger("zeroconf").addFilter(_without_traceback)
+
 _LOOK_UP_TIMEOUT_MS = 3000
 _LOOK_UPS = 3
 """Attempts: a packet may get lost more than once on a busy radio."""

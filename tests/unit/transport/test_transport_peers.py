@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 
 import pytest
+from zeroconf._logger import QuietLogger
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from edge.transport import (
@@ -359,6 +360,15 @@ def _has_interface(name: str) -> bool:
         return bool(interface_addresses([name]))
     except AddressError:
         return False
+
+
+def test_a_network_that_goes_away_is_a_line_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    QuietLogger.log_exception_once(OSError(101, "Network is unreachable"), "Error: %s", "no way")
+    (record,) = caplog.records
+    assert caplog.messages == ["Error: no way"]
+    assert record.exc_info is None
 
 
 def test_a_discovery_on_a_missing_interface_says_so() -> None:
