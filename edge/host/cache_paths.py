@@ -6,6 +6,7 @@ from pathlib import Path
 
 import platformdirs
 
+from edge.errors import RequestError
 from edge.host.home import own_folder
 
 CACHE_VARIABLE = "EDGE_CACHE"
@@ -16,3 +17,13 @@ def cache_root() -> Path:
 
     Raises RequestError for a user without a home folder."""
     return own_folder(CACHE_VARIABLE, lambda: platformdirs.user_cache_dir("edge"))
+
+
+def cache_remedy(sentence: str) -> str | None:
+    """The remedy for an error of the disk whose sentence names a file of the caches; None: it names
+    none."""
+    try:
+        root = str(cache_root())
+    except RequestError:
+        return None
+    return f"{CACHE_VARIABLE} names another folder for caches" if root in sentence else None
