@@ -140,8 +140,9 @@ class WebServer(uvicorn.Server):
         opening.add_done_callback(self._opening.discard)
 
     async def _open(self, connected: socket.socket) -> None:
+        opened: Any = self.config.http_protocol_class  # its type is less than what is used of it
         protocol = partial(
-            self.config.http_protocol_class,  # type: ignore[arg-type]
+            opened,
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,

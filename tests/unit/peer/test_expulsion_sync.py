@@ -81,8 +81,10 @@ async def asking(
 async def announced(device: Device, bus: DiscoveryBus) -> AsyncIterator[Refusals]:
     """What it refuses."""
     discovery, refused = MemoryDiscovery(bus, cluster="c"), Refusals()
-    options = {"hello": {ANNOUNCED: [device.id]}, "credentials": device.credentials()}
-    async with echoing(on_refused=refused, **options) as listener:
+    hello = {ANNOUNCED: [device.id]}
+    async with echoing(
+        hello=hello, credentials=device.credentials(), on_refused=refused
+    ) as listener:
         record = PeerRecord(id=device.id, name="", cluster="c", addresses=listener.addresses)
         await discovery.announce(record)
         yield refused
