@@ -44,6 +44,9 @@ _LEAST_OF_CLASS = 0.5
 _MOST_CLOCK_S = 5.0
 """Most seconds between two clocks. With more, the events of two logs are in the wrong order."""
 
+_MOST_OFFERED = 1.1
+"""Part of free memory that may be offered: a daemon gives memory back some time after a model."""
+
 _SLOW_WIFI_BITS_PER_S = 100e6
 _LONG_LATENCY_S = 3e-3
 """Most latency of a wired link; two to three switches take less than a tenth of it."""
@@ -307,8 +310,24 @@ def peers_together(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Fi
         found = f"{len(facts.met) - len(missing)} of {len(facts.met)} answer as peers"
         found += f"; not {', '.join(missing)}" if missing else ""
         yield Finding(subject="paired devices", found=found)
+    yield from _offers(facts, peers)
     yield from _clocks(facts, peers)
     yield from _speeds(peers)
+
+
+def _offers(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:
+    """A finding if the daemons of this machine offer more of its memory than is free: each offers
+    what was free when it started."""
+    here = [peer for peer in peers if peer.host == facts.host and peer.host_memory_bytes is None]
+    offered_bytes = sum(peer.free_bytes for peer in here)
+    if offered_bytes > _MOST_OFFERED * facts.machine_free_bytes:
+        yield Finding(
+            subject="memory offered",
+            found=f"{format_size(offered_bytes)} by {', '.join(peer.name for peer in here)}, but "
+            f"{format_size(facts.machine_free_bytes)} are free",
+            remedy="End other programs, or give each of these daemons less: edge memory, or edge "
+            "peer --memory.",
+        )
 
 
 def _clocks(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:

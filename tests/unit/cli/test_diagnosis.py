@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edge.cli.commands.doctor import remembered_links
+from edge.cli.commands.peer import _warn_of_shared_memory
 from edge.cli.diagnosis import (
     DeviceFacts,
     DiagnosedLink,
@@ -22,6 +23,7 @@ from edge.cli.diagnosis import (
 from edge.errors import NetworkError, ProtocolError
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.interfaces import Interface
+from edge.peer.settings import PeerSettings
 from edge.planning.profile_cache import FactsCache
 from edge.protocol.measurements import LinkGlance, LinkTimes, Span
 from edge.protocol.peer_info import PeerInfo
@@ -201,6 +203,45 @@ def test_links_between_others_are_those_of_plans(
     assert "category 5e" in (finding.remedy or "")
 
 
+@pytest.mark.parametrize(
+    ("free_gib", "finding"),
+    [
+        ([5], None),
+        ([5, 5], "10.0 GiB by a, b, but 8.0 GiB are free"),
+        ([10], "10.0 GiB by a, but 8.0 GiB are free"),
+    ],
+)
+def test_more_memory_may_be_offered_than_is_free(free_gib: list[int], finding: str | None) -> None:
+    peers = [
+        peer_info(name, free_bytes=gib << 30, host="h")
+        for name, gib in zip("abc", free_gib, strict=False)
+    ]
+    others = [
+        peer_info("far", free_bytes=99 << 30, host="far"),
+        peer_info("gpu", free_bytes=99 << 30, host="h", host_memory_bytes=0),
+    ]
+    told = {each.subject: each for each in peers_together(SOUND, [*peers, *others])}
+    found = told.get("memory offered")
+    assert (found and found.found) == finding
+    assert found is None or "edge memory" in (found.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("number", "memory_bytes", "backend", "lines"),
+    [(0, None, "ort", 0), (1, None, "ort", 1), (1, 1 << 30, "ort", 0), (1, None, "triton", 0)],
+)
+def test_a_second_daemon_without_a_limit_says_that_both_offer_the_same_memory(
+    number: int,
+    memory_bytes: int | None,
+    backend: str,
+    lines: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = PeerSettings(name="it", memory_bytes=memory_bytes, backend=backend)
+    _warn_of_shared_memory(number, settings)
+    assert len(caplog.records) == lines
+
+
 def test_a_link_names_the_interfaces_that_lead_there_too_and_are_not_used() -> None:
     measured = DiagnosedLink(
         ends="to attic",
@@ -230,7 +271,7 @@ def test_who_knows_whom() -> None:
     met = {"1" * 32: "attic", "2" * 32: "desk"}
     peers = [
         peer_info("attic", device_id="1" * 32, host="far"),
-        peer_info("vm-2", device_id="3" * 32, host="h"),
+        peer_info("vm-2", device_id="3" * 32, host="h", free_bytes=1 << 30),
     ]
     told = {each.subject: each for each in peers_together(replace(SOUND, met=met), peers)}
     assert told["this device as a peer"].found == "others find it as vm-2"
