@@ -42,6 +42,14 @@ def reachable(
     return tuple(found)
 
 
+def has_ipv4_network(present: Mapping[str, Sequence[str]] | None = None) -> bool:
+    """Whether this device has an IPv4 address beside loopback: zeroconf searches, and announces,
+    there alone. present: as for `reachable`."""
+    known = interface_addresses() if present is None else present
+    numbers = [ipaddress.ip_address(each) for addresses in known.values() for each in addresses]
+    return any(number.version == 4 and not number.is_loopback for number in numbers)
+
+
 def interface_addresses() -> dict[str, list[str]]:
     """{interface: its addresses}, without scoped IPv6 addresses, in the order of
     `interfaces_in_order`."""
