@@ -34,6 +34,10 @@ _USUAL_BITS_PER_S: dict[InterfaceKind, float] = {
 Internet, and what is behind a bridge of this machine has no faster address."""
 
 
+_THUNDERBOLT_BITS_PER_S = 10e9
+"""The rate of a network by a Thunderbolt or USB4 cable."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
     """A network interface, as the system describes it."""
@@ -135,7 +139,10 @@ def _expected_bits_per_s(interface: Interface, root: Path) -> float:
         below = [found for name in names if (found := _described(name, root)) is not None]
         rates = (_expected_bits_per_s(each, root) for each in below)
         return max(rates, default=_USUAL_BITS_PER_S["virtual"])
-    return interface.bits_per_s or _USUAL_BITS_PER_S[interface.kind]
+    usual = _USUAL_BITS_PER_S[interface.kind]
+    if interface.name.startswith("thunderbolt"):  # its driver need not tell a speed
+        usual = _THUNDERBOLT_BITS_PER_S
+    return interface.bits_per_s or usual
 
 
 def _described(name: str, root: Path) -> Interface | None:

@@ -65,6 +65,7 @@ NETWORKS = {
     "eth0": ("10.0.0.7", "255.255.255.0"),
     "br0": ("10.0.1.7", "255.255.255.0"),
     "tun0": ("100.64.0.7", "255.192.0.0"),
+    "thunderbolt0": ("10.0.2.7", "255.255.255.0"),
 }
 
 
@@ -78,6 +79,7 @@ NETWORKS = {
         (["192.168.1.8:5", "10.0.1.8:5"], [1, 0]),  # a bridge over a cable
         (["100.64.0.8:5", "10.0.1.8:5", "10.0.0.8:5"], [2, 1, 0]),
         (["[fd00::8]:5", "192.168.1.8:5"], [1, 0]),  # no route
+        (["10.0.0.8:5", "10.0.2.8:5"], [1, 0]),  # a cable of 2.5 Gbit/s, one of Thunderbolt
         (["127.0.0.1:5", "127.0.0.1:4"], [0, 1]),
         (["attic:5", "10.0.0.8:5"], [1, 0]),
     ],
@@ -85,7 +87,14 @@ NETWORKS = {
 def test_addresses_are_tried_by_what_leads_there(
     announced: list[str], order: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("eth0/device", "wlan0/device", "wlan0/wireless", "br0/lower_eth1", "eth1/device"):
+    for name in (
+        "eth0/device",
+        "wlan0/device",
+        "wlan0/wireless",
+        "br0/lower_eth1",
+        "eth1/device",
+        "thunderbolt0/device",
+    ):
         (tmp_path / name).mkdir(parents=True)
     present = {
         name: [SimpleNamespace(family=socket.AF_INET, address=own, netmask=mask)]
