@@ -15,6 +15,7 @@ from edge.membership.presence import Presences
 from edge.membership.store import MembershipStore, config_root
 from edge.planning.load_options import MOST_WAIT_S
 from edge.protocol.discovery import Look, find_peers, watch_peers
+from edge.protocol.fastest_address import by_fastest_address
 from edge.protocol.peer_info import PeerInfo, describe_each
 from edge.runs.recovery.candidates import Find, Used, Watch
 
@@ -63,6 +64,7 @@ async def discover(
         interfaces=interfaces,
         expected=expected,
     )
+    peers = await by_fastest_address(peers)
     for failure in left_out:
         _log.warning("a peer is announced, but left out: %s", failure)
     found = {peer.device_id for peer in peers}

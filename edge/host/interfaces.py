@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import socket
@@ -88,18 +89,36 @@ def dial_order(addresses: Iterable[str], *, root: Path = _SYSTEM) -> list[str]:
     return sorted(tried, key=rank)
 
 
+def addresses_beside(addresses: Iterable[str]) -> dict[str, str]:
+    """The first of `addresses` of another device, host:port, in a network of each of this device's
+    interfaces, by the interface's name."""
+    networks = _networks()
+    found: dict[str, str] = {}
+    for address in addresses:
+        with contextlib.suppress(AddressError):
+            number = parse_number(address)[0]
+            way = networks.get(str(_source(str(number))))
+            if way is not None and number in way[1] and str(number) not in networks:
+                found.setdefault(way[0], address)
+    return found
+
+
+def own_addresses(addresses: Iterable[str]) -> dict[str, str]:
+    """The first of `addresses`, host:port, that each interface of this device has itself, by the
+    interface's name."""
+    networks = _networks()
+    found: dict[str, str] = {}
+    for address in addresses:
+        with contextlib.suppress(AddressError):
+            number = str(parse_number(address)[0])
+            if number in networks:
+                found.setdefault(networks[number][0], address)
+    return found
+
+
 def interfaces_beside(addresses: Iterable[str]) -> list[Interface]:
     """This device's interfaces in networks of these addresses of another device, host:port."""
-    networks = _networks()
-    names: dict[str, None] = {}
-    for address in addresses:
-        try:
-            number = parse_number(address)[0]
-        except AddressError:
-            continue
-        way = networks.get(str(_source(str(number))))
-        if way is not None and number in way[1] and str(number) not in networks:
-            names[way[0]] = None
+    names = addresses_beside(addresses)
     return [found for name in names if (found := _described(name, _SYSTEM)) is not None]
 
 

@@ -20,13 +20,13 @@ from edge.peer.connection import Connection
 from edge.peer.expulsion_sync import ExpulsionSync
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
-from edge.profiling.link_probe import answer_probe
 from edge.protocol.announced_peers import ANNOUNCED
 from edge.protocol.assignment import key_of
 from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import from_json
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.key_rotation_push import push_key_rotation
+from edge.protocol.link_probe import answer_probe
 from edge.transport import Channel, Credentials, Link, Member
 from edge.version import __version__
 

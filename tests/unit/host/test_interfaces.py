@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from edge.host import interfaces
-from edge.host.interfaces import dial_order, interface_to, interfaces_beside
+from edge.host.interfaces import dial_order, interface_to, interfaces_beside, own_addresses
 
 
 @pytest.fixture
@@ -125,3 +125,4 @@ def test_interfaces_in_a_network_of_another_device(monkeypatch: pytest.MonkeyPat
     addresses = ("127.0.0.9:5", "127.0.0.8:5", "127.0.0.2:5", "10.0.0.7:5", "attic:5")
     assert [each.name for each in interfaces_beside(addresses)] == ["lo"]
     assert interfaces_beside(addresses[2:]) == []
+    assert own_addresses(addresses) == {"lo": "127.0.0.2:5"}
