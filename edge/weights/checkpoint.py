@@ -59,7 +59,7 @@ class Checkpoint:
             ) from error
         form = open_gguf_model(given.absolute()) if is_file else _open_folder(folder)
         try:
-            this = cls(form, name=name_of_file(given.name) if is_file else display_name(folder))
+            this = cls(form, name=name_of_file(given.name if is_file else display_name(folder)))
             this._check_tensors()
             if lora is not None:
                 this = cls(_adapted(form, lora), name=this.name)

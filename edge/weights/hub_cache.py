@@ -36,9 +36,7 @@ def cached_repositories(hub_cache: Path) -> list[str]:
 def display_name(folder: Path) -> str:
     """The name of a checkpoint's folder; of one in the cache org/name, not that of its commit."""
     repository = repository_of(folder.parent.parent)
-    if repository is None or folder.parent.name != "snapshots":
-        return name_of_file(folder.name)
-    return name_of_file(repository)
+    return folder.name if folder.parent.name != "snapshots" or repository is None else repository
 
 
 def name_of_file(file: str) -> str:
