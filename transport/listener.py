@@ -40,6 +40,8 @@ MAX_CONNECTIONS = 512
 MAX_CONNECTIONS_OF_ONE = 128
 
 _ACCEPT_RETRY_S = 0.2
+_LOG_EVERY_S = 60.0
+"""Seconds between two lines about connections that cannot be accepted."""
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
@@ -98,6 +100,7 @@ class Listener:
         self._dropped: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._logs_from_s = 0.0
         for bound in sockets:
             self._loop.add_reader(bound, self._accept, bound)
 
@@ -125,7 +128,9 @@ class Listener:
         except OSError as error:
             if error.errno in _OUT_OF_RESOURCES:
                 # The connection stays in the queue and would wake us again at once.
-                _log.warning("cannot accept connections for a moment: %s", describe(error))
+                if self._loop.time() >= self._logs_from_s:
+                    self._logs_from_s = self._loop.time() + _LOG_EVERY_S
+                    _log.warning("cannot accept connections for a moment: %s", describe(error))
                 self._loop.remove_reader(bound)
                 self._retries[bound] = self._loop.call_later(_ACCEPT_RETRY_S, self._resume, bound)
             return

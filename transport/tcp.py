@@ -158,8 +158,14 @@ async def _open_once(
                     f"cannot connect to {address}: no answer within {timeout_s:g} s; check that "
                     "the device is on and that no firewall blocks the port"
                 ) from error
+            why = "is it Edge's port?"
+            if connection.received_bytes:
+                why = (
+                    "it is very busy, or large packets get lost on the way: compare the MTU of "
+                    "the networks in between (ip link)"
+                )
             raise PeerLostError(
-                address, f"silent for {timeout_s:g} s during the handshake; is it Edge's port?"
+                address, f"silent for {timeout_s:g} s during the handshake; {why}"
             ) from error
         if isinstance(error, PeerLostError) and not isinstance(error, UnwantedError):
             raise PeerLostError(address, f"{error.reason} during the handshake") from error

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import uvicorn
 
 import edge
 from edge.demos.bench import case
@@ -19,7 +18,7 @@ from edge.demos.bench.case import Found, Given
 from edge.demos.bench.results import Figures
 from edge.demos.bundled import MODEL
 from edge.server.app import Server
-from edge.server.connections import web_config
+from edge.server.connections import WebServer, web_config
 from edge.server.guard import Rules
 from edge.server.model_pool import ModelPool
 
@@ -86,7 +85,7 @@ async def _compared(model: edge.AsyncModel, given: Given) -> Figures:
 
     server = Server(ModelPool({model.name: ""}, load, loaded={model.name: model}), rules=Rules())
     listening = socket.create_server(("127.0.0.1", 0))
-    running = uvicorn.Server(web_config(server.app, most_connections=64))
+    running = WebServer(web_config(server.app, most_connections=64))
     serving = asyncio.create_task(running.serve(sockets=[listening]))
     port, new_tokens, figures = listening.getsockname()[1], given.new_tokens, Figures()
     try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 import click
 import numpy as np
@@ -203,10 +203,11 @@ def _served_by_llama(program: str, file: Path, keys: str, arguments: list[str]) 
         port = free.getsockname()[1]
     command = [program, "-m", str(file), "--port", str(port), "--api-key-file", keys, *arguments]
     quiet, url = subprocess.DEVNULL, f"http://127.0.0.1:{port}"
+    directly = build_opener(ProxyHandler({}))
     with subprocess.Popen(command, stdout=quiet, stderr=quiet) as process:
         try:
             while True:
-                with contextlib.suppress(OSError), urlopen(f"{url}/health"):
+                with contextlib.suppress(OSError), directly.open(f"{url}/health"):
                     break
                 if process.poll() is not None:
                     raise SystemExit(f"{program} did not start")

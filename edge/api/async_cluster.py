@@ -73,9 +73,10 @@ class AsyncCluster(ClusterStudies):
         """Every peer of the named cluster that zeroconf finds on the local network.
 
         It looks for at most `timeout_s` seconds, and ends earlier once there are `at_least` peers
-        and none came for a second. insecure: peers that run with --insecure, instead of paired
-        ones. A warning names each announced peer that cannot be used. Raises NetworkError, saying
-        what was tried, if none is found.
+        and none came for a second; it looks two seconds longer for paired devices that have not
+        answered. insecure: peers that run with --insecure, instead of paired ones. Warnings name
+        each announced peer that cannot be used, and paired devices that were not found. Raises
+        NetworkError, saying what was tried, if none is found.
         """
         return cls(
             await peer_search.discover(

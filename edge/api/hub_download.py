@@ -378,6 +378,12 @@ def _told(hub: Any, wanted: NotCached) -> Iterator[None]:
             ) from error
         if isinstance(error, OSError) and error.filename is not None:
             raise
+        if isinstance(error, ImportError):  # of what the hub's client needs for this proxy
+            raise NetworkError(
+                f"{name} could not be fetched from {place} ({printable(str(error), 200)})",
+                remedy="for a SOCKS proxy, pip install 'httpx[socks]'; or set HTTPS_PROXY to an "
+                "HTTP proxy and leave out ALL_PROXY",
+            ) from error
         raise NetworkError(
             f"{name} could not be fetched from {place} ({printable(str(error), 200)}), and "
             f"{wanted.lacking}{wanted.near}",

@@ -9,6 +9,7 @@ from pathlib import Path
 from edge.api.hub_download import model_path_now
 from edge.errors import CheckpointError, EdgeError, printable
 from edge.host.free_memory import usable_memory_bytes
+from edge.host.home import expanded
 from edge.offload import first_part
 from edge.planning.proposal import Proposal
 from edge.studies.inspection import Inspection, describe
@@ -56,7 +57,7 @@ def models_here(folders: Sequence[Path], *, hub_cache: Path) -> Iterator[tuple[s
     """
     yield from cached_models(hub_cache)
     for folder in folders:
-        given = folder.expanduser()
+        given = expanded(folder)
         if not given.exists():
             raise CheckpointError(
                 f"{given} is not there", remedy="give a model, or a folder with models in it"

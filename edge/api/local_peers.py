@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypedDict, TypeVar
 
 from edge.errors import NetworkError, RequestError, shown
+from edge.host.cgroup import usable_cores
 from edge.host.cuda_driver import num_cuda_devices
 from edge.host.free_memory import parse_folder_and_size, parse_size
 from edge.host.huge_pages import with_malloc_settings
@@ -113,7 +114,7 @@ def _command_lines(
             folder, size_bytes = parse_folder_and_size(place)
             own = folder / each[1] if isinstance(kv_disk, str) and peers > 1 else folder
             each += ["--kv-disk", f"{own}:{size_bytes}"]
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     for each, wanted in zip(options, _one_each(threads, peers, "threads"), strict=True):
         count = max(1, cores // peers) if wanted is None else wanted
         if type(count) is not int or not 1 <= count <= MAX_THREADS:

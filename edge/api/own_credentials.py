@@ -7,9 +7,24 @@ import socket
 
 from edge.concurrency.blocking import run_blocking
 from edge.membership.current import CurrentMembership
+from edge.membership.store import MembershipStore, config_root
 from edge.transport import Credentials
 
 _log = logging.getLogger(__name__)
+
+
+async def lenders() -> dict[str, str]:
+    """Names, by id, of the paired devices that may lend, and of this device while a daemon of it
+    is announced. Raises RequestError for unusable key files."""
+
+    def known() -> dict[str, str]:
+        membership = CurrentMembership(socket.gethostname()).current()
+        found = dict(membership.lenders)
+        if MembershipStore(config_root()).is_telling():
+            found[membership.identity.id] = "this device"
+        return found
+
+    return await run_blocking(known)
 
 
 async def own_credentials(*, insecure: bool) -> Credentials | None:

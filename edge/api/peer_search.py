@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 
 from edge.api.local_peers import LocalPeers, LocalSettings
-from edge.api.own_credentials import own_credentials
+from edge.api.own_credentials import lenders, own_credentials
 from edge.concurrency.blocking import run_blocking
 from edge.errors import EdgeError, RequestError, shown
 from edge.membership.membership import Membership
@@ -15,6 +15,7 @@ from edge.membership.presence import Presences
 from edge.membership.store import MembershipStore, config_root
 from edge.planning.load_options import MOST_WAIT_S
 from edge.protocol.discovery import Look, find_peers, watch_peers
+from edge.protocol.fastest_address import by_fastest_address
 from edge.protocol.peer_info import PeerInfo, describe_each
 from edge.runs.recovery.candidates import Find, Used, Watch
 
@@ -54,11 +55,21 @@ async def discover(
             f"timeout_s must be 0 to {MOST_WAIT_S:g} seconds, not {shown(timeout_s)}"
         )
     own = await own_credentials(insecure=insecure)
+    expected = {} if own is None else await lenders()
     peers, left_out = await find_peers(
-        cluster, own, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces
+        cluster,
+        own,
+        timeout_s=timeout_s,
+        at_least=at_least,
+        interfaces=interfaces,
+        expected=expected,
     )
+    peers = await by_fastest_address(peers)
     for failure in left_out:
         _log.warning("a peer is announced, but left out: %s", failure)
+    found = {peer.device_id for peer in peers}
+    if absent := sorted(name for id, name in expected.items() if id not in found):
+        _log.warning("paired, but not found: %s", ", ".join(absent))
 
     def find(
         presences: Presences,

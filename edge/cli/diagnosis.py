@@ -44,6 +44,9 @@ _LEAST_OF_CLASS = 0.5
 _MOST_CLOCK_S = 5.0
 """Most seconds between two clocks. With more, the events of two logs are in the wrong order."""
 
+_MOST_OFFERED = 1.1
+"""Part of free memory that may be offered: a daemon gives memory back some time after a model."""
+
 _SLOW_WIFI_BITS_PER_S = 100e6
 _LONG_LATENCY_S = 3e-3
 """Most latency of a wired link; two to three switches take less than a tenth of it."""
@@ -122,7 +125,8 @@ def device_findings(facts: DeviceFacts, *, finds_peers: bool) -> Iterator[Findin
         yield Finding(
             subject="network",
             found="no interface with an IPv4 address is up, except loopback",
-            remedy="Connect this device to the network of the others.",
+            remedy="Connect this device to the network of the others. If that has IPv6 alone, "
+            "start edge peer --listen '[::]:5000', and name peers by --peer '[ADDRESS]:PORT'.",
         )
     for name, failure in facts.multicast.items():
         yield Finding(
@@ -164,9 +168,8 @@ def _cores(facts: DeviceFacts) -> Finding:
         return Finding(subject="cores", found=str(facts.cores))
     return Finding(
         subject="cores",
-        found=f"{facts.cores}, of which the control group leaves the time of {facts.quota_cores:g}",
-        remedy=f"Give edge peer --threads {max(1, int(facts.quota_cores))}, because more threads "
-        "wait for each other; or raise the limit of the container or of the unit (CPUQuota=).",
+        found=f"{facts.cores}, of which the control group leaves the time of {facts.quota_cores:g} "
+        "(a limit of the container, or CPUQuota= of the unit)",
     )
 
 
@@ -222,6 +225,8 @@ class DiagnosedLink:
     """This device's interface; None: this device is not an end."""
     times: LinkTimes | EdgeError
     """The measurement, or why it failed."""
+    unused: tuple[Interface, ...] = ()
+    """Further interfaces of this device in a network with the other end."""
 
 
 def link_finding(facts: DiagnosedLink) -> Finding:
@@ -238,9 +243,15 @@ def link_finding(facts: DiagnosedLink) -> Finding:
     rate = 8 * min(times.there_bytes_per_s, times.back_bytes_per_s)
     found = f"{_bits(rate)}, {1e3 * times.latency_s:.2g} ms"
     if interface is not None:
-        of_class = f" of {_bits(interface.bits_per_s)}" if interface.bits_per_s else ""
-        found += f", by {interface.name} ({interface.kind}{of_class})"
+        found += f", by {_in_words(interface)}"
+    if facts.unused:
+        found += f", and not by {', '.join(map(_in_words, facts.unused))}"
     return Finding(subject=subject, found=found, remedy=_link_remedy(times, rate, interface))
+
+
+def _in_words(interface: Interface) -> str:
+    of_class = f" of {_bits(interface.bits_per_s)}" if interface.bits_per_s else ""
+    return f"{interface.name} ({interface.kind}{of_class})"
 
 
 def _link_remedy(times: LinkTimes, rate: float, interface: Interface | None) -> str | None:
@@ -300,8 +311,24 @@ def peers_together(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Fi
         found = f"{len(facts.met) - len(missing)} of {len(facts.met)} answer as peers"
         found += f"; not {', '.join(missing)}" if missing else ""
         yield Finding(subject="paired devices", found=found)
+    yield from _offers(facts, peers)
     yield from _clocks(facts, peers)
     yield from _speeds(peers)
+
+
+def _offers(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:
+    """A finding if the daemons of this machine offer more of its memory than is free: each offers
+    what was free when it started."""
+    here = [peer for peer in peers if peer.host == facts.host and peer.host_memory_bytes is None]
+    offered_bytes = sum(peer.free_bytes for peer in here)
+    if offered_bytes > _MOST_OFFERED * facts.machine_free_bytes:
+        yield Finding(
+            subject="memory offered",
+            found=f"{format_size(offered_bytes)} by {', '.join(peer.name for peer in here)}, but "
+            f"{format_size(facts.machine_free_bytes)} are free",
+            remedy="End other programs, or give each of these daemons less: edge memory, or edge "
+            "peer --memory.",
+        )
 
 
 def _clocks(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import sys
@@ -15,6 +14,7 @@ import platformdirs
 from edge.cli.generated_files import write_own
 from edge.errors import RequestError
 from edge.host.cache_paths import CACHE_VARIABLE
+from edge.host.home import expanded, under_home, user_name
 from edge.membership.store import CONFIG_VARIABLE, TOKEN_VARIABLE
 
 _MARK = "# Written by {}, which writes it anew.\n"
@@ -84,9 +84,9 @@ class Service:
             task=task,
             python=sys.executable,
             is_system=is_system,
-            user=os.environ.get("SUDO_USER") or getpass.getuser(),
+            user=os.environ.get("SUDO_USER") or user_name(),
             environment=tuple(
-                (name, str(Path(os.environ[name]).expanduser().absolute()))
+                (name, str(expanded(os.environ[name]).absolute()))
                 for name in _CARRIED
                 if os.environ.get(name)
             ),
@@ -158,7 +158,7 @@ def place_of(service: Service) -> Path:
     name = f"{service.task.name}.service"
     if service.is_system:
         return _SYSTEM_FOLDER / name
-    return Path(platformdirs.user_config_dir("systemd")) / "user" / name
+    return under_home(lambda: platformdirs.user_config_dir("systemd")) / "user" / name
 
 
 def next_commands(service: Service) -> tuple[str, ...]:

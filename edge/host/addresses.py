@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import psutil
 
-from edge.transport import format_address, parse_address
+from edge.transport import format_address, interfaces_in_order, parse_address
 
 
 def reachable(
@@ -42,13 +42,24 @@ def reachable(
     return tuple(found)
 
 
+def has_ipv4_network(present: Mapping[str, Sequence[str]] | None = None) -> bool:
+    """Whether this device has an IPv4 address beside loopback: zeroconf searches, and announces,
+    there alone. present: as for `reachable`."""
+    known = interface_addresses() if present is None else present
+    numbers = [ipaddress.ip_address(each) for addresses in known.values() for each in addresses]
+    return any(number.version == 4 and not number.is_loopback for number in numbers)
+
+
 def interface_addresses() -> dict[str, list[str]]:
-    """{interface: its addresses}, without scoped IPv6 addresses."""
+    """{interface: its addresses}, without scoped IPv6 addresses, in the order of
+    `interfaces_in_order`."""
+    known = psutil.net_if_addrs()
     return {
         name: [
             entry.address
-            for entry in entries
+            for entry in known[name]
             if entry.family in (socket.AF_INET, socket.AF_INET6) and "%" not in entry.address
         ]
-        for name, entries in psutil.net_if_addrs().items()
+        for name in interfaces_in_order()
+        if name in known
     }

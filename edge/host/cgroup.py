@@ -6,6 +6,7 @@ root counts, in both versions of the kernel's interface.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def processors(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | N
         if all(word.isdecimal() and int(word) for word in words):  # not "max", not -1
             quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
+
+
+def usable_cores(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
+    """Whole cores for the threads of this process: those that it may run on, as far as the control
+    group leaves their time. More threads would wait for each other."""
+    quota = processors(root=root, membership=membership)
+    cores = len(os.sched_getaffinity(0))
+    return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:

@@ -9,11 +9,13 @@ WANTED_DESCRIPTORS = 4096
 """More than a daemon needs: 512 connections, as many links, 64 sessions with files."""
 
 
-def allow_descriptors(wanted: int = WANTED_DESCRIPTORS) -> None:
-    """Raise the limit to `wanted`, as far as the system allows. The usual 1,024 are too few for
-    several plans of many devices."""
+def allow_descriptors(wanted: int = WANTED_DESCRIPTORS) -> int:
+    """Raise the limit to `wanted`, as far as the system allows, and return how many of these are
+    allowed. The usual 1,024 are too few for several plans of many devices."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         with contextlib.suppress(OSError, ValueError):  # a sandbox may know no such call
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft)

@@ -10,6 +10,7 @@ import psutil
 
 from edge.errors import RequestError, shown
 from edge.host.cgroup import memory_left_bytes
+from edge.host.home import expanded
 
 _UNITS = {
     "": 1, "b": 1,
@@ -50,7 +51,7 @@ def parse_folder_and_size(text: str) -> tuple[Path, int]:
         raise RequestError(
             f"{shown(text)} is not a folder and a size", remedy="write /some/folder:20GiB"
         )
-    return Path(folder).expanduser(), parse_size(size)
+    return expanded(folder), parse_size(size)
 
 
 def format_size(num_bytes: int) -> str:

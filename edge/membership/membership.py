@@ -15,7 +15,7 @@ from edge.errors import RequestError
 from edge.membership.authority import MALFORMED, Authority, counted, maker_of, superseded
 from edge.membership.identity import Identity, PublicKey, key_id, key_pem
 from edge.membership.length_prefix import joined, parted
-from edge.membership.roles import ROLES
+from edge.membership.roles import LEND, ROLES
 from edge.membership.rotation import MOST_CARRIED, MOST_ROTATIONS, Rotation
 from edge.membership.tls_credentials import TlsCredentials, member_of, shown_tag_key
 from edge.transport import Credentials, Member, Past, RefusedError
@@ -212,6 +212,17 @@ class Membership:
     def roles(self) -> frozenset[str]:
         """The roles of this device."""
         return roles_in(self.certificate)
+
+    @property
+    def lenders(self) -> Mapping[str, str]:
+        """Names, by id, of the devices in `others` that may compute for this one, as far as this
+        device knows."""
+        return {
+            id: name
+            for id, name in self.others.items()
+            if id not in self.expelled.ids
+            and (id not in self.taken_in or LEND in roles_in(self.taken_in[id]))
+        }
 
     def shown(self) -> TlsCredentials:
         """Its TLS credentials."""

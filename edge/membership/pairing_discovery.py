@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from edge import transport
 from edge.errors import NetworkError, RequestError
+from edge.host.interfaces import dial_order
 from edge.membership.identity import Identity
 from edge.membership.membership import Membership
 from edge.membership.pairing import (
@@ -228,7 +229,7 @@ class _Asked:
         Each device is asked at one address before any is asked at a second one.
         """
         few = secrets.SystemRandom().sample(announced, min(_MOST_ASKED, len(announced)))
-        waiting = deque(iter(addresses) for addresses in few)
+        waiting = deque(iter(dial_order(addresses)) for addresses in few)
         left = _MOST_ASKED
         failure = "it has no address"
         while waiting and left:

@@ -24,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from edge.errors import RequestError
+from edge.host.home import own_folder
 from edge.membership.authority import MALFORMED, Authority
 from edge.membership.identity import (
     MOST_PEERS,
@@ -58,9 +59,10 @@ _LATER_PARTS = {"taken_in", "past"}
 
 
 def config_root() -> Path:
-    """The folder of keys: EDGE_CONFIG, or the system's folder for user settings."""
-    chosen = os.environ.get(CONFIG_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_config_dir("edge"))
+    """The folder of keys: EDGE_CONFIG of the environment, or the system's folder for user settings.
+
+    Raises RequestError for a user without a home folder."""
+    return own_folder(CONFIG_VARIABLE, lambda: platformdirs.user_config_dir("edge"))
 
 
 _EPOCH_DIGITS = 20

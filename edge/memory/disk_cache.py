@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from edge.errors import RequestError, printable
+from edge.host.cache_paths import cache_remedy
 from edge.offload import FolderCache, KeptFolder, StoreError
 from edge.protocol.kept_files import MOST_FILES, KeptFiles
 from edge.weights.hub_cache import UNFINISHED, repository_of
@@ -144,7 +145,7 @@ def _cache(root: Path) -> Iterator[FolderCache]:
         with cache.locked():
             yield cache
     except StoreError as error:
-        raise RequestError(str(error)) from error
+        raise RequestError(str(error), remedy=cache_remedy(str(error))) from error
 
 
 def _of_files(root: Path, kind: str, now_s: float) -> Iterator[KeptFiles]:

@@ -20,12 +20,13 @@ from edge.peer.connection import Connection
 from edge.peer.expulsion_sync import ExpulsionSync
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
-from edge.profiling.link_probe import answer_probe
+from edge.protocol.announced_peers import ANNOUNCED
 from edge.protocol.assignment import key_of
 from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import from_json
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.key_rotation_push import push_key_rotation
+from edge.protocol.link_probe import answer_probe
 from edge.transport import Channel, Credentials, Link, Member
 from edge.version import __version__
 
@@ -65,6 +66,10 @@ class PeerDaemon:
         settings, credentials = resources.settings, resources.credentials
         await resources.open()
         hello = {"name": settings.name, "software": __version__}
+        # Strangers receive the announcements: they must not identify the device or this start of
+        # it. A random id for each: only the address links the two.
+        announced = resources.id if credentials is None else uuid.uuid4().hex
+        announced_before = uuid.uuid4().hex
         try:
             if settings.announce:
                 self._discovery = transport.ZeroconfDiscovery(
@@ -77,7 +82,7 @@ class PeerDaemon:
                     self._gossip = [asyncio.create_task(self._expulsion_sync.run())]
             self._listener = await transport.listen(
                 settings.listen,
-                hello={**hello, "id": resources.id},
+                hello={**hello, "id": resources.id, ANNOUNCED: [announced, announced_before]},
                 credentials=credentials,
                 on_channel=self._serve,
                 on_link=self._take_link,
@@ -87,10 +92,8 @@ class PeerDaemon:
             resources.listens_at = self._listener.addresses
             _log.info("%s listens on %s", settings.name, ", ".join(resources.addresses))
             if self._discovery is not None:
-                # Strangers receive this record: it must not identify the device or this start of
-                # it.
                 record = transport.PeerRecord(
-                    id=resources.id if credentials is None else uuid.uuid4().hex,
+                    id=announced,
                     name=settings.name if credentials is None else "",
                     cluster=settings.cluster,
                     addresses=self._listener.addresses,
@@ -103,8 +106,7 @@ class PeerDaemon:
                         credentials,
                         settings.cluster,
                         settings.interfaces or None,
-                        # A random id: only the address links the two records.
-                        announced=replace(record, id=uuid.uuid4().hex),
+                        announced=replace(record, id=announced_before),
                     )
                     self._gossip.append(asyncio.create_task(carrying))
         except transport.TransportError as error:

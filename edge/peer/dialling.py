@@ -13,6 +13,7 @@ from collections.abc import Mapping, MutableMapping
 
 from edge import transport
 from edge.errors import NetworkError
+from edge.host.interfaces import dial_order
 from edge.protocol.fields import one_line
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.topology import Place
@@ -38,10 +39,11 @@ async def dial(
 ) -> Link:
     """A link to the first of the neighbour's addresses that answers.
 
-    reached: the last address that answered, by device id; it is tried first. If no address answers
-    within a short first round, each gets `timeout_s`. An address that fails always takes its full
-    time: otherwise timing would tell what is there. Raises NetworkError naming the neighbour if
-    none answers, and before any dialling if the device is unnamed or expelled.
+    reached: the last address that answered, by device id; it is tried first, then the others in
+    the order of `dial_order`. If no address answers within a short first round, each gets
+    `timeout_s`. An address that fails always takes its full time: otherwise timing would tell what
+    is there. Raises NetworkError naming the neighbour if none answers, and before any dialling if
+    the device is unnamed or expelled.
     """
     if credentials is not None and not _may_be_member(place.device, credentials):
         raise NetworkError(
@@ -51,7 +53,7 @@ async def dial(
         )
     loop = asyncio.get_running_loop()
     last = None if place.device is None else reached.get(place.device)
-    addresses = sorted(place.addresses, key=lambda address: address != last)
+    addresses = sorted(dial_order(place.addresses), key=lambda address: address != last)
     patient = [(address, timeout_s) for address in addresses]
     quick = [(address, min(_QUICK_S, timeout_s)) for address in addresses]
     for address, limit_s in quick + patient if len(quick) > 1 else patient:

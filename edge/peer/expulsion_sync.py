@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from edge import transport
 from edge.errors import RequestError
 from edge.host.since_boot import since_boot_s
-from edge.protocol.announced_peers import ASKED_WITHIN_S, MOST_AT_ONCE, is_any
+from edge.protocol.announced_peers import ASKED_WITHIN_S, MOST_AT_ONCE, is_announced_as, is_any
 from edge.protocol.expulsion import LOOK_EVERY_S
 from edge.transport import Credentials, Discovery, Member, PeerFound, PeerGone, PeerRecord
 
@@ -162,7 +163,7 @@ class ExpulsionSync:
         tick."""
         begun_s = asyncio.get_running_loop().time()
         try:
-            if await is_any(other.record, self._answers):
+            if await is_any(other.record, partial(self._answers, other.record.id)):
                 other.told = news
             else:
                 at_first = begun_s - other.found_s < _AT_FIRST_S
@@ -171,12 +172,12 @@ class ExpulsionSync:
             other.telling = None
             self._is_due.set()
 
-    async def _answers(self, address: str) -> bool:
+    async def _answers(self, id: str, address: str) -> bool:
         with contextlib.suppress(TimeoutError, transport.TransportError):
             async with asyncio.timeout(ASKED_WITHIN_S):
                 channel = await transport.connect(
                     address, hello=self._hello, credentials=self._credentials
                 )
                 await channel.aclose()
-                return True
+                return is_announced_as(channel.remote_hello, id)
         return False

@@ -23,13 +23,13 @@ from edge.memory.model_sizes import model_facts
 from edge.partition import Workload, memory_use
 from edge.peer.dialling import dial
 from edge.peer.resources import PeerResources
-from edge.profiling.link_probe import glance, probe
 from edge.profiling.loaded_sample import Site
 from edge.profiling.profile import profile
 from edge.profiling.random_weights import written_bytes, written_weights
 from edge.profiling.sample import sample_budget_bytes
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Call
+from edge.protocol.link_probe import glance, probe
 from edge.protocol.measurements import (
     Glance,
     LinkGlance,

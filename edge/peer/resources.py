@@ -21,6 +21,7 @@ from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.engine.kv_copies import KvCopyQuota
 from edge.errors import CapacityError, ProtocolError, RequestError
 from edge.host.addresses import reachable
+from edge.host.cache_paths import cache_remedy
 from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
 from edge.host.identity import device_identity, host_id
 from edge.membership.identity import fingerprint, is_peer_of
@@ -152,7 +153,7 @@ class PeerResources:
                 owner_limit_bytes=self._user_limits.cache_bytes,
             )
         except offload.StoreError as error:
-            raise RequestError(str(error)) from error
+            raise RequestError(str(error), remedy=cache_remedy(str(error))) from error
         self.kv_room = KvRoom(
             memory_bytes=settings.kv_memory_bytes,
             disk=settings.kv_disk,

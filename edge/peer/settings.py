@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.errors import RequestError
 from edge.host.cache_paths import cache_root
+from edge.host.cgroup import usable_cores
 from edge.host.free_memory import parse_folder_and_size, parse_size
 from edge.option_fields import option
 from edge.peer.access import UserLimits, parse_allowed, parse_user_limits
@@ -29,10 +29,10 @@ class PeerSettings:
         help="Where to listen; port 0 takes any free one, host 0.0.0.0 every interface.",
     )
     threads: int = option(
-        default_factory=lambda: len(os.sched_getaffinity(0)),
+        default_factory=usable_cores,
         at_least=1,
         at_most=1024,
-        help="Compute threads.  [default: cores]",
+        help="Compute threads.  [default: cores, as far as the control group leaves their time]",
     )
     memory_bytes: int | None = option(
         None,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from edge import transport
 from edge.errors import EdgeError
-from edge.profiling.link_probe import probe
 from edge.protocol.client import map_transport_error
+from edge.protocol.link_probe import probe
 from edge.protocol.measurements import LinkTimes
 from edge.protocol.peer_info import PeerInfo
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from edge import transport
 from edge.errors import EdgeError, NetworkError, PeerError, PeerLostError, ProtocolError
 from edge.membership.roles import LEND
+from edge.protocol.announced_peers import is_announced_as
 from edge.protocol.error_codec import Failed
 from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import one_line
@@ -98,6 +99,7 @@ class PeerClient:
         *,
         name: str | None = None,
         device: str | None = None,
+        announced: str | None = None,
         timeout_s: float = CONNECT_WITHIN_S,
         silent_after_s: float = PEER_SILENT_AFTER_S,
         on_event: OnEvent | None = None,
@@ -105,7 +107,7 @@ class PeerClient:
         """Connect to the peer at `address`.
 
         credentials: of this device; None for a peer that wants none. device: the id that the peer
-        must have; None: any. name: how errors name the peer; None: as it names itself.
+        must have; None: any. announced: the id of the announcement that it must have made. name: how errors name the peer; None: as it names itself.
 
         Raises NetworkError when no peer answers there, or one that may not compute for others;
         ProtocolError, a kind of it, when it runs another version.
@@ -123,6 +125,13 @@ class PeerClient:
         if (difference := software_difference(channel)) is not None:
             await channel.aclose()
             raise ProtocolError(difference)
+        if announced is not None and not is_announced_as(channel.remote_hello, announced):
+            await channel.aclose()
+            raise NetworkError(
+                f"another peer answers at {address} than the one that is announced there",
+                remedy="both have this address: give one of them another one, or start its daemon "
+                "with --interface and the interface that leads to the others",
+            )
         member: Member | None = channel.remote_hello.get(MEMBER)
         if member is not None and LEND not in member.roles:
             await channel.aclose()

@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +31,11 @@ SETTLE_S = 1.0
 """Once one peer is found, how long to go on listening for others: answers to one question arrive
 within a second."""
 
+MISSING_S = 2.0
+"""How long to go on after that for paired devices that have not answered. A device that answered a
+question of another one less than a second before is silent at first (RFC 6762, section 6). The
+second question follows the first by a second."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
@@ -36,10 +48,10 @@ class Look:
 
 
 async def browse(
-    discovery: Discovery, *, timeout_s: float, at_least: int = 1
+    discovery: Discovery, *, timeout_s: float, at_least: int = 1, settle_s: float = SETTLE_S
 ) -> tuple[PeerRecord, ...]:
     """Peers announced within `timeout_s`; ends early when `at_least` of them are there and no new
-    one came for SETTLE_S."""
+    one came for `settle_s`."""
     found: dict[str, PeerRecord] = {}
     loop = asyncio.get_running_loop()
     end_s = loop.time() + timeout_s
@@ -52,7 +64,7 @@ async def browse(
                 elif isinstance(event, PeerGone):
                     found.pop(event.id, None)
                 if len(found) >= at_least:
-                    deadline.reschedule(min(end_s, loop.time() + SETTLE_S))
+                    deadline.reschedule(min(end_s, loop.time() + settle_s))
     except TimeoutError:
         pass
     return tuple(found[id] for id in sorted(found, key=lambda id: (found[id].name, id)))
@@ -65,17 +77,21 @@ async def find_peers(
     timeout_s: float,
     interfaces: Sequence[str] | None,
     at_least: int = 1,
+    expected: Collection[str] = (),
     presences: Presences | None = None,
 ) -> tuple[list[PeerInfo], list[EdgeError]]:
     """Peers of the cluster that can be reached, each once, by name; and why others cannot be, which
-    are announced. presences: what was seen before, which is told of what is seen.
+    are announced. expected: ids of devices for which it looks MISSING_S longer. presences: what was
+    seen before, which is told of what is seen.
 
     Raises NetworkError saying what was tried, when there is none.
     """
     async with _looking(cluster, credentials, interfaces) as discovery:
         records = await browse(discovery, timeout_s=timeout_s, at_least=at_least)
+        answers = await _reach_all(records, credentials)
+        if records:
+            answers += await _reach_missing(discovery, credentials, records, answers, expected)
         tried = discovery.describe()
-    answers = await _reach_all(records, credentials)
     failures = [answer for answer in answers if isinstance(answer, EdgeError)]
     peers, copies = _each_once(answers, presences)
     if peers:
@@ -130,11 +146,12 @@ async def watch_peers(
                 if following.done():
                     following.result()
                 in_use = used()
-                passed_over = {each for peer in in_use for each in (peer.address, *peer.addresses)}
+                # A single address may be another device's, too: of a bridge of containers.
+                passed_over = [{peer.address, *peer.addresses} for peer in in_use]
                 asked = [
                     record
                     for record in records.values()
-                    if passed_over.isdisjoint(record.addresses)
+                    if not any(each.issuperset(record.addresses) for each in passed_over)
                 ]
                 answers = await _reach_all(asked, credentials)
                 silent = [
@@ -190,6 +207,33 @@ def _each_once(
     return sorted(peers, key=lambda peer: (peer.name, peer.id)), copies
 
 
+async def _reach_missing(
+    discovery: Discovery,
+    credentials: Credentials | None,
+    records: Sequence[PeerRecord],
+    answers: Sequence[PeerInfo | EdgeError],
+    expected: Collection[str],
+) -> list[PeerInfo | EdgeError]:
+    """The answers of peers beside `records`, until all the expected devices have answered, for
+    MISSING_S at most."""
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + MISSING_S
+    known = {record.id for record in records}
+    more: list[PeerInfo | EdgeError] = []
+    while loop.time() < ends_s and not _devices((*answers, *more)).issuperset(expected):
+        found = await browse(
+            discovery, timeout_s=ends_s - loop.time(), at_least=len(known) + 1, settle_s=0
+        )
+        new = [record for record in found if record.id not in known]
+        known |= {record.id for record in new}
+        more += await _reach_all(new, credentials)
+    return more
+
+
+def _devices(answers: Iterable[PeerInfo | EdgeError]) -> set[str | None]:
+    return {answer.device_id for answer in answers if isinstance(answer, PeerInfo)}
+
+
 async def _reach_all(
     records: Sequence[PeerRecord], credentials: Credentials | None
 ) -> list[PeerInfo | EdgeError]:
@@ -201,7 +245,12 @@ async def _reach_all(
             try:
                 return await first_answer(
                     record,
-                    partial(describe_peer, credentials=credentials, timeout_s=ASKED_WITHIN_S),
+                    partial(
+                        describe_peer,
+                        credentials=credentials,
+                        announced=record.id,
+                        timeout_s=ASKED_WITHIN_S,
+                    ),
                 )
             except EdgeError as error:
                 return error

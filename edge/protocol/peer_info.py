@@ -117,14 +117,21 @@ class PeerInfo(PeerDescription):
 
 
 async def describe_peer(
-    address: str, credentials: Credentials | None, *, timeout_s: float = CONNECT_WITHIN_S
+    address: str,
+    credentials: Credentials | None,
+    *,
+    announced: str | None = None,
+    timeout_s: float = CONNECT_WITHIN_S,
 ) -> PeerInfo:
     """Ask the peer at `address` who it is.
 
-    Raises NetworkError when nobody is there, PeerError when it does not say in time, ProtocolError
-    when it says what makes no sense.
+    announced: the id of the announcement that it must have made. Raises NetworkError when nobody,
+    or another peer, is there, PeerError when it does not say in time, ProtocolError when it says
+    what makes no sense.
     """
-    return await _described(address, credentials, Describe(), timeout_s=timeout_s)
+    return await _described(
+        address, credentials, Describe(), announced=announced, timeout_s=timeout_s
+    )
 
 
 async def set_memory(peer: PeerInfo, memory_bytes: int) -> PeerInfo:
@@ -160,10 +167,17 @@ async def _described(
     *,
     name: str | None = None,
     device: str | None = None,
+    announced: str | None = None,
     timeout_s: float | None = None,
 ) -> PeerInfo:
     told, client, heard_s = await _told(
-        address, credentials, call, name=name, device=device, timeout_s=timeout_s
+        address,
+        credentials,
+        call,
+        name=name,
+        device=device,
+        announced=announced,
+        timeout_s=timeout_s,
     )
     if client.device is not None and not is_peer_of(told.id, client.device):
         raise ProtocolError(f"peer {told.name} describes itself with another device's id")
@@ -194,14 +208,20 @@ async def _told(
     *,
     name: str | None = None,
     device: str | None = None,
+    announced: str | None = None,
     timeout_s: float | None = None,
 ) -> tuple[Answer, PeerClient, float]:
     """The answer, the connection that it came by, which is closed, and when it was given by our
-    clock, as far as that can be told: in the middle of the time that it took. With `device`, it
-    must be this one's.
+    clock, as far as that can be told: in the middle of the time that it took. `device` and
+    `announced`: see `PeerClient.connect`.
     """
     client = await PeerClient.connect(
-        address, credentials, name=name, device=device, timeout_s=timeout_s or CONNECT_WITHIN_S
+        address,
+        credentials,
+        name=name,
+        device=device,
+        announced=announced,
+        timeout_s=timeout_s or CONNECT_WITHIN_S,
     )
     try:
         asked_s = time.time()
@@ -355,12 +375,32 @@ def is_loopback(address: str) -> bool:
 
 async def gather_all(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     """Run all at once; their results in order. The first error cancels the rest, and is raised once
-    they have ended."""
+    they have ended.
+
+    A TaskGroup of Python 3.11 and 3.12 leaves its caller with a cancellation to be undone, which
+    timeouts around it take for one from outside.
+    """
+    tasks: list[asyncio.Task[Result]] = []
+    failed: list[BaseException] = []
+
+    def note(task: asyncio.Task[Result]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failed.append(error)
+
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        for each in work:
+            tasks.append(asyncio.create_task(each))
+            tasks[-1].add_done_callback(note)
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.gather(*left, return_exceptions=True)
+    if failed:
+        raise failed[0]
     return [task.result() for task in tasks]
 
 

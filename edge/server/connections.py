@@ -7,7 +7,11 @@ that reads nothing. Keys cannot help: nothing of a request was read yet.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import logging
+import socket
+from functools import partial
 from typing import Any
 
 import h11
@@ -16,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from edge.host.descriptors import WANTED_DESCRIPTORS, allow_descriptors
 from edge.server.guard import dialect_of, refuse
 from edge.server.refusals import Refusal
 
@@ -31,13 +36,37 @@ MOST_IDLE_S = 30.0
 
 _FURTHER = 256
 """Connections beyond one for each answer."""
+_OTHER_DESCRIPTORS = 512
+"""Descriptors for peers and files."""
 _MOST_HEAD_BYTES = 64 << 10
+
+ACCEPT_RETRY_S = 0.2
+LOG_EVERY_S = 60.0
+"""Between two lines about connections that cannot be accepted."""
+_OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+_log = logging.getLogger(__name__)
 
 
 def most_connections(most_answers: int) -> int:
     """Most connections: for clients of `most_answers` answers, those that are told to come again,
     and pages."""
     return most_answers + most_answers // 4 + _FURTHER
+
+
+def allow_connections(wanted: int) -> int:
+    """Raise this process's limit of descriptors for `wanted` connections. Returns how many of them
+    it leaves room for."""
+    limit = allow_descriptors(max(WANTED_DESCRIPTORS, wanted + _OTHER_DESCRIPTORS))
+    allowed = limit - min(_OTHER_DESCRIPTORS, limit // 2)
+    if allowed < wanted:
+        _log.warning(
+            "%d connections at once instead of %d, by the limit of %d descriptors (ulimit -Hn)",
+            allowed,
+            wanted,
+            limit,
+        )
+    return min(wanted, allowed)
 
 
 def web_config(app: ASGIApp, *, most_connections: int) -> uvicorn.Config:
@@ -58,6 +87,70 @@ def web_config(app: ASGIApp, *, most_connections: int) -> uvicorn.Config:
         timeout_keep_alive=round(MOST_IDLE_S),
         h11_max_incomplete_event_size=_MOST_HEAD_BYTES,
     )
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn's own, on sockets that listen, which accepts one connection at a time.
+
+    asyncio accepts as many as wait before it looks at any of them. Once no descriptor is left, it
+    logs a traceback for each of the tries that it had planned, and plans as many again.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._listening: dict[socket.socket, asyncio.TimerHandle | None] = {}
+        """With when to go on, where no descriptor was left."""
+        self._opening: set[asyncio.Task[Any]] = set()
+        self._logs_from_s = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        for each in sockets or []:
+            each.setblocking(False)
+            self._listen(each)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for each, retry in self._listening.items():
+            asyncio.get_running_loop().remove_reader(each)
+            if retry is not None:
+                retry.cancel()
+        self._listening.clear()
+        await super().shutdown(sockets)
+
+    def _listen(self, listening: socket.socket) -> None:
+        self._listening[listening] = None
+        asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            connected, _ = listening.accept()
+        except OSError as error:
+            if error.errno in _OUT_OF_RESOURCES:  # the connection stays in the queue
+                if loop.time() >= self._logs_from_s:
+                    self._logs_from_s = loop.time() + LOG_EVERY_S
+                    _log.warning("cannot accept connections for a moment: %s", error.strerror)
+                loop.remove_reader(listening)
+                self._listening[listening] = loop.call_later(
+                    ACCEPT_RETRY_S, self._listen, listening
+                )
+            return
+        opening = loop.create_task(self._open(connected))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, connected: socket.socket) -> None:
+        opened: Any = self.config.http_protocol_class  # its type is less than what is used of it
+        protocol = partial(
+            opened,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, connected)
+        except OSError:  # it was reset before it could be read
+            connected.close()
 
 
 class _Connection(H11Protocol):

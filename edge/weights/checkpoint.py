@@ -19,7 +19,7 @@ from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm
 from edge.weights.formats import WeightFormat
 from edge.weights.gguf.form import gguf_in, open_gguf_model
-from edge.weights.hub_cache import display_name
+from edge.weights.hub_cache import display_name, name_of_file
 from edge.weights.lora import with_adapter
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 
@@ -60,7 +60,7 @@ class Checkpoint:
             ) from error
         form = open_gguf_model(given.absolute()) if is_file else _open_folder(folder)
         try:
-            this = cls(form, name=given.name if is_file else display_name(folder))
+            this = cls(form, name=name_of_file(given.name if is_file else display_name(folder)))
             this._check_tensors()
             if lora is not None:
                 this = cls(_adapted(form, lora), name=this.name)

@@ -6,6 +6,7 @@ A folder models--org--name for each repository; in it one for each commit, with 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,17 @@ def display_name(folder: Path) -> str:
     """The name of a checkpoint's folder; of one in the cache org/name, not that of its commit."""
     repository = repository_of(folder.parent.parent)
     return folder.name if folder.parent.name != "snapshots" or repository is None else repository
+
+
+def name_of_file(file: str) -> str:
+    """The name of a file or folder as others can read it: bytes that are no UTF-8, and line breaks,
+    are escaped."""
+    return "".join(
+        each.encode("unicode_escape").decode()
+        if unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp")
+        else each
+        for each in file
+    )
 
 
 def snapshots(folder: Path, revision: str) -> Iterator[Path]:

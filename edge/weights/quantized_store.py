@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.errors import CapacityError, CheckpointError
+from edge.host.cache_paths import cache_remedy
 from edge.kernels.matmul_nbits.reference import (
     QuantizedMatrix,
     check_format,
@@ -123,9 +124,9 @@ def store_errors_as_edge_errors() -> Iterator[None]:
     try:
         yield
     except StoreFullError as error:
-        raise CapacityError(str(error)) from error
+        raise CapacityError(str(error), remedy=cache_remedy(str(error))) from error
     except StoreError as error:
-        raise CheckpointError(str(error)) from error
+        raise CheckpointError(str(error), remedy=cache_remedy(str(error))) from error
 
 
 def codes_name(matrix: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,9 @@ from edge.offload import disk_errors_as_store_errors
 
 WRITER_LOCK = ".writer"
 _LOCK_RETRY_S = 0.1
+_TOLD_AFTER_TRIES = 20
+
+_log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -19,12 +24,17 @@ def only_writer(folder: Path, while_waiting: Callable[[], object]) -> Iterator[N
     """Waits until no other process writes into `folder`; the kernel frees a dead one's lock.
 
     `while_waiting` is called now and then, for minutes perhaps, and may raise to give up.
-    Unfinished files of a dead writer are removed. Raises StoreError.
+    A warning says so after two seconds. Unfinished files of a dead writer are removed. Raises
+    StoreError.
     """
     with contextlib.ExitStack() as held:
         with disk_errors_as_store_errors(folder):
             lock = held.enter_context((folder / WRITER_LOCK).open("ab", buffering=0))
-        while not _lock_now(lock.fileno()):
+        for tries in itertools.count(1):
+            if _lock_now(lock.fileno()):
+                break
+            if tries == _TOLD_AFTER_TRIES:
+                _log.warning("waiting for another process that writes into %s", folder)
             while_waiting()
             time.sleep(_LOCK_RETRY_S)
         with disk_errors_as_store_errors(folder):

@@ -16,6 +16,7 @@ from edge.cli.main import cli
 from edge.server.app import HEALTH
 from tests.architecture.test_environment import on_the_page
 from tests.architecture.test_names import REPOSITORY
+from tests.support.answering import answering, dead_proxy
 
 PEER, SERVER = (REPOSITORY / "docs" / name for name in ("Containerfile", "Containerfile.serve"))
 
@@ -83,9 +84,9 @@ def test_a_server_is_started_and_asked_where_it_listens(
     assert (program, option) == ("python", "-c")
     (url,) = re.findall(r"http://[^']+", script)
     asked: list[str] = []
-    monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: asked.append(url))
-    exec(script, {})
-    assert asked == [url]
+    with dead_proxy(monkeypatch), answering(b"", asked) as there:
+        exec(script.replace(f"http://127.0.0.1:{started['port']}", there), {})
+    assert asked == [HEALTH]
     assert (urlsplit(url).port, urlsplit(url).path) == (started["port"], HEALTH)
 
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -398,3 +399,11 @@ def test_the_cache_is_where_the_environment_says(tmp_path: Path) -> None:
         del machine.environment["HF_HUB_CACHE"]
         assert machine.edge("inspect", "org/tiny").returncode == 0
         assert server.requests == []
+
+
+@pytest.mark.skipif(find_spec("socksio") is not None, reason="the hub's client can use SOCKS here")
+def test_a_proxy_that_the_hubs_client_cannot_use_is_told(tmp_path: Path) -> None:
+    with _HubServer(repository="org/tiny", files=SMALL) as server:
+        proxied = {"ALL_PROXY": "socks5://127.0.0.1:9", "NO_PROXY": "", "no_proxy": ""}
+        machine = Machine(tmp_path / "hub", server, **proxied)
+        assert "pip install 'httpx[socks]'" in machine.sentence("inspect", "org/tiny")

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
-import uvicorn
 from tokenizers import Tokenizer
 
 import edge
 from edge.demos.bundled import MODEL
 from edge.errors import RequestError
 from edge.server.app import Server
-from edge.server.connections import web_config
+from edge.server.connections import WebServer, web_config
 from edge.server.guard import Rules
 from edge.server.model_pool import ModelPool
 from tests.support.call_templates import random_schema
@@ -76,7 +75,7 @@ async def serving(model: edge.AsyncModel) -> AsyncIterator[str]:
     """On a port of this process."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         app = Server(ModelPool.of(model, "m"), rules=Rules()).app
-        server = uvicorn.Server(web_config(app, most_connections=64))
+        server = WebServer(web_config(app, most_connections=64))
         running = asyncio.create_task(server.serve(sockets=[listening]))
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"

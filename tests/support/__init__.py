@@ -26,7 +26,7 @@ GPU kernels without a GPU; import these first
     `triton_face`, `triton_kv`, `triton_shards`, `triton_compiler`, `gpu_weights`,
     `device_groups`, `quick_interpreter`
 Connections, disks, terminals
-    `transport_pairs`, `small_disk`, `terminal`
+    `transport_pairs`, `answering`, `small_disk`, `terminal`
 Hostile input, which `scripts/fuzz-*` tries for longer
     `mutated_files`, `mutated_frames`, `hostile_talks`, `fuzzed_server`, `coverage_guided`,
     `kept_inputs`, `small_files`

@@ -46,9 +46,11 @@ async def null_peers(
     kv_disk_bytes: int = 0,
     model_memory_bytes: int | None = None,
     membership: Membership | None = None,
+    announce: bool = False,
 ) -> AsyncIterator[list[PeerDaemon]]:
     """N daemons; each may keep `kv_disk_bytes` of keys and values on disk, and has
-    `model_memory_bytes` for weights and those. `membership` is that of one."""
+    `model_memory_bytes` for weights and those. `membership` is that of one. announce: for tests
+    that put another discovery in the place of zeroconf."""
     async with contextlib.AsyncExitStack() as stack:
         daemons = []
         for number in range(count):
@@ -56,7 +58,7 @@ async def null_peers(
                 name=f"null-{number}",
                 listen="127.0.0.1:0",
                 threads=1,
-                announce=False,
+                announce=announce,
                 cache_root=folder / str(number),
                 cache_limit_bytes=1 << 30,
                 kv_disk=(folder / f"{number}-kv", kv_disk_bytes) if kv_disk_bytes else None,

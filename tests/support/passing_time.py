@@ -80,9 +80,9 @@ LIMITS = (
 DEFAULTS = (
     ("edge.peer.connection", "Connection.__init__", "silent_after_s"),
     ("edge.peer.dialling", "dial", "timeout_s"),
-    ("edge.profiling.link_probe", "answer_probe", "limit_s"),
-    ("edge.profiling.link_probe", "glance", "limit_s"),
-    ("edge.profiling.link_probe", "probe", "limit_s"),
+    ("edge.protocol.link_probe", "answer_probe", "limit_s"),
+    ("edge.protocol.link_probe", "glance", "limit_s"),
+    ("edge.protocol.link_probe", "probe", "limit_s"),
     ("edge.protocol.client", "PeerClient.connect", "silent_after_s"),
     ("edge.protocol.client", "PeerClient.connect", "timeout_s"),
     ("edge.protocol.peer_info", "describe_peer", "timeout_s"),

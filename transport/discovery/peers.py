@@ -3,6 +3,7 @@
 Knows records and their sources; knows nothing of how they travel.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -27,7 +28,7 @@ class PeerRecord:
     cluster: str
     """Peers of different clusters do not see each other."""
     addresses: tuple[str, ...]
-    """Addresses where it listens, each ``host:port``."""
+    """Addresses where it listens, each ``host:port``, the likeliest to be reached first."""
     protocol: int = PROTOCOL_VERSION
     """The protocol version it speaks."""
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -108,7 +109,9 @@ class PeerTable:
 
 def _merge(records: Mapping[str, PeerRecord]) -> PeerRecord:
     """The latest of one peer's records (at least one), with the addresses of all of them up to the
-    limit."""
+    limit: the first of each source, then the second of each."""
     *_, latest = records.values()
-    addresses = {address for record in records.values() for address in record.addresses}
-    return replace(latest, addresses=tuple(sorted(addresses))[:MAX_ADDRESSES])
+    by_source = [record.addresses for _, record in sorted(records.items())]
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*by_source))
+    addresses = tuple(dict.fromkeys(each for each in in_turn if each is not None))
+    return replace(latest, addresses=addresses[:MAX_ADDRESSES])

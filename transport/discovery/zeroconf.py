@@ -11,7 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from zeroconf import Error, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from edge.transport.discovery.peers import MAX_PEERS, PeerEvent, PeerRecord, check_cluster
+from edge.transport.discovery.peers import (
+    MAX_ADDRESSES,
+    MAX_PEERS,
+    PeerEvent,
+    PeerRecord,
+    check_cluster,
+)
 from edge.transport.discovery.watchers import Watchers
 from edge.transport.discovery.zeroconf_record import (
     SERVICE_TYPE,
@@ -22,6 +28,15 @@ from edge.transport.discovery.zeroconf_record import (
 from edge.transport.errors import AddressError, ChannelClosedError
 
 _log = logging.getLogger(__name__)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """A filter that takes tracebacks from what zeroconf logs: of a network that went, for one."""
+    record.exc_info = None
+    return True
+
+
+logging.getLogger("zeroconf").addFilter(_without_traceback)
 
 _LOOK_UP_TIMEOUT_MS = 3000
 _LOOK_UPS = 3
@@ -172,7 +187,7 @@ class ZeroconfDiscovery:
             await asyncio.sleep(INTERFACES_EVERY_S)
             with contextlib.suppress(AddressError):  # no such interface at the moment
                 addresses = interface_addresses(self._interfaces)
-                if addresses and addresses != self._addresses:
+                if addresses and _announced(addresses) != _announced(self._addresses):
                     async with self._changing:
                         await self._move(addresses)
 
@@ -228,3 +243,9 @@ class ZeroconfDiscovery:
             self._watchers.lost(name)  # It may have been a peer before it changed.
         else:
             self._watchers.seen(name, record)
+
+
+def _announced(addresses: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """What is used of a device's addresses: all, and those announced. Their order changes more
+    often, as with each container that starts."""
+    return frozenset(addresses), frozenset(addresses[:MAX_ADDRESSES])

@@ -20,6 +20,7 @@ from zeroconf.asyncio import AsyncServiceInfo
 from edge.transport.address import IPAddress, format_address, parse_address, parse_number
 from edge.transport.discovery.peers import MAX_ADDRESSES, PeerRecord
 from edge.transport.errors import AddressError
+from edge.transport.network_interfaces import interfaces_in_order
 
 SERVICE_TYPE = "_edge-peer._tcp.local."
 
@@ -40,8 +41,8 @@ def services_of(
 ) -> list[AsyncServiceInfo]:
     """The services that announce ``record``: one for each port, since a service has only one.
 
-    A wildcard address (0.0.0.0) is announced as the addresses of ``interfaces``. Of each port, at
-    most MAX_ADDRESSES addresses are announced. With a ``key``, the cluster is announced as a tag
+    A wildcard address (0.0.0.0) is announced as the addresses of ``interfaces``. Of each port, the
+    first MAX_ADDRESSES addresses are announced. With a ``key``, the cluster is announced as a tag
     that only holders of the key can make and recognise.
 
     Raises:
@@ -75,7 +76,8 @@ def record_of(
     entries = {**texts, "id": peer, "protocol": protocol}
     if not hmac.compare_digest(told.encode(), _told_cluster(service, entries, cluster, key)):
         return None
-    addresses = [value for name, value in texts.items() if name.startswith(_AT)]
+    numbered = sorted((len(name), name) for name in texts if name.startswith(_AT))
+    addresses = [texts[name] for _, name in numbered]
     if not (peer and all(text.isprintable() for text in (told, *entries, *entries.values()))):
         return None
     if not (0 < len(addresses) <= MAX_ADDRESSES and all(map(_is_dialable, addresses))):
@@ -86,7 +88,7 @@ def record_of(
         id=peer,
         name=texts.get("name") or peer,
         cluster=cluster,
-        addresses=tuple(sorted(addresses)),
+        addresses=tuple(addresses),
         protocol=int(protocol),
         properties={
             name.removeprefix(_PROPERTY): value
@@ -97,10 +99,13 @@ def record_of(
 
 
 def interface_addresses(interfaces: Iterable[str] | None) -> tuple[str, ...]:
-    """The present IPv4 addresses of ``interfaces``, chosen as by `addresses_of`."""
+    """The present IPv4 addresses of ``interfaces``, chosen as by `addresses_of`, in the order of
+    `interfaces_in_order`."""
+    known = psutil.net_if_addrs()
     present = {
-        name: [entry.address for entry in entries if entry.family.name == "AF_INET"]
-        for name, entries in psutil.net_if_addrs().items()
+        name: [entry.address for entry in known[name] if entry.family.name == "AF_INET"]
+        for name in interfaces_in_order()
+        if name in known
     }
     tunnels = {
         name

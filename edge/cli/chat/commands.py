@@ -16,6 +16,7 @@ from typing import Protocol
 from edge.cli.chat.conversation import Conversation, check_text
 from edge.cli.chat.settings import Settings, near_setting, setting_names, words_of
 from edge.errors import RequestError, printable
+from edge.host.home import expanded
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import read_file
 
@@ -233,10 +234,7 @@ def _file(talk: Talk, rest: str) -> None:
 def _path(text: str, command: str) -> Path:
     if not text:
         raise RequestError(f"/{command} has no file", remedy=f"write /{command} FILE")
-    try:
-        return Path(text.strip('"')).expanduser()
-    except RuntimeError as error:
-        raise RequestError(f"{text} is not a path ({error})", remedy="name another file") from error
+    return expanded(text.strip('"'))
 
 
 COMMANDS = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import RequestError, shown
+from edge.host.home import expanded
 from edge.offload import StoreError, parse_json, read_file, write_durably
 
 _FORMAT = "edge conversation"
@@ -67,7 +68,7 @@ class Conversation:
     def load(cls, path: Path) -> Conversation:
         """The conversation in a file. Raises RequestError if it has none."""
         try:
-            value = parse_json(read_file(path.expanduser(), _MOST_FILE_BYTES))
+            value = parse_json(read_file(expanded(path), _MOST_FILE_BYTES))
         except OSError as error:
             raise RequestError(
                 f"{path} cannot be read ({error.strerror or error})",

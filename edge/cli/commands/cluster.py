@@ -135,7 +135,11 @@ def _exchanged(
     """The names, by id, of the announced devices, after expulsions were synchronised with them."""
     with contextlib.suppress(NetworkError):  # absent members hear it from another one
         finding = find_peers(
-            cluster, own.credentials(), timeout_s=_TELL_FOR_S, interfaces=interfaces or None
+            cluster,
+            own.credentials(),
+            timeout_s=_TELL_FOR_S,
+            interfaces=interfaces or None,
+            expected=own.current().lenders,
         )
         found, _ = asyncio.run(finding)
         ours = own.current().identity.id

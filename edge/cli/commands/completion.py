@@ -10,6 +10,7 @@ from click.shell_completion import get_completion_class
 
 from edge.cli.generated_files import write_own
 from edge.errors import RequestError
+from edge.host.home import under_home
 
 _BY_HAND = {
     "bash": 'eval "$(edge completion bash)"  # at the end of ~/.bashrc',
@@ -68,7 +69,10 @@ def command(shell: str, install: bool) -> None:
 def _place_for(shell: str) -> Path:
     """The path of a user's completions for a shell."""
     if shell == "bash":
-        return platformdirs.user_data_path("bash-completion") / "completions" / "edge"
+        folder = under_home(lambda: platformdirs.user_data_dir("bash-completion"))
+        return folder / "completions" / "edge"
     if shell == "fish":
-        return platformdirs.user_config_path("fish") / "completions" / "edge.fish"
-    return Path.home() / ".zfunc" / "_edge"  # zsh has no such folder; other programs use this one
+        folder = under_home(lambda: platformdirs.user_config_dir("fish"))
+        return folder / "completions" / "edge.fish"
+    # zsh has no such folder; other programs use this one
+    return under_home(Path.home) / ".zfunc" / "_edge"

@@ -34,8 +34,9 @@ from edge.host.addresses import interface_addresses
 from edge.host.cache_paths import cache_root
 from edge.host.cgroup import processors
 from edge.host.free_memory import free_memory_bytes
+from edge.host.home import home_or_none
 from edge.host.identity import host_id
-from edge.host.interfaces import interface_to
+from edge.host.interfaces import interface_to, interfaces_beside
 from edge.host.probes import existing, listen_failure, multicast_failure, write_failure
 from edge.membership.store import TOKEN_VARIABLE, MembershipStore, config_root
 from edge.planning.profile_cache import FactsCache
@@ -93,7 +94,7 @@ def command(wanted: ClusterOptions, listen: str, as_json: bool) -> None:
         *peers_together(facts, peers),
     ]
     if as_json:
-        home = str(Path.home())
+        home = str(home_or_none() or "~")
         report = [asdict(fit_for_strangers(each, wanted.addresses, home)) for each in findings]
         print_json(report)
     else:
@@ -132,7 +133,7 @@ def _device_facts(listen: str) -> DeviceFacts:
         quota_cores=processors(),
         free_memory_bytes=free_memory_bytes(),
         machine_free_bytes=int(psutil.virtual_memory().available),
-        cache_folder=str(folder).replace(str(Path.home()), "~", 1),
+        cache_folder=str(folder).replace(str(home_or_none() or "~"), "~", 1),
         cache_failure=write_failure(folder),
         free_disk_bytes=psutil.disk_usage(str(existing(folder))).free,
         listen=listen,
@@ -152,7 +153,12 @@ def _links(peers: Sequence[PeerInfo]) -> list[DiagnosedLink]:
     for peer in peers:
         interface = interface_to(parse_address(peer.address)[0])
         found.append(
-            DiagnosedLink(ends=f"to {peer.name}", interface=interface, times=measured[peer.id])
+            DiagnosedLink(
+                ends=f"to {peer.name}",
+                interface=interface,
+                times=measured[peer.id],
+                unused=tuple(e for e in interfaces_beside(peer.addresses) if e != interface),
+            )
         )
     return found
 

@@ -22,6 +22,7 @@ from edge.membership.pairing import CODE_LASTS_S, Other, new_code, read_code
 from edge.membership.pairing_discovery import find_and_join, invite
 from edge.membership.roles import ROLES
 from edge.membership.store import MembershipStore, config_root
+from edge.protocol.peer_info import is_loopback
 
 
 @click.command("pair", short_help="Make two devices members of one cluster.")
@@ -122,7 +123,7 @@ def _invite(
         click.echo(f"On the other device, within {CODE_LASTS_S / 60:g} minutes:\n")
         click.echo(f"    edge pair {words}\n")
         segno.make(words, error="l").terminal(compact=True)
-        click.echo(f"Where zeroconf does not reach, add --peer {places[0]}.")
+        click.echo(_hint(places[0]))
 
     other = asyncio.run(
         invite(
@@ -136,6 +137,17 @@ def _invite(
         )
     )
     _tell(other, own.current().identity.id, as_json=as_json)
+
+
+def _hint(place: str) -> str:
+    """What to add on the other device; `place`: the first of this one's addresses."""
+    if is_loopback(place):
+        return (
+            "Only this machine can reach it here. In a network of IPv6 alone, start again with "
+            "--listen '[::]:0'."
+        )
+    peer = f"'{place}'" if "[" in place else place  # brackets mean something to shells
+    return f"Where zeroconf does not reach, add --peer {peer}."
 
 
 def _join(

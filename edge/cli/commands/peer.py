@@ -25,6 +25,7 @@ from edge.cli.field_options import field_options, given_options
 from edge.cli.logs import LogOptions, set_up_logging
 from edge.cli.service_unit import Service, install_unit, peer_task, service_unit
 from edge.errors import RequestError
+from edge.host.addresses import has_ipv4_network
 from edge.host.blas_threads import limit_blas_threads
 from edge.host.cuda_driver import num_cuda_devices, use_only
 from edge.host.descriptors import allow_descriptors
@@ -49,6 +50,8 @@ LOOK_EVERY_S = 1.0
 
 EXIT_TIMEOUT_S = 5.0
 """Seconds for a running step or load to finish when the daemon ends."""
+
+_log = logging.getLogger(__name__)
 
 
 @click.group(
@@ -181,6 +184,7 @@ def command(
         own, store = CurrentMembership(settings.name), MembershipStore(config_root())
         telling = store.telling() if settings.announce else contextlib.nullcontext()
         with store.numbered() as (number, epoch), telling:
+            _warn_of_shared_memory(number, settings)
             serve = functools.partial(serve, epoch=epoch)
             asyncio.run(
                 _until_ended(lambda ending: _serve_clusters(serve, settings, own, number, ending))
@@ -220,6 +224,16 @@ def install(context: click.Context, /, config: Path | None, system: bool, print_
         return
     for line in install_unit(service):
         click.echo(line)
+
+
+def _warn_of_shared_memory(number: int, settings: PeerSettings) -> None:
+    """Log that further daemons of this device offer the same memory. `number`: this one's; the
+    first has 0."""
+    if number and settings.memory_bytes is None and settings.backend == "ort":
+        _log.warning(
+            "another daemon of this device runs, and both offer the memory that was free when they "
+            "started: give each --memory"
+        )
 
 
 def _has_given(context: click.Context) -> bool:
@@ -379,6 +393,8 @@ def _say_ready(peer: PeerResources, *, as_json: bool) -> None:
         click.echo(json.dumps({"name": settings.name, "addresses": peer.addresses}))
     else:
         where = f"cluster {settings.cluster}" if settings.announce else "not announced"
+        if settings.announce and not has_ipv4_network():
+            where = "not announced, as this device is in no IPv4 network: others name it by --peer"
         click.echo(
             f"peer {settings.name} listens on {', '.join(peer.addresses)} ({where}), "
             f"{settings.backend} on {settings.processor}, {settings.threads} threads, "

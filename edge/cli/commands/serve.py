@@ -33,11 +33,12 @@ from edge.partition import Parallel, Plan
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
 from edge.server.app import MOST_ANSWERS, Server
-from edge.server.connections import most_connections, web_config
+from edge.server.connections import WebServer, allow_connections, most_connections, web_config
 from edge.server.guard import Rules
 from edge.server.keys import read_keys
 from edge.server.model_pool import ModelPool
 from edge.server.previews import Previews
+from edge.weights.hub_cache import name_of_file
 from edge.weights.pooling import Pooling
 
 _log = logging.getLogger(__name__)
@@ -240,10 +241,14 @@ def offered(models: Sequence[str], first: str | None) -> list[Offered]:
         if not equals or not name or "/" in name or Path(each).exists():
             is_here = Path(each).exists()
             # The first model is loaded at once, and has its own name then.
-            name, place = ("" if not index else Path(each).name if is_here else each), each
+            name, place = (
+                ("" if not index else name_of_file(Path(each).name) if is_here else each),
+                each,
+            )
         if first is not None and not index:
             name = first
-        if name in {other.name for other in found} or name == "default" or not place:
+        is_taken = name in {other.name for other in found} or name == "default"
+        if is_taken or not place or name != name_of_file(name):
             raise RequestError(_cannot_be_called(each, name))
         found.append(Offered(name=name or None, place=place))
     return found
@@ -298,8 +303,8 @@ def checked_origins(origins: Sequence[str]) -> tuple[str, ...]:
 
 def _cannot_be_called(model: str, name: str) -> str:
     return (
-        f"{model!r} cannot be called {name!r} here: each model needs a name of its own, other than "
-        "default; give it as NAME=MODEL"
+        f"{model!r} cannot be called {name!r} here: each model needs a printable name of its own, "
+        "other than default; give it as NAME=MODEL"
     )
 
 
@@ -393,7 +398,8 @@ async def serve(
             previews=Previews(places, propose),
             candidates=lambda: cluster.peers,
         )
-        config = web_config(server.app, most_connections=most_connections(max_answers))
+        connections = allow_connections(most_connections(max_answers))
+        config = web_config(server.app, most_connections=connections)
         config.timeout_graceful_shutdown = round(_DRAIN_S)
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         host, port = listening.getsockname()[:2]
@@ -417,7 +423,7 @@ def _described(model: AsyncModel) -> str:
     return f"{model.name} on {devices}, context {model.context_tokens} tokens"
 
 
-class _Drained(uvicorn.Server):
+class _Drained(WebServer):
     """A server that drains after the first signal, and ends at once at the second."""
 
     def __init__(self, config: uvicorn.Config, server: Server, key_file: Path | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edge.cli.commands.doctor import remembered_links
+from edge.cli.commands.peer import _warn_of_shared_memory
 from edge.cli.diagnosis import (
     DeviceFacts,
     DiagnosedLink,
@@ -22,6 +23,7 @@ from edge.cli.diagnosis import (
 from edge.errors import NetworkError, ProtocolError
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.interfaces import Interface
+from edge.peer.settings import PeerSettings
 from edge.planning.profile_cache import FactsCache
 from edge.protocol.measurements import LinkGlance, LinkTimes, Span
 from edge.protocol.peer_info import PeerInfo
@@ -62,8 +64,6 @@ def test_nothing_is_wrong_with_a_sound_device() -> None:
         ({"instructions": ("sse",)}, "instructions", "CPU type host"),
         ({"processor": "AMD EPYC 9B14 96-Core"}, "instructions", "CPU type host"),
         ({"processor": "Intel(R) Xeon(R) Gold 6342 CPU"}, "instructions", "CPU type host"),
-        ({"quota_cores": 2.5}, "cores", "--threads 2"),
-        ({"quota_cores": 0.5}, "cores", "--threads 1"),
         (
             {"free_memory_bytes": 1 << 20, "machine_free_bytes": 1 << 20},
             "memory",
@@ -133,6 +133,7 @@ def test_the_control_group_is_named_where_it_limits() -> None:
     told = found_in(free_memory_bytes=4 << 30)["memory"]
     assert told == "4.0 GiB free; the control group leaves no more of the machine's 8.0 GiB"
     assert found_in(quota_cores=8.0)["cores"] == "8"
+    assert "leaves the time of 2.5 (" in found_in(quota_cores=2.5)["cores"]
 
 
 WIRED = Interface(name="eth0", kind="Ethernet", bits_per_s=10**9)
@@ -202,6 +203,63 @@ def test_links_between_others_are_those_of_plans(
     assert "category 5e" in (finding.remedy or "")
 
 
+@pytest.mark.parametrize(
+    ("free_gib", "finding"),
+    [
+        ([5], None),
+        ([5, 5], "10.0 GiB by a, b, but 8.0 GiB are free"),
+        ([10], "10.0 GiB by a, but 8.0 GiB are free"),
+    ],
+)
+def test_more_memory_may_be_offered_than_is_free(free_gib: list[int], finding: str | None) -> None:
+    peers = [
+        peer_info(name, free_bytes=gib << 30, host="h")
+        for name, gib in zip("abc", free_gib, strict=False)
+    ]
+    others = [
+        peer_info("far", free_bytes=99 << 30, host="far"),
+        peer_info("gpu", free_bytes=99 << 30, host="h", host_memory_bytes=0),
+    ]
+    told = {each.subject: each for each in peers_together(SOUND, [*peers, *others])}
+    found = told.get("memory offered")
+    assert (found and found.found) == finding
+    assert found is None or "edge memory" in (found.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("number", "memory_bytes", "backend", "lines"),
+    [(0, None, "ort", 0), (1, None, "ort", 1), (1, 1 << 30, "ort", 0), (1, None, "triton", 0)],
+)
+def test_a_second_daemon_without_a_limit_says_that_both_offer_the_same_memory(
+    number: int,
+    memory_bytes: int | None,
+    backend: str,
+    lines: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = PeerSettings(name="it", memory_bytes=memory_bytes, backend=backend)
+    _warn_of_shared_memory(number, settings)
+    assert len(caplog.records) == lines
+
+
+def test_a_link_names_the_interfaces_that_lead_there_too_and_are_not_used() -> None:
+    measured = DiagnosedLink(
+        ends="to attic",
+        interface=WIRELESS,
+        times=LinkTimes(
+            there_bytes_per_s=50e6,
+            back_bytes_per_s=50e6,
+            latency_s=1e-3,
+            is_unsteady=False,
+            glance=LinkGlance(echo_s=SPAN, there_s=SPAN, back_s=SPAN),
+        ),
+        unused=(WIRED,),
+    )
+    assert link_finding(measured).found.endswith(
+        "by wlan0 (Wi-Fi), and not by eth0 (Ethernet of 1 Gbit/s)"
+    )
+
+
 def test_a_link_that_cannot_be_made_names_the_firewall() -> None:
     failed = NetworkError("cannot connect to 192.168.1.7:5000: timed out")
     finding = link_finding(DiagnosedLink(ends="to attic", interface=WIRED, times=failed))
@@ -213,7 +271,7 @@ def test_who_knows_whom() -> None:
     met = {"1" * 32: "attic", "2" * 32: "desk"}
     peers = [
         peer_info("attic", device_id="1" * 32, host="far"),
-        peer_info("vm-2", device_id="3" * 32, host="h"),
+        peer_info("vm-2", device_id="3" * 32, host="h", free_bytes=1 << 30),
     ]
     told = {each.subject: each for each in peers_together(replace(SOUND, met=met), peers)}
     assert told["this device as a peer"].found == "others find it as vm-2"

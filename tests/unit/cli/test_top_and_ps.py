@@ -10,8 +10,10 @@ import pytest
 from rich.console import Console
 
 from edge.cli.commands.ps import loaded_models
+from edge.cli.commands.top import _look
 from edge.cli.top_view import line, screen, step_in_words, tokens_per_s
 from edge.protocol.description import HostedModel
+from tests.support.answering import answering, dead_proxy
 from tests.support.peer_infos import peer_info
 
 DECODE = {
@@ -161,3 +163,12 @@ def test_shards_of_a_model_come_together() -> None:
     assert [shard["peer"] for shard in found[0]["shards"]] == ["desk", "attic"]
     (first, _second) = found[0]["shards"]
     assert (first["peer"], first["weight_bytes"], first["kv_bytes"]) == ("desk", 20, 10)
+
+
+def test_a_server_of_this_machine_is_asked_without_a_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    with dead_proxy(monkeypatch), answering(b'{"at_s": 1}', asked) as url:
+        assert _look(f"{url}/api/cluster", None) == {"at_s": 1}
+    assert asked == ["/api/cluster"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.host.cgroup import memory_left_bytes, processors
+from edge.host.cgroup import memory_left_bytes, processors, usable_cores
 
 GIB = 1 << 30
 NO_LIMIT = str((1 << 63) - 4096)
@@ -123,3 +123,15 @@ def test_this_machine_can_be_asked() -> None:
     left, count = memory_left_bytes(), processors()
     assert left is None or left >= 0
     assert count is None or count > 0
+
+
+@pytest.mark.parametrize(
+    ("allowed", "cores"),
+    [("max 100000", 8), ("50000 100000", 1), ("250000 100000", 2), ("900000 100000", 8)],
+)
+def test_threads_are_as_many_as_the_group_leaves_the_time_of(
+    allowed: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    groups = Groups(tmp_path, "0::/\n", {"cpu.max": allowed})
+    assert usable_cores(root=groups.root, membership=groups.membership) == cores

@@ -23,12 +23,12 @@ def test_the_limit_is_raised_and_never_lowered(
     limits: tuple[int, int], soft: int, wanted: int, then: int
 ) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
-    allow_descriptors(wanted)
+    assert allow_descriptors(wanted) == wanted
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (then, limits[1])
 
 
 def test_more_than_the_system_allows_is_not_asked_for(limits: tuple[int, int]) -> None:
     _, hard = limits
     resource.setrlimit(resource.RLIMIT_NOFILE, (500, hard))
-    allow_descriptors(hard + 1)
+    assert allow_descriptors(hard + 1) == hard
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)

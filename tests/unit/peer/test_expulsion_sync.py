@@ -18,6 +18,7 @@ from edge.peer.expulsion_sync import (
     SUSPENDED_S,
     ExpulsionSync,
 )
+from edge.protocol.announced_peers import ANNOUNCED
 from edge.protocol.expulsion import LOOK_EVERY_S
 from edge.transport import Credentials, DiscoveryBus, Member, MemoryDiscovery, PeerRecord
 from tests.support.passing_time import let_pass
@@ -80,7 +81,10 @@ async def asking(
 async def announced(device: Device, bus: DiscoveryBus) -> AsyncIterator[Refusals]:
     """What it refuses."""
     discovery, refused = MemoryDiscovery(bus, cluster="c"), Refusals()
-    async with echoing(credentials=device.credentials(), on_refused=refused) as listener:
+    hello = {ANNOUNCED: [device.id]}
+    async with echoing(
+        hello=hello, credentials=device.credentials(), on_refused=refused
+    ) as listener:
         record = PeerRecord(id=device.id, name="", cluster="c", addresses=listener.addresses)
         await discovery.announce(record)
         yield refused
@@ -223,6 +227,31 @@ def test_all_addresses_of_an_announcement_are_dialled_whatever_the_others_answer
             for writer in writers:
                 writer.close()
             await discovery.aclose()
+
+    run(scenario)
+
+
+def test_another_members_answer_at_an_announced_address_is_not_the_announced_ones() -> None:
+    """Of two devices with a bridge of one address, each may answer itself there."""
+
+    async def scenario() -> None:
+        attic, kitchen, cellar, _ = devices()
+        bus = DiscoveryBus()
+        discovery = MemoryDiscovery(bus, cluster="c")
+        async with (
+            echoing(credentials=kitchen.credentials(), hello={ANNOUNCED: ["k"]}) as listener,
+            asking(attic, bus) as news,
+        ):
+            for id in ("k", "c"):
+                record = PeerRecord(id=id, name="", cluster="c", addresses=listener.addresses)
+                await discovery.announce(record)
+            attic.change(lambda newest: newest.expelling(cellar.id))
+            others = news._others
+            while len(others) < 2 or not all(o.due_s or o.told for o in others.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert news._others["k"].told is not None
+            assert news._others["c"].told is None
+        await discovery.aclose()
 
     run(scenario)
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 
 import pytest
 
 import edge
+from edge import transport
 from edge.errors import EdgeError
 from edge.membership.membership import Change, Membership, credentials
+from edge.membership.roles import USE
 from edge.protocol import announced_peers, discovery
-from edge.protocol.discovery import SETTLE_S, _reach_all, browse
+from edge.protocol.discovery import (
+    MISSING_S,
+    SETTLE_S,
+    _reach_all,
+    browse,
+    find_peers,
+    watch_peers,
+)
 from edge.protocol.peer_info import PeerInfo, describe_all, describe_peer, expulsion
 from edge.transport import DiscoveryBus, MemoryDiscovery, PeerRecord
+from tests.support.members import Kept
 from tests.support.null_peers import null_peers
-from tests.support.passing_time import let_pass
+from tests.support.passing_time import let_pass, somebody_waits_for
 from tests.support.transport_pairs import Silent, run
 
 
@@ -108,7 +119,7 @@ def test_addresses_that_do_not_answer_hold_up_nobody(
             null_peers(tmp_path, 1) as (daemon,),
         ):
             (there,) = daemon.resources.addresses
-            record = announced("kitchen", *[nothing] * 7, there)
+            record = announced(daemon.resources.id, *[nothing] * 7, there)
             (found,) = await _reach_all([record], None)
             assert isinstance(found, PeerInfo)
             assert found.address == there
@@ -117,9 +128,10 @@ def test_addresses_that_do_not_answer_hold_up_nobody(
     run(scenario)
 
 
-def test_the_first_address_is_taken_that_answers_and_the_last_error_told(
+def test_the_first_address_is_taken_where_the_announced_one_answers_and_the_last_error_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Several devices may have one address, as of a bridge of containers."""
     monkeypatch.setattr(announced_peers, "NEXT_AFTER_S", 1e9)
 
     async def scenario() -> None:
@@ -131,16 +143,86 @@ def test_the_first_address_is_taken_that_answers_and_the_last_error_told(
     async def ask(refusing: str) -> None:
         async with null_peers(tmp_path, 2) as daemons:
             one, other = (daemon.resources.addresses[0] for daemon in daemons)
+            id = daemons[1].resources.id
             asked = [
-                announced("attic", refusing, one, other),
+                announced(id, refusing, one, other),
+                announced("attic", one),
                 announced("cellar", refusing),
                 announced("nowhere"),
             ]
-            found, failed, nowhere = await _reach_all(asked, None)
+            found, elsewhere, failed, nowhere = await _reach_all(asked, None)
         assert isinstance(found, PeerInfo)
-        assert found.address == one
+        assert (found.id, found.address) == (id, other)
+        assert f"another peer answers at {one}" in str(elsewhere)
         assert refusing in str(failed)
         assert "announces no address" in str(nowhere)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_paired_device_that_answers_late_is_waited_for(
+    comes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = DiscoveryBus()
+    monkeypatch.setattr(
+        transport, "ZeroconfDiscovery", lambda **_: MemoryDiscovery(bus, cluster="default")
+    )
+    attic = Kept.founded()
+    kitchen, cellar = (attic.taking_in(name).membership for name in ("kitchen", "cellar"))
+    attic.taking_in("phone", roles=[USE])
+
+    async def scenario() -> None:
+        async with null_peers(tmp_path / "c", 1, membership=cellar, announce=True) as daemons:
+            looking = asyncio.create_task(
+                find_peers(
+                    "default",
+                    credentials(attic.current),
+                    timeout_s=1e9,
+                    interfaces=None,
+                    expected=attic.current().lenders,
+                )
+            )
+            while not somebody_waits_for(SETTLE_S):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            let_pass(SETTLE_S)
+            while not somebody_waits_for(MISSING_S):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert not looking.done()
+            async with contextlib.AsyncExitStack() as stack:
+                if comes:
+                    later = null_peers(tmp_path / "k", 1, membership=kitchen, announce=True)
+                    daemons += await stack.enter_async_context(later)
+                else:
+                    let_pass(MISSING_S)
+                found, _ = await looking
+            assert {peer.id for peer in found} == {daemon.resources.id for daemon in daemons}
+
+    assert set(attic.current().lenders.values()) == {"kitchen", "cellar"}
+    run(scenario)
+
+
+def test_a_peer_in_use_hides_no_other_one_that_has_one_of_its_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = DiscoveryBus()
+    monkeypatch.setattr(
+        transport, "ZeroconfDiscovery", lambda **_: MemoryDiscovery(bus, cluster="default")
+    )
+
+    async def scenario() -> None:
+        announcing = MemoryDiscovery(bus, cluster="default")
+        async with null_peers(tmp_path, 2) as daemons:
+            one, other = [await describe_peer(d.resources.addresses[0], None) for d in daemons]
+            await announcing.announce(announced(one.id, one.address))
+            await announcing.announce(announced(other.id, one.address, other.address))
+            looks = watch_peers("default", None, interfaces=None, every_s=1e9, used=lambda: [one])
+            async with contextlib.aclosing(looks):
+                async for look in looks:
+                    if look.peers:
+                        break
+            assert [peer.id for peer in look.peers] == [other.id]
+        await announcing.aclose()
 
     run(scenario)
 

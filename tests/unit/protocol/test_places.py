@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edge.cli.commands.pair import _hint
 from edge.errors import NetworkError
-from edge.host.addresses import interface_addresses, reachable
+from edge.host.addresses import has_ipv4_network, interface_addresses, reachable
 from edge.protocol.peer_info import PeerInfo, describe_peer, is_loopback, places
 from tests.support.null_peers import null_peers
 from tests.support.peer_infos import peer_info
@@ -35,6 +36,30 @@ def test_what_a_daemon_tells(
     bound: list[str], interfaces: list[str] | None, told: list[str]
 ) -> None:
     assert reachable(bound, interfaces=interfaces, present=PRESENT) == tuple(told)
+
+
+@pytest.mark.parametrize(
+    ("present", "has"),
+    [
+        (PRESENT, True),
+        ({"lo": ["127.0.0.1", "::1"], "eth0": ["fd00::7"]}, False),
+        ({"lo": ["127.0.0.1"]}, False),
+    ],
+)
+def test_where_zeroconf_works(present: dict[str, list[str]], has: bool) -> None:
+    assert has_ipv4_network(present) is has
+
+
+@pytest.mark.parametrize(
+    ("place", "hint"),
+    [
+        ("192.168.1.7:5000", "add --peer 192.168.1.7:5000."),
+        ("[fd00::7]:5000", "add --peer '[fd00::7]:5000'."),
+        ("127.0.0.1:5000", "--listen '[::]:0'"),
+    ],
+)
+def test_the_hint_under_a_pairing_code(place: str, hint: str) -> None:
+    assert hint in _hint(place)
 
 
 def test_this_machine_has_interfaces() -> None:

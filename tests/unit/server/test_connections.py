@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import socket
@@ -11,15 +12,19 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
-import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edge.api.async_model import AsyncModel
+from edge.server import connections
 from edge.server.app import Server
 from edge.server.connections import (
+    ACCEPT_RETRY_S,
+    LOG_EVERY_S,
     MOST_BODY_S,
     MOST_HEAD_S,
     MOST_UNREAD_S,
+    WebServer,
+    allow_connections,
     most_connections,
     web_config,
 )
@@ -75,12 +80,14 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def visited(*, most: int = 8, app: ASGIApp | None = None) -> AsyncIterator[Visited]:
+async def visited(
+    *, most: int = 8, app: ASGIApp | None = None, listens: type[socket.socket] = socket.socket
+) -> AsyncIterator[Visited]:
     """With a model that never answers."""
     model = EndlessPrompt()
     server = Server(ModelPool.of(cast(AsyncModel, model), "m"), rules=Rules())
-    web = uvicorn.Server(web_config(app or server.app, most_connections=most))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    web = WebServer(web_config(app or server.app, most_connections=most))
+    with listens(fileno=socket.create_server(("127.0.0.1", 0)).detach()) as listening:
         running = asyncio.create_task(web.serve(sockets=[listening]))
         found = Visited(listening.getsockname(), server)
         try:
@@ -306,3 +313,37 @@ def test_a_body_that_becomes_nonsense_ends_its_connection(
 
 def test_there_is_room_for_every_answer() -> None:
     assert most_connections(1000) > 1250
+
+
+def test_without_descriptors_it_tries_again_and_says_so_once_in_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tries = []
+
+    class Exhausted(socket.socket):
+        def accept(self) -> tuple[socket.socket, Any]:
+            tries.append(1)
+            if len(tries) <= 8:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    async def test() -> None:
+        async with visited(listens=Exhausted) as server:
+            reader, _ = await server.connect(VERSION)
+            for count in range(1, 9):
+                await until(lambda count=count: len(tries) == count)  # type: ignore[misc]
+                let_pass(LOG_EVERY_S if count == 4 else ACCEPT_RETRY_S)
+            assert (await reply_of(reader))[0] == 200
+
+    asyncio.run(test())
+    assert len(tries) == 9
+    assert len(caplog.records) == 2
+    assert "cannot accept connections for a moment: Too many open files" in caplog.text
+
+
+@pytest.mark.parametrize(("limit", "allowed"), [(256, 128), (1024, 512), (4096, 1506)])
+def test_connections_leave_descriptors_for_the_rest(
+    limit: int, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "allow_descriptors", lambda wanted: min(wanted, limit))
+    assert allow_connections(most_connections(1000)) == allowed

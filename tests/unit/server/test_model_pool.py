@@ -239,7 +239,7 @@ def test_names_that_are_given() -> None:
     assert offered(["s=org/a", "org/b"], None) == [Offered(name="s", place="org/a"), b]
     assert offered(["org/a", "org/b"], "n") == [Offered(name="n", place="org/a"), b]
     assert offered(["org/a"], None) == [Offered(place="org/a")]
-    for wrong in (["org/c", "org/a", "org/a"], ["default=org/a"], ["s="]):
+    for wrong in (["org/c", "org/a", "org/a"], ["default=org/a"], ["s="], ["\udcf6=org/a"]):
         with pytest.raises(RequestError, match="NAME=MODEL"):
             offered(wrong, None)
 

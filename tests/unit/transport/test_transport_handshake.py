@@ -128,7 +128,8 @@ def test_connecting_to_something_else_says_what_it_is(
     run(scenario)
 
 
-def test_connecting_to_something_silent_ends() -> None:
+@pytest.mark.parametrize(("says", "why"), [(b"", "Edge's port"), (GREETING[:3], "the MTU")])
+def test_connecting_to_something_silent_ends(says: bytes, why: str) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -140,8 +141,11 @@ def test_connecting_to_something_silent_ends() -> None:
             connected, _ = await loop.sock_accept(silent)
             with connected:
                 assert await loop.sock_recv(connected, 1)
+                await loop.sock_sendall(connected, says)
+                for _ in range(20):
+                    await asyncio.sleep(0)
                 let_pass(40)
-                with pytest.raises(PeerLostError, match="silent for 40 s"):
+                with pytest.raises(PeerLostError, match=f"silent for 40 s .*{why}"):
                     await connecting
 
     run(scenario)

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 
 import pytest
+from zeroconf._logger import QuietLogger
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from edge.transport import (
@@ -106,7 +107,7 @@ def test_one_service_for_each_port_and_all_interfaces_for_a_wildcard() -> None:
     services = services_of(told, ("10.0.0.1", "10.0.0.2"), None)
     assert [believed(service).addresses for service in services] == [  # type: ignore[union-attr]
         ("10.0.0.1:7", "10.0.0.2:7"),
-        ("10.0.0.1:8", "10.0.0.2:8", "10.0.0.9:8"),
+        ("10.0.0.9:8", "10.0.0.1:8", "10.0.0.2:8"),
     ]
     assert len({service.name for service in services}) == 2
     assert [(service.port, service.parsed_addresses()) for service in services] == [
@@ -359,6 +360,15 @@ def _has_interface(name: str) -> bool:
         return bool(interface_addresses([name]))
     except AddressError:
         return False
+
+
+def test_a_network_that_goes_away_is_a_line_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    QuietLogger.log_exception_once(OSError(101, "Network is unreachable"), "Error: %s", "no way")
+    (record,) = caplog.records
+    assert caplog.messages == ["Error: no way"]
+    assert record.exc_info is None
 
 
 def test_a_discovery_on_a_missing_interface_says_so() -> None:

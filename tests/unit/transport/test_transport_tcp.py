@@ -27,6 +27,8 @@ from edge.transport import (
     listen,
 )
 from edge.transport.handshake import MAX_HELLO_BYTES
+from edge.transport.listener import _ACCEPT_RETRY_S
+from tests.support.passing_time import let_pass
 from tests.support.transport_pairs import (
     GREETING,
     channel_pair,
@@ -201,9 +203,22 @@ def test_a_handler_may_close_its_listener() -> None:
 def test_a_listener_out_of_descriptors_goes_on_when_there_are_some_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tries: list[None] = []
+    warned: list[None] = []
+    accept = Listener._accept
+
+    def counted(listener: Listener, bound: socket.socket) -> None:
+        accept(listener, bound)
+        tries.append(None)
+
+    async def until_tried(count: int) -> None:
+        while len(tries) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
     async def scenario() -> None:
-        warned = asyncio.Event()
-        monkeypatch.setattr("edge.transport.listener._log.warning", lambda *_: warned.set())
+        monkeypatch.setattr("edge.transport.listener._log.warning", lambda *_: warned.append(None))
+        monkeypatch.setattr("edge.transport.listener._LOG_EVERY_S", 20.0)
+        monkeypatch.setattr(Listener, "_accept", counted)
         async with echoing() as listener:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             with socket.socket() as client:
@@ -215,7 +230,13 @@ def test_a_listener_out_of_descriptors_goes_on_when_there_are_some_again(
                     await asyncio.get_running_loop().sock_connect(
                         client, ("127.0.0.1", listener.port)
                     )
-                    await warned.wait()
+                    for count in range(1, 6):
+                        await until_tried(count)
+                        assert len(warned) == 1, "once in a while"
+                        let_pass(_ACCEPT_RETRY_S)
+                    let_pass(20)
+                    await until_tried(7)
+                    assert len(warned) == 2
                 finally:
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             await check_echo(listener)

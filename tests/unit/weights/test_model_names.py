@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from edge.errors import CheckpointError, RequestError
+from edge.partition.plan.facts import is_name
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.model_names import (
     NotCached,
@@ -97,6 +100,19 @@ def test_what_may_be_a_path_is_never_asked_for_elsewhere(cache: Path) -> None:
 def test_what_is_no_name_of_a_repository_is_not_there(cache: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match=r"is not there.* org/name"):
         find_model(name, hub_cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [(b"m\xf6del", "m\\udcf6del"), (b"two\nlines", "two\\nlines")]
+)
+def test_a_folder_whose_name_cannot_be_read_is_a_model(
+    folder: bytes, name: str, tmp_path: Path
+) -> None:
+    place = tmp_path / os.fsdecode(folder)
+    shutil.copytree(MODEL, place)
+    with Checkpoint.open(place) as checkpoint:
+        assert checkpoint.name == name
+    assert is_name(name), "as plans want it"
 
 
 @pytest.mark.parametrize("name", ["\0", 3, None])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge.errors import NetworkError
-from edge.profiling.link_probe import answer_probe, glance, probe
+from edge.protocol.link_probe import answer_probe, glance, probe
 from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkGlance, LinkTimes
 from edge.transport import ChannelClosedError, Link, PeerLostError, TransportError
 from tests.support.transport_pairs import LINK_KINDS, link_pair
