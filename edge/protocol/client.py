@@ -107,8 +107,8 @@ class PeerClient:
         """Connect to the peer at `address`.
 
         credentials: of this device; None for a peer that wants none. device: the id that the peer
-        must have; None: any. announced: the id of the announcement that it must have made. name: how
-        errors name the peer; None: as it names itself.
+        must have; None: any. announced: the id of the announcement that it must have made.
+        name: how errors name the peer; None: as it names itself.
 
         Raises NetworkError when no peer answers there, or one that may not compute for others;
         ProtocolError, a kind of it, when it runs another version.
