@@ -29,7 +29,7 @@ from edge.transport.link import Link, LinkState
 from edge.transport.link_guard import EAGER_BYTES
 from edge.transport.listener import Listener, listen
 from edge.transport.memory_link import MemoryLink
-from edge.transport.network_interfaces import interfaces_in_order
+from edge.transport.network_interfaces import interface_states, interfaces_in_order
 from edge.transport.tcp import bring_rotation, connect, connect_link
 from edge.transport.tcp_channel import TcpChannel
 from edge.transport.tcp_link import TcpLink
@@ -83,6 +83,7 @@ __all__ = [
     "connect",
     "connect_link",
     "format_address",
+    "interface_states",
     "interfaces_in_order",
     "listen",
     "open_mesh",

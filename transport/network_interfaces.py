@@ -2,7 +2,8 @@
 
 import contextlib
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -13,13 +14,54 @@ _ELSEWHERE = ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1")
 """Addresses of documentation (RFC 5737, RFC 3849): the way there is the default route."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterfaceState:
+    """What the system says of a network interface."""
+
+    is_up: bool
+    flags: frozenset[str]
+    """As Linux names them, such as loopback and pointopoint."""
+    speed_mbits: int = 0
+    """0: not known."""
+    is_half_duplex: bool = False
+
+
+def interface_states() -> dict[str, InterfaceState]:
+    """The interfaces by name.
+
+    Some kernels and emulators tell no speed of an interface, and then psutil tells nothing of any:
+    each counts as up, and loopback is known by its address.
+    """
+    try:
+        states = psutil.net_if_stats()
+    except OSError:
+        return {
+            name: InterfaceState(is_up=True, flags=_usual_flags(entry.address for entry in entries))
+            for name, entries in psutil.net_if_addrs().items()
+        }
+    return {
+        name: InterfaceState(
+            is_up=state.isup,
+            flags=frozenset(state.flags.split(",")),
+            speed_mbits=state.speed,
+            is_half_duplex=state.duplex == psutil.NIC_DUPLEX_HALF,
+        )
+        for name, state in states.items()
+    }
+
+
+def _usual_flags(addresses: Iterable[str]) -> frozenset[str]:
+    is_loopback = any(each == "::1" or each.startswith("127.") for each in addresses)
+    return frozenset({"up", "running", *(["loopback"] if is_loopback else [])})
+
+
 def interfaces_in_order() -> list[str]:
     """Names of all interfaces; see `in_order`."""
     present = {
         name: [entry.address for entry in entries]
         for name, entries in psutil.net_if_addrs().items()
     }
-    flags = {name: state.flags.split(",") for name, state in psutil.net_if_stats().items()}
+    flags = {name: state.flags for name, state in interface_states().items()}
     return in_order(present, flags, _default_sources())
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import psutil
 
 from edge.host.addresses import interface_addresses
-from edge.transport import AddressError, parse_number
+from edge.transport import AddressError, interface_states, parse_number
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -165,21 +165,21 @@ def _expected_bits_per_s(interface: Interface, root: Path) -> float:
 
 
 def _described(name: str, root: Path) -> Interface | None:
-    state = psutil.net_if_stats().get(name)
+    state = interface_states().get(name)
     if state is None:
         return None
     folder = root / name
     kind: InterfaceKind = "virtual"
-    if "loopback" in state.flags.split(","):
+    if "loopback" in state.flags:
         kind = "loopback"
     elif (folder / "wireless").exists() or (folder / "phy80211").exists():
         kind = "Wi-Fi"
     elif (folder / "device").exists():
         kind = "Ethernet"
-    is_known = kind == "Ethernet" and 0 < state.speed < _UNKNOWN_MBITS
+    is_known = kind == "Ethernet" and 0 < state.speed_mbits < _UNKNOWN_MBITS
     return Interface(
         name=name,
         kind=kind,
-        bits_per_s=state.speed * 10**6 if is_known else None,
-        is_half_duplex=kind == "Ethernet" and state.duplex == psutil.NIC_DUPLEX_HALF,
+        bits_per_s=state.speed_mbits * 10**6 if is_known else None,
+        is_half_duplex=kind == "Ethernet" and state.is_half_duplex,
     )

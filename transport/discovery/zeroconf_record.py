@@ -20,7 +20,7 @@ from zeroconf.asyncio import AsyncServiceInfo
 from edge.transport.address import IPAddress, format_address, parse_address, parse_number
 from edge.transport.discovery.peers import MAX_ADDRESSES, PeerRecord
 from edge.transport.errors import AddressError
-from edge.transport.network_interfaces import interfaces_in_order
+from edge.transport.network_interfaces import interface_states, interfaces_in_order
 
 SERVICE_TYPE = "_edge-peer._tcp.local."
 
@@ -107,11 +107,7 @@ def interface_addresses(interfaces: Iterable[str] | None) -> tuple[str, ...]:
         for name in interfaces_in_order()
         if name in known
     }
-    tunnels = {
-        name
-        for name, state in psutil.net_if_stats().items()
-        if "pointopoint" in state.flags.split(",")
-    }
+    tunnels = {name for name, state in interface_states().items() if "pointopoint" in state.flags}
     return addresses_of(interfaces, present, tunnels)
 
 

@@ -42,7 +42,7 @@ from edge.membership.store import TOKEN_VARIABLE, MembershipStore, config_root
 from edge.planning.profile_cache import FactsCache
 from edge.profiling.coordinator_links import coordinator_links
 from edge.protocol.peer_info import PeerInfo
-from edge.transport import TransportError, parse_address
+from edge.transport import TransportError, interface_states, parse_address
 from edge.version import __version__
 
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
@@ -174,7 +174,7 @@ def remembered_links(peers: Sequence[PeerInfo]) -> Iterator[DiagnosedLink]:
 
 
 def _multicast() -> dict[str, str | None]:
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    up = {name for name, state in interface_states().items() if state.is_up}
     first = {
         name: next((each for each in addresses if ":" not in each), None)
         for name, addresses in interface_addresses().items()

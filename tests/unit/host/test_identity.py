@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from edge.host import identity as identity_module
-from edge.host.identity import device_identity, host_id
+from edge.host.identity import device_identity, host_id, on_battery
 
 
 def identity(**changes: object) -> str:
@@ -55,3 +55,14 @@ def test_a_smaller_share_of_the_processor_is_another_device(
     before = identity()
     monkeypatch.setattr(identity_module, "processors", lambda: 0.25)
     assert identity() != before
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("/sys/class/power_supply"), AttributeError()])
+def test_a_system_that_tells_nothing_of_its_battery(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr("psutil.sensors_battery", fails)
+    assert not on_battery()

@@ -20,7 +20,9 @@ def one_interface(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, int]:
     said = {"speed": 1000, "duplex": int(psutil.NIC_DUPLEX_FULL)}
     monkeypatch.setattr(interfaces, "interface_addresses", lambda: {"net0": ["127.0.0.1"]})
     monkeypatch.setattr(
-        psutil, "net_if_stats", lambda: {"net0": SimpleNamespace(flags="up,running", **said)}
+        psutil,
+        "net_if_stats",
+        lambda: {"net0": SimpleNamespace(isup=True, flags="up,running", **said)},
     )
     return said
 
@@ -52,7 +54,7 @@ def test_a_speed_that_the_driver_does_not_know(
     speed: int, tmp_path: Path, one_interface: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "net0" / "device").mkdir(parents=True)
-    said = SimpleNamespace(flags="up", **{**one_interface, "speed": speed})
+    said = SimpleNamespace(isup=True, flags="up", **{**one_interface, "speed": speed})
     monkeypatch.setattr(psutil, "net_if_stats", lambda: {"net0": said})
     found = interface_to("127.0.0.1", root=tmp_path)
     assert found is not None
@@ -102,7 +104,7 @@ def test_addresses_are_tried_by_what_leads_there(
     }
     speeds = {"eth0": 2500, "eth1": 1000}
     said = {
-        name: SimpleNamespace(flags="up", speed=speeds.get(name, 0), duplex=0)
+        name: SimpleNamespace(isup=True, flags="up", speed=speeds.get(name, 0), duplex=0)
         for name in (*NETWORKS, "eth1")
     }
 

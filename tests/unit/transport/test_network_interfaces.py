@@ -1,10 +1,13 @@
 """Which of a device's addresses are announced first."""
 
+import errno
 from pathlib import Path
 
+import psutil
 import pytest
 
-from edge.transport.network_interfaces import in_order
+from edge.transport.discovery.zeroconf_record import interface_addresses
+from edge.transport.network_interfaces import in_order, interface_states
 
 PRESENT = {
     "lo": ["127.0.0.1"],
@@ -37,3 +40,18 @@ def test_addresses_that_lead_to_other_devices_are_first(
     }
     flags["lo"] = ("up", "loopback", "running")
     assert " ".join(in_order(PRESENT, flags, sources, tmp_path)) == order
+
+
+def test_a_system_that_tells_no_speeds_has_its_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some kernels and emulators answer so for one interface, and psutil then for all."""
+    before = interface_addresses(None)
+
+    def no_ioctl() -> None:
+        raise OSError(errno.ENOTTY, "Inappropriate ioctl for device")
+
+    monkeypatch.setattr(psutil, "net_if_stats", no_ioctl)
+    states = interface_states()
+    assert states.keys() == psutil.net_if_addrs().keys()
+    assert all(each.is_up and each.speed_mbits == 0 for each in states.values())
+    assert "loopback" in states["lo"].flags
+    assert set(interface_addresses(None)) == set(before)
