@@ -50,8 +50,10 @@ __all__ = [
     "Reply",
     "ReplyStream",
     "RequestError",
+    "Said",
     "SamplingParameters",
     "Score",
+    "Thought",
     "Token",
     "TokenLogprob",
     "Tokenizer",
@@ -101,7 +103,7 @@ if TYPE_CHECKING:
     from edge.studies.quantize import Quantized
     from edge.studies.score import Score
     from edge.text import Tokenizer
-    from edge.text.answer_parts import ToolCall
+    from edge.text.answer_parts import Said, Thought, ToolCall
     from edge.weights.formats import Dtype, KvDtype
 
 
@@ -131,7 +133,9 @@ _HOMES = {
     "Recovery": "edge.runs.model",
     "Reply": "edge.api.reply",
     "ReplyStream": "edge.api.reply",
+    "Said": "edge.text.answer_parts",
     "SamplingParameters": "edge.kernels.sampling.parameters",
+    "Thought": "edge.text.answer_parts",
     "Token": "edge.answers.text",
     "TokenLogprob": "edge.answers.text",
     "Quality": "edge.studies.quality",
