@@ -123,7 +123,7 @@ def _invite(
         click.echo(f"On the other device, within {CODE_LASTS_S / 60:g} minutes:\n")
         click.echo(f"    edge pair {words}\n")
         segno.make(words, error="l").terminal(compact=True)
-        click.echo(_hint(places[0]))
+        click.echo(_hint(places[0], addresses))
 
     other = asyncio.run(
         invite(
@@ -139,9 +139,10 @@ def _invite(
     _tell(other, own.current().identity.id, as_json=as_json)
 
 
-def _hint(place: str) -> str:
-    """What to add on the other device; `place`: the first of this one's addresses."""
-    if is_loopback(place):
+def _hint(place: str, bound: Sequence[str]) -> str:
+    """What to add on the other device. `place`: the first of this one's addresses, of those that
+    are `bound`."""
+    if is_loopback(place) and place not in bound:
         return (
             "Only this machine can reach it here. In a network of IPv6 alone, start again with "
             "--listen '[::]:0'."

@@ -51,8 +51,6 @@ LOOK_EVERY_S = 1.0
 EXIT_TIMEOUT_S = 5.0
 """Seconds for a running step or load to finish when the daemon ends."""
 
-_log = logging.getLogger(__name__)
-
 
 @click.group(
     "peer",
@@ -184,7 +182,6 @@ def command(
         own, store = CurrentMembership(settings.name), MembershipStore(config_root())
         telling = store.telling() if settings.announce else contextlib.nullcontext()
         with store.numbered() as (number, epoch), telling:
-            _warn_of_shared_memory(number, settings)
             serve = functools.partial(serve, epoch=epoch)
             asyncio.run(
                 _until_ended(lambda ending: _serve_clusters(serve, settings, own, number, ending))
@@ -224,16 +221,6 @@ def install(context: click.Context, /, config: Path | None, system: bool, print_
         return
     for line in install_unit(service):
         click.echo(line)
-
-
-def _warn_of_shared_memory(number: int, settings: PeerSettings) -> None:
-    """Log that further daemons of this device offer the same memory. `number`: this one's; the
-    first has 0."""
-    if number and settings.memory_bytes is None and settings.backend == "ort":
-        _log.warning(
-            "another daemon of this device runs, and both offer the memory that was free when they "
-            "started: give each --memory"
-        )
 
 
 def _has_given(context: click.Context) -> bool:

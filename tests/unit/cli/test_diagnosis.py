@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from edge.cli.commands.doctor import remembered_links
-from edge.cli.commands.peer import _warn_of_shared_memory
 from edge.cli.diagnosis import (
     DeviceFacts,
     DiagnosedLink,
@@ -23,7 +22,6 @@ from edge.cli.diagnosis import (
 from edge.errors import NetworkError, ProtocolError
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.interfaces import Interface
-from edge.peer.settings import PeerSettings
 from edge.planning.profile_cache import FactsCache
 from edge.protocol.measurements import LinkGlance, LinkTimes, Span
 from edge.protocol.peer_info import PeerInfo
@@ -224,22 +222,6 @@ def test_more_memory_may_be_offered_than_is_free(free_gib: list[int], finding: s
     found = told.get("memory offered")
     assert (found and found.found) == finding
     assert found is None or "edge memory" in (found.remedy or "")
-
-
-@pytest.mark.parametrize(
-    ("number", "memory_bytes", "backend", "lines"),
-    [(0, None, "ort", 0), (1, None, "ort", 1), (1, 1 << 30, "ort", 0), (1, None, "triton", 0)],
-)
-def test_a_second_daemon_without_a_limit_says_that_both_offer_the_same_memory(
-    number: int,
-    memory_bytes: int | None,
-    backend: str,
-    lines: int,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    settings = PeerSettings(name="it", memory_bytes=memory_bytes, backend=backend)
-    _warn_of_shared_memory(number, settings)
-    assert len(caplog.records) == lines
 
 
 def test_a_link_names_the_interfaces_that_lead_there_too_and_are_not_used() -> None:

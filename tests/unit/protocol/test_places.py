@@ -59,7 +59,11 @@ def test_where_zeroconf_works(present: dict[str, list[str]], has: bool) -> None:
     ],
 )
 def test_the_hint_under_a_pairing_code(place: str, hint: str) -> None:
-    assert hint in _hint(place)
+    assert hint in _hint(place, ["0.0.0.0:5000"])
+
+
+def test_who_listens_on_loopback_is_told_of_it() -> None:
+    assert "add --peer 127.0.0.1:5000." in _hint("127.0.0.1:5000", ["127.0.0.1:5000"])
 
 
 def test_this_machine_has_interfaces() -> None:
