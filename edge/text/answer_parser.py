@@ -55,6 +55,12 @@ class AnswerParser:
         belong to a call."""
         return self._reader.held
 
+    @property
+    def mark_starts(self) -> frozenset[str]:
+        """The characters that marks begin with. Where nothing is held, text without them belongs to
+        one part."""
+        return self._reader.mark_starts
+
     def finish(self) -> list[AnswerPart]:
         """The parts that were held back: an unclosed call if it is complete, else text."""
         return self._reader.finish()
@@ -98,6 +104,10 @@ class _MarkReader:
     def __init__(self, form: AnswerForm, tools: ToolTypes, *, thinking: bool) -> None:
         self._thinking = ThinkingSplitter(thinking, marks=form.thinking_marks)
         self._calls = _CallFinder(form.call_form, tools) if tools else None
+        marks = (form.thinking_marks.open, form.thinking_marks.close)
+        self.mark_starts = frozenset(
+            mark[0] for mark in (*marks, *(form.call_form.all_marks if tools else ()))
+        )
 
     @property
     def held(self) -> int:
@@ -143,10 +153,10 @@ class _CallFinder:
         return len(self._mark) + self._body_characters
 
     def feed(self, text: str) -> list[AnswerPart]:
-        return _joined(self._read(text, is_over=False))
+        return joined(self._read(text, is_over=False))
 
     def finish(self, text: str) -> list[AnswerPart]:
-        return _joined(self._read(text, is_over=True))
+        return joined(self._read(text, is_over=True))
 
     def _read(self, text: str, *, is_over: bool) -> Iterator[AnswerPart]:
         unread = deque(_cut(text))
@@ -223,18 +233,17 @@ def _cut(text: str) -> Iterator[str]:
     return (text[at : at + _MOST_AT_ONCE] for at in range(0, len(text), _MOST_AT_ONCE))
 
 
-def _joined(parts: Iterator[AnswerPart]) -> list[AnswerPart]:
-    """The parts with neighbouring text joined, and without empty ones."""
+def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+    """The parts with neighbouring texts of one kind joined, and without empty ones."""
     found: list[AnswerPart] = []
-    said: list[str] = []
     for part in parts:
-        if isinstance(part, Said):
-            said.append(part.text)
-            continue
-        if text := "".join(said):
-            found.append(Said(text))
-        said.clear()
-        found.append(part)
-    if text := "".join(said):
-        found.append(Said(text))
+        last = found[-1] if found else None
+        if isinstance(part, ToolCall):
+            found.append(part)
+        elif isinstance(part, Said) and isinstance(last, Said):
+            found[-1] = Said(last.text + part.text)
+        elif isinstance(part, Thought) and isinstance(last, Thought):
+            found[-1] = Thought(last.text + part.text)
+        elif part.text:
+            found.append(part)
     return found

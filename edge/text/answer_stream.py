@@ -5,9 +5,9 @@ Stop strings count in what is said to the user, not in thinking, calls or marks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from edge.text.answer_parser import AnswerParser
+from edge.text.answer_parser import AnswerParser, joined
 from edge.text.answer_parts import AnswerPart, Said
 from edge.text.stream import StopMatcher
 
@@ -23,10 +23,10 @@ class AnswerStream:
         """Raises RequestError for a stop string that is empty or not a text."""
         self._parser = parser
         self._matcher = StopMatcher(stop) if stop else None
-        self._text = ""
-        """Text that was not returned yet."""
-        self._unsettled = 0
-        """Characters at its end that the parser holds back."""
+        self._text: list[str] = []
+        """Text that was not returned yet, in pieces."""
+        self._characters = 0
+        """Its length."""
 
     @property
     def stopped_by(self) -> str | None:
@@ -39,15 +39,16 @@ class AnswerStream:
             return text, self._parser.feed(text)
         shown: list[str] = []
         found: list[AnswerPart] = []
-        for character in text:  # so what was said ends where the settled text does
+        for piece in self._pieces(text):
             if self._matcher.stopped_by is not None:
                 break
-            self._text += character
-            parts = self._parser.feed(character)
-            settled = self._unsettled + 1 - self._parser.held
-            self._unsettled = self._parser.held
+            held = self._parser.held
+            self._text.append(piece)
+            self._characters += len(piece)
+            parts = self._parser.feed(piece)
+            settled = held + len(piece) - self._parser.held
             shown.append(self._take(self._matcher, parts, settled, found))
-        return "".join(shown), found
+        return "".join(shown), joined(found)
 
     def finish(self) -> tuple[str, list[AnswerPart]]:
         """The text and the parts that were held back. Call it once, at the end."""
@@ -56,12 +57,19 @@ class AnswerStream:
         found: list[AnswerPart] = []
         shown = ""
         if self._matcher.stopped_by is None:
-            settled, self._unsettled = self._unsettled, 0
-            shown = self._take(self._matcher, self._parser.finish(), settled, found)
+            held = self._parser.held
+            shown = self._take(self._matcher, self._parser.finish(), held, found, is_over=True)
         if self._matcher.stopped_by is None:
             found += _said(self._matcher.finish())
-            shown += self._text
-        return shown, found
+            shown += "".join(self._text)
+        return shown, joined(found)
+
+    def _pieces(self, text: str) -> Iterable[str]:
+        """The text in pieces, each of which belongs to one part: so what is said in a piece ends
+        where its settled text does."""
+        if self._parser.held or not self._parser.mark_starts.isdisjoint(text):
+            return text
+        return (text,) if text else ()
 
     def _take(
         self,
@@ -69,11 +77,14 @@ class AnswerStream:
         parts: Sequence[AnswerPart],
         settled: int,
         found: list[AnswerPart],
+        *,
+        is_over: bool = False,
     ) -> str:
         """The text that may be shown, and in `found` its parts.
 
         settled: characters that the parser has just settled, at the end of which is what was said.
         """
+        parts = joined(parts)
         said = sum(len(part.text) for part in parts if isinstance(part, Said))
         if settled > said:  # a mark or a thought is between, and no stop string goes over it
             found += _said(matcher.finish())
@@ -84,9 +95,13 @@ class AnswerStream:
             found += _said(matcher.push(part.text))
             if matcher.stopped_by is not None:
                 break
-        end = len(self._text) - self._unsettled - matcher.withheld
-        shown, self._text = self._text[: max(0, end)], self._text[max(0, end) :]
-        return shown
+        held = 0 if is_over else self._parser.held
+        end = self._characters - held - matcher.withheld
+        if end <= 0:
+            return ""
+        text = "".join(self._text)
+        self._text, self._characters = [text[end:]], len(text) - end
+        return text[:end]
 
 
 def _said(text: str) -> list[AnswerPart]:

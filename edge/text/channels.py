@@ -46,6 +46,8 @@ class ChannelReader:
     tools: the names of the offered tools. thinking: the prompt ends within thinking.
     """
 
+    mark_starts = frozenset("<")
+
     def __init__(self, tools: Container[str], *, thinking: bool = False) -> None:
         self._tools = tools
         self._state: Literal["first", "header", "message", "outside"] = "first"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.errors import RequestError
@@ -109,26 +109,50 @@ def test_marks_thoughts_and_calls_stop_nothing(
         assert read(pieces, stop, form) == (text, read_answer(text, form, tools=TOOLS), None)
 
 
-WORDS = st.sampled_from(
-    ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "a", "ab", "b", "\n\n", " ", "<"]
-)
+MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL]
+OF_CHANNELS = [
+    *("<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "analysis", "final"),
+    "<|channel|>final<|message|>",
+]
+PLAIN = ["a", "ab", "b", "\n\n", " ", "<"]
 
 
-@given(st.lists(WORDS, max_size=9), st.lists(st.text("ab <\n", min_size=1, max_size=3), max_size=2))
+@settings(max_examples=400)
+@given(st.data(), st.sampled_from([None, CHANNELS]), st.booleans())
 def test_an_answer_ends_where_its_said_text_has_a_stop_string(
-    words: list[str], stop: list[str]
+    data: st.DataObject, form: AnswerForm | None, thinking: bool
 ) -> None:
-    """However it is cut into pieces; what is shown is a beginning of the text."""
+    """However it is cut into pieces; what is shown reads as what was told."""
+    marks = MARKS if form is None else OF_CHANNELS
+    words = data.draw(st.lists(st.sampled_from([*marks, *PLAIN]), max_size=9))
+    stop = data.draw(st.lists(st.text("ab <\n", min_size=1, max_size=3), max_size=2))
     text = "".join(words)
-    whole = [read([text], stop), read(list(text), stop), read(words, stop)]
+    whole = [read(pieces, stop, form, thinking=thinking) for pieces in ([text], list(text), words)]
     assert whole[0] == whole[1] == whole[2]
     shown, found, stopped = whole[0]
     assert text.startswith(shown)
+    again = read_answer(shown, form, tools=TOOLS, thinking=thinking)
+    assert again.content.strip() == found.content.strip()
+    assert again.tool_calls == found.tool_calls
+    said = read_answer(text, form, tools=TOOLS, thinking=thinking).content
     if stopped is None:
-        assert (shown, found) == (text, read_answer(text, tools=TOOLS))
+        assert (shown, found) == (
+            text,
+            read_answer(text, form, tools=TOOLS, thinking=thinking),
+        )
     else:
         assert stopped in stop
-        assert not found.tool_calls or stopped not in found.content
+        assert stopped in said or found.tool_calls or "\n" in stopped or " " in stopped
+        assert not any(each in found.content for each in stop) or found.tool_calls
+
+
+@pytest.mark.parametrize("stop", [(), ("zebra",)])
+def test_a_stop_string_that_does_not_come_changes_no_part(stop: tuple[str, ...]) -> None:
+    """A client would get an event for each character."""
+    stream = AnswerStream(AnswerParser(tools=TOOLS), stop)
+    words = ["<think>", "Hm, ", "so.", "</think>", "The ", "answer ", "is ", CALL, " four", "."]
+    counts = [len(stream.push(word)[1]) for word in words]
+    assert counts == [0, 1, 1, 0, 1, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("stop", [[""], ["a", ""], "a"])
