@@ -372,7 +372,7 @@ class CoordinatorSessions:
             most_tokens=hosted.assignment.limits.context_tokens,
         )
         if not 0 <= post.tokens <= len(prompt):
-            raise ProtocolError(f"a prefix of {post.tokens} tokens; the prompt has {len(prompt)}")
+            raise ProtocolError(f"a prefix of {post.tokens} of {len(prompt)} tokens")
         hosted.announce(post.request, prompt_tokens=len(prompt))
         hosted.shard.match_prefix(
             post.request,

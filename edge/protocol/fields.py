@@ -135,7 +135,7 @@ def token_ids(payload: Buffer, vocab_size: int, *, most_tokens: int) -> NDArray[
     if len(payload) % 4:
         raise ProtocolError(f"a prompt of {len(payload)} bytes is no whole number of token ids")
     if len(payload) > 4 * most_tokens:
-        raise ProtocolError(f"a prompt of {len(payload) // 4} tokens; {most_tokens} is the most")
+        raise ProtocolError(f"a prompt of {len(payload) // 4} tokens, of at most {most_tokens}")
     tokens = np.frombuffer(payload, "<i4")
     if not tokens.size or tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ProtocolError(f"a prompt needs at least one token id, all of them below {vocab_size}")

@@ -86,7 +86,7 @@ MOST_TRUSTED = 16
 
 def _secret(payload: Buffer) -> bytes:
     if len(payload) != SECRET_BYTES:
-        raise ProtocolError(f"the secret has {len(payload)} bytes; it must have {SECRET_BYTES}")
+        raise ProtocolError(f"the secret has {len(payload)} bytes, and it must have {SECRET_BYTES}")
     return bytes(payload)
 
 

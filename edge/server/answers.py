@@ -266,7 +266,7 @@ class Answers:
                 break
             except RequestError as error:
                 refused = refused or error
-                if (other := next(ways, None)) is None:
+                if (other := await run_blocking(lambda: next(ways, None))) is None:
                     raise refused from None
                 messages = other
         has_told = partial(tokenizer.has_told_tools, ids, messages, variables=variables)

@@ -18,15 +18,15 @@ def turns(messages: Sequence[Message], *, joins: bool = False) -> list[Message]:
     joins: so is what follows each other of a user, or of an assistant: its thoughts, what it said,
     and all its calls. Some dialects cut these into items or messages of their own.
     """
-    found: list[Message] = []
+    found: list[list[Message]] = []
     for message in messages:
         role = message["role"]
         is_first = role == "system" and len(found) == 1
-        if found and found[-1]["role"] == role and (is_first or (joins and role in _JOINED)):
-            found[-1] = _joined(found[-1], message)
+        if found and found[-1][0]["role"] == role and (is_first or (joins and role in _JOINED)):
+            found[-1].append(message)
         else:
-            found.append(message)
-    return found
+            found.append([message])
+    return [each[0] if len(each) == 1 else _joined(each) for each in found]
 
 
 def arranged(messages: Sequence[Message]) -> Iterator[list[Message]]:
@@ -52,7 +52,7 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
     if found[0]["role"] == "system":
         found[0] = {**found[0], "role": "user"}
         if len(found) > 1 and found[1]["role"] == "user":
-            found[:2] = [_joined(found[0], found[1])]
+            found[:2] = [_joined(found[:2])]
     return found
 
 
@@ -60,29 +60,31 @@ def reminded(messages: Sequence[Message]) -> list[Message]:
     """System messages but the first are of the user, marked as Claude Code marks what it adds to
     what a user says: for templates that take one, and at the beginning only. The same where there
     are none."""
-    found: list[Message] = []
+    found: list[list[Message]] = []
     is_late = False
     for i, each in enumerate(messages):
         was_late, is_late = is_late, bool(i) and each["role"] == "system"
         reminder = f"<system-reminder>\n{each.get('content')}\n</system-reminder>"
         message = {"role": "user", "content": reminder} if is_late else each
-        if (is_late or was_late) and found[-1]["role"] == message["role"] == "user":
-            found[-1] = _joined(found[-1], message)
+        if (is_late or was_late) and found[-1][0]["role"] == message["role"] == "user":
+            found[-1].append(message)
         else:
-            found.append(message)
-    return found
+            found.append([message])
+    return [each[0] if len(each) == 1 else _joined(each) for each in found]
 
 
 _JOINED = ("user", "assistant")
 
 
-def _joined(one: Message, other: Message) -> Message:
-    found = {**one, **other}
+def _joined(messages: Sequence[Message]) -> Message:
+    found: dict[str, object] = {}
+    for message in messages:
+        found |= message
     for name in ("content", "reasoning_content"):
-        texts = [str(each[name]) for each in (one, other) if each.get(name)]
+        texts = [str(each[name]) for each in messages if each.get(name)]
         if texts or name in found:
             found[name] = _BETWEEN.join(texts)
-    calls = [call for each in (one, other) for call in _calls(each)]
+    calls = [call for each in messages for call in _calls(each)]
     return found | ({"tool_calls": calls} if calls else {})
 
 

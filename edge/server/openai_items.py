@@ -76,6 +76,8 @@ def messages_of(items: Sequence[Fields]) -> list[Message]:
             continue
         if kind in _PASSED_OVER or kind in _OFFERS or kind == _UPDATE:
             continue
+        if kind == "agent_message" and not item.raw("content"):  # only its service can read it
+            continue
         first, *others = _messages(kind, item)
         if thought and first["role"] == "assistant":
             first = {**first, "reasoning_content": thought}

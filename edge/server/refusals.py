@@ -97,8 +97,11 @@ def refusal_of(error: EdgeError) -> Refusal:
 
 
 _FOLDERS = re.compile(
-    r"(?:(?<![\w./~-])~?|\b[A-Za-z]:)(?:[/\\][^/\\\s:;,'\"()]+)*[/\\](?=[^/\\\s])"
+    r"(?<![\w./~\\-])~?[/\\][^\n:]*[/\\](?=[^/\\\s])"  # absolute, also with spaces in it
+    r"|\b[A-Za-z]:[/\\](?:[^\n:]*[/\\])?(?=[^/\\\s])"
+    r"|(?<![\w./~\\-])(?:[\w.~-]+[/\\])+(?=[\w.-]+\.(?:gguf|json|safetensors|jinja|txt|model)\b)"
 )
+"""Folders of paths in an error. Words between two paths go as well: no folder may remain."""
 
 
 def _without_folders(text: str) -> str:

@@ -122,7 +122,8 @@ async def relevance(
             for word in words:
                 if word not in found:
                     found |= await logprobs(prompt, replace(options, logit_bias={word: _FORCED}))
-        yes, no = (found[word] for word in words)
+        # A token that even a bias does not bring to the top is less likely than all that are told.
+        yes, no = (found.get(word, min(found.values())) for word in words)
         return 1 / (1 + math.exp(min(no - yes, 700.0))), len(prompt)
 
     tasks = [asyncio.ensure_future(score(each)) for each in asked.documents]

@@ -1,4 +1,4 @@
-"""Special tokens in the texts of users and tools, kept from being tokens. Pure.
+"""Special tokens in the texts of messages, kept from being tokens. Pure.
 
 A chat template writes special tokens around messages. The same characters in a message are text, so
 a message cannot end its turn and begin another. A mark goes through the template inside such
@@ -7,50 +7,82 @@ characters; the prompt is encoded in the pieces between marks.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-_QUOTED = ("user", "tool")
-"""Roles whose messages come from outside. The model's own turns may have special tokens."""
+_ROLES: Mapping[str, Sequence[str]] = {
+    "user": ("content",),
+    "tool": ("content",),
+    "assistant": ("content", "reasoning_content", "reasoning", "thinking"),
+}
+"""Texts that are quoted, by the role of their message. A model may repeat what a tool told it."""
 
+_LONGEST_TOKEN = 128
 _PRIVATE_USE, _PRIVATE_USE_CHARACTERS = 0xF0000, 0xFFFE
 _MARK_CHARACTERS = 8
 """Characters of a mark. It is random, so no message contains it."""
+
+Messages = Sequence[Mapping[str, object]]
 
 
 class SpecialTexts:
     """Finds the spelling of special tokens in messages."""
 
-    def __init__(self, tokens: Iterable[str]) -> None:
-        longest_first = sorted((each for each in tokens if len(each) > 1), key=len, reverse=True)
-        self._any = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+    def __init__(self, tokens: Iterable[str], answer_marks: Collection[str]) -> None:
+        """answer_marks: tokens that the model's own turns may have."""
+        quoted = {each for each in tokens if 1 < len(each) <= _LONGEST_TOKEN}
+        self._any = _any_of(quoted)
+        self._outside_answers = _any_of(quoted.difference(answer_marks))
 
-    def quoted(
-        self, messages: Sequence[Mapping[str, object]]
-    ) -> tuple[Sequence[Mapping[str, object]], str]:
-        """The messages with a mark inside each special token that a user or tool wrote, and the
-        mark; an empty mark: there is none."""
-        if self._any is None or not any(map(self._has_one, messages)):
-            return messages, ""
+    def quoted(self, messages: Messages) -> tuple[Messages, str]:
+        """The messages with a mark inside each special token of their texts, and the mark."""
         mark = "".join(
             chr(_PRIVATE_USE + secrets.randbelow(_PRIVATE_USE_CHARACTERS))
             for _ in range(_MARK_CHARACTERS)
         )
-        found = [self._marked(each, mark) if self._has_one(each) else each for each in messages]
-        return found, mark
+        return [self._quoted(each, mark) for each in messages], mark
 
-    def _has_one(self, message: Mapping[str, object]) -> bool:
-        content = message.get("content")
-        return (
-            message.get("role") in _QUOTED
-            and isinstance(content, str)
-            and self._any is not None
-            and self._any.search(content) is not None
-        )
+    def _quoted(self, message: Mapping[str, object], mark: str) -> Mapping[str, object]:
+        role = message.get("role")
+        found = self._outside_answers if role == "assistant" else self._any
+        if found is None or not isinstance(role, str):
+            return message
+        changed: dict[str, object] = {}
+        for name in _ROLES.get(role, ()):
+            if isinstance(text := message.get(name), str):
+                marked, count = found.subn(lambda each: f"{each[0][0]}{mark}{each[0][1:]}", text)
+                if count:
+                    changed[name] = marked
+        return {**message, **changed} if changed else message
 
-    def _marked(self, message: Mapping[str, object], mark: str) -> Mapping[str, object]:
-        assert self._any is not None, "a token was found"
-        text = str(message["content"])
-        marked = self._any.sub(lambda found: f"{found[0][0]}{mark}{found[0][1:]}", text)
-        return {**message, "content": marked}
+
+def pieces_of(prompt: str, mark: str) -> list[str]:
+    """The pieces of a rendered prompt between marks."""
+    escaped = json.dumps(mark)[1:-1]  # a template may write a text as JSON
+    return prompt.replace(escaped, mark).split(mark)
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern of any of the texts, the longest first, that reads each character once."""
+    root: dict[str, object] = {}
+    for text in texts:
+        place = root
+        for character in text:
+            place = place.setdefault(character, {})  # type: ignore[assignment]
+        place[""] = {}
+    return re.compile(_pattern(root)) if root else None
+
+
+def _pattern(place: Mapping[str, object]) -> str:
+    """The pattern of the rest of all texts from this place of their tree."""
+    ways = []
+    for character, rest in place.items():
+        if character:
+            assert isinstance(rest, Mapping), "made so"
+            ways.append(re.escape(character) + _pattern(rest))
+    if not ways:
+        return ""
+    whole = ways[0] if len(ways) == 1 and "" not in place else f"(?:{'|'.join(ways)})"
+    return f"{whole}?" if "" in place else whole

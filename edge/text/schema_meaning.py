@@ -61,7 +61,7 @@ def _followed(schema: Any, depth: int) -> Any:
     if isinstance(format := schema.get("format"), str):
         if format not in _FORMATS:
             del found["format"]
-        elif any(each in str(schema.get("pattern", "")) for each in _LOOKS_AROUND):
+        elif isinstance(pattern := schema.get("pattern"), str) and _looks_around(pattern):
             del found["pattern"]
     for key in (*BY_NAME, *NAMED):
         if isinstance(held := found.get(key), Mapping):
@@ -69,14 +69,16 @@ def _followed(schema: Any, depth: int) -> Any:
     for key in (*IN_ORDER, *CHOICES):
         if isinstance(held := found.get(key), list):
             found[key] = [_followed(each, depth + 1) for each in held]
+    if isinstance(held := found.get("items"), list):
+        found["items"] = [_followed(each, depth + 1) for each in held]
     for key in HELD:
         if key in found:
             found[key] = _followed(found[key], depth + 1)
     if "propertyNames" in schema:  # last: what it repeats is rewritten already
-        if not _allows_all(schema["propertyNames"]):
-            found |= _named(found)
-        if _allows_all(schema["propertyNames"]) or found.get("additionalProperties") is False:
+        named = {} if _allows_all(schema["propertyNames"]) else _named(found)
+        if named or _allows_all(schema["propertyNames"]):
             del found["propertyNames"]
+            found |= named
     return found
 
 
@@ -102,6 +104,11 @@ def _unlike_items(schema: Mapping[str, Any]) -> list[list[Any]] | None:
     return [list(each) for count in lengths for each in itertools.permutations(unlike, count)]
 
 
+def _looks_around(pattern: str) -> bool:
+    plain = re.sub(r"\\.", "", pattern, flags=re.DOTALL)
+    return any(each in plain for each in _LOOKS_AROUND)
+
+
 def _allows_all(names: object) -> bool:
     if names is True:
         return True
@@ -119,7 +126,12 @@ def _named(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(names, Mapping) or {"properties", "patternProperties"} & schema.keys():
         return {}
     says = names.keys() - _SAYS_NOTHING
-    if names.get("type", "string") != "string" or "minLength" in names:
+    if names.get("type", "string") != "string":
+        return {}
+    if not says and type(least := names.get("minLength")) is int:
+        pattern = f"^[\\s\\S]{{{least},}}$"
+        return {"patternProperties": {pattern: values}, "additionalProperties": False}
+    if "minLength" in names or len(says) > 1:
         return {}
     if says == {"pattern"} and isinstance(names["pattern"], str):
         return {"patternProperties": {names["pattern"]: values}, "additionalProperties": False}

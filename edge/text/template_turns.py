@@ -93,13 +93,15 @@ def _with_short_ids(turns: Sequence[Turn]) -> list[Turn]:
             made = []
             for number, call in enumerate(calls):
                 id = _short_id(call.get("id") or f"{len(found)}.{number}")
-                waiting.append((id, call.get("function", call).get("name")))
+                function = call.get("function", call)
+                name = function.get("name") if isinstance(function, Mapping) else None
+                waiting.append((id, name))
                 made.append({**call, "id": id})
             turn = {**turn, "tool_calls": made}  # noqa: PLW2901
         if turn.get("role") == "tool":
             given, name = turn.get("tool_call_id"), turn.get("name")
-            id = "" if given is None else _short_id(given)
-            if given is None and waiting:
+            id = _short_id(given) if given else ""
+            if not given and waiting:
                 id = next((each for each, called in waiting if called == name), waiting[0][0])
             waiting = [each for each in waiting if each[0] != id]
             turn = {**turn, "tool_call_id": id or _short_id(len(found))}  # noqa: PLW2901

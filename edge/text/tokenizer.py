@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import tokenizers
@@ -34,10 +33,12 @@ from edge.text.files import (
     read_tokenizer_files,
 )
 from edge.text.message_texts import with_texts
-from edge.text.quoted_tokens import SpecialTexts
+from edge.text.quoted_tokens import SpecialTexts, pieces_of
 from edge.text.thinking import SWITCHES
 from edge.text.tokenizer_limits import check_model, check_parts, read_parts
 
+_JOINED_PIECES = ("a <", "|b", "c")
+"""Pieces that are encoded one by one to see whether a space comes between them."""
 _LLAMA_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 
 # Models whose publishers declare Llama's tokenizer although tokenizer.json holds another one.
@@ -80,7 +81,15 @@ class Tokenizer:
                 source[0] if source else "", lambda token: self.token_id(token) is not None
             )
             added = self._backend.get_added_tokens_decoder().values()
-            self._special_texts = SpecialTexts(each.content for each in added if each.special)
+            self._special_texts = SpecialTexts(
+                (each.content for each in added if each.special), self._answer_form.tokens
+            )
+            apart = [
+                id
+                for piece in _JOINED_PIECES
+                for id in self._backend.encode(piece, add_special_tokens=False).ids
+            ]
+            self._pieces_join = self._backend.decode(apart) == "".join(_JOINED_PIECES)
             self.vocabulary = Vocabulary(self._backend, self._answer_form.tokens, files.same_as)
         forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
         self.cleans_up_spaces = bool(files.settings.get("clean_up_tokenization_spaces")) and (
@@ -202,20 +211,17 @@ class Tokenizer:
         thinking: bool | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """The token ids of `chat`'s prompt. Special tokens are those of the template and of the
-        model's own turns; in the texts of users and tools they are text, except in vocabularies
-        that put a space before each piece of text (Llama 2)."""
-        quoted, mark = self._special_texts.quoted(with_texts(messages))
+        """The token ids of `chat`'s prompt. Special tokens in the texts of users, tools and earlier
+        answers are text, except in vocabularies that put a space before each piece of text
+        (Llama 2)."""
+        mark = ""
+        if self._pieces_join:
+            messages, mark = self._special_texts.quoted(with_texts(messages))
         prompt = self.chat(
-            quoted, add_generation_prompt, tools=tools, thinking=thinking, variables=variables
+            messages, add_generation_prompt, tools=tools, thinking=thinking, variables=variables
         )
-        pieces = prompt.split(mark) if mark else [prompt]
-        whole = self._encode("".join(pieces), add_special_tokens=False)
-        if len(pieces) == 1:
-            return whole
-        cut = [id for piece in pieces for id in self._encode(piece, add_special_tokens=False)]
-        shown = partial(self.decode, skip_special_tokens=False)
-        return cut if shown(cut) == shown(whole) else whole
+        pieces = pieces_of(prompt, mark) if mark else [prompt]
+        return [id for piece in pieces for id in self._encode(piece, add_special_tokens=False)]
 
     def has_told_tools(
         self,

@@ -74,8 +74,9 @@ class Checkpoint:
         """Tokens that end an answer: those of the configuration, and the tokenizer's own."""
         found = {*self._form.end_ids}
         with contextlib.suppress(CheckpointError):  # a damaged tokenizer is told where it is used
-            if self.has_tokenizer and (end_id := self.tokenizer.end_id) is not None:
-                found.add(end_id)
+            is_folder = self._form.described_in == CONFIG  # a GGUF file tells its ends itself
+            end_id = self.tokenizer.end_id if is_folder and self.has_tokenizer else None
+            found |= set() if end_id is None else {end_id}
         return frozenset(each for each in found if each < self.spec.vocab_size)
 
     @property

@@ -7,6 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as shown
+from typing import Any
+
+import numpy as np
 
 from edge.errors import CheckpointError
 from edge.models.experts import Experts, expert_number
@@ -51,7 +54,7 @@ def open_folder(folder: Path) -> CheckpointForm:
     """Raises CheckpointError naming the file, what is wrong with it and what to do."""
     check_folder(folder)
     source = folder / CONFIG
-    config = with_quantization(read_json(source), folder)
+    config: Mapping[str, Any] = read_json(source)
     family, spec = read_family(config, source=str(source))
     end_ids, sampling = read_end_ids(folder), read_sampling(folder)
     pooling = read_pooling(folder)
@@ -60,11 +63,15 @@ def open_folder(folder: Path) -> CheckpointForm:
     except StoreError as error:
         raise CheckpointError(str(error)) from error
     try:
+        config = with_quantization(config, folder, files.names())
         plain_name = family.tensor_name
         own = plain_name("embedding").removesuffix("weight")
         note = note_on(config)
-        if reads_pictures(config) or not any(each.startswith(own) for each in files.names()):
+        is_here = any(each.startswith(own) for each in files.names())
+        if reads_pictures(config) or not is_here:
             plain_name = _in_text_part(plain_name, files.names())
+        is_bare = not is_here and plain_name("embedding") == own.partition(".")[2] + "weight"
+        if reads_pictures(config) or is_bare:  # a model for embeddings has no head
             spec = replace(spec, tied_embeddings=plain_name("head") not in files.names())
         elif spec.tied_embeddings and _has_own_head(files, plain_name):
             spec = replace(spec, tied_embeddings=False)
@@ -137,13 +144,16 @@ def _has_own_head(files: SafetensorsStore, tensor_name: Callable[[str], str]) ->
     if head not in names or embedding not in names:
         return any(each.startswith(head.removesuffix("weight")) for each in names)
     shape = files.shape(head)
-    if shape != files.shape(embedding) or files.dtype(head) != files.dtype(embedding):
+    if shape != files.shape(embedding):
         return True
+    is_same_type = files.dtype(head) == files.dtype(embedding)
     rows = max(1, _COMPARED_BYTES // max(1, files.dtype(head).itemsize * math.prod(shape[1:])))
     for start in range(0, shape[0], rows):
         part = range(start, min(start + rows, shape[0]))
         one, other = files.read(head, part), files.read(embedding, part)
-        if one.tobytes() != other.tobytes():
+        if is_same_type and one.tobytes() == other.tobytes():
+            continue
+        if not np.array_equal(one.astype(np.float32), other.astype(np.float32)):
             return True
     return False
 

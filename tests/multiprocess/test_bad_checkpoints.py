@@ -115,13 +115,6 @@ def integer_weights(folder: Path) -> None:
     change_tensors(folder, lambda t: t.update({"model.norm.weight": np.zeros(64, np.int32)}))
 
 
-def too_many_tokens(folder: Path) -> None:
-    path = folder / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    tokenizer["model"]["vocab"] |= {f"<{n}>": 95 + n for n in range(40)}
-    path.write_text(json.dumps(tokenizer))
-
-
 def garbage_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
 
@@ -145,7 +138,6 @@ def garbage_tokenizer(folder: Path) -> None:
         (wrong_shape, "model.norm.weight has shape [63]", "config.json makes it [64]"),
         (missing_tensor, "model.layers.2.mlp.up_proj.weight is missing", "download"),
         (integer_weights, "model.norm.weight is int32", "float32, float16 and bfloat16"),
-        (too_many_tokens, "tokens but the model only 128", "different checkpoints"),
         (garbage_tokenizer, "tokenizer.json", "download it again"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -161,6 +153,25 @@ def test_a_damaged_checkpoint_is_refused_with_cause_and_remedy(
     assert str(checkpoint) in sentence or damage is unknown_family
     assert outcome.out == ""
     assert daemon.describe().models == ()
+
+
+def too_many_tokens(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"] |= {f"<{n}>": 95 + n for n in range(40)}
+    rules = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    tokenizer["added_tokens"] += [{"id": 134, "content": "<39>", **rules}]
+    path.write_text(json.dumps(tokenizer))
+
+
+def test_tokens_that_the_model_has_no_rows_for_are_refused_in_a_prompt(
+    checkpoint: Path, daemon: Daemon
+) -> None:
+    """And in no other: models are published with a tokenizer that has a few more."""
+    too_many_tokens(checkpoint)
+    assert run_edge("run", checkpoint, "-p", "hi", "-n", 4, "--peer", daemon.address).code == 0
+    outcome = run_edge("run", checkpoint, "-p", "<39>", "--raw", "--peer", daemon.address)
+    assert "token id 134 is not one of the model's; ids are 0..127" in outcome.sentence()
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, daemon: Daemon) -> None:

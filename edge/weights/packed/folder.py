@@ -42,6 +42,7 @@ _PACKINGS = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq
 
 _OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files beside config.json that older tools wrote its quantization_config to."""
+_CODES = ".qweight"
 _OLD_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
 
 _NOT_READ = {
@@ -53,9 +54,14 @@ _READING_VERSION = "1"
 _MARKS = (BLOCKS, ".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".scales")
 
 
-def with_quantization(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The values of config.json with the quantization_config of an older file beside it."""
+def with_quantization(
+    config: Mapping[str, Any], folder: Path, tensors: Collection[str]
+) -> Mapping[str, Any]:
+    """The values of config.json with the quantization_config of an older file beside it. The same
+    for a folder without packed tensors."""
     if config.get("quantization_config") is not None or config.get("quantization") is not None:
+        return config
+    if not any(each.endswith(_CODES) for each in tensors):
         return config
     for name, method in _OLD_FILES.items():
         if (folder / name).is_file():

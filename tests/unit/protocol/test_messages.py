@@ -572,7 +572,7 @@ def test_a_prompt_arrives_as_it_was() -> None:
         (b"abc", "no whole number of token ids"),
         (token_bytes([50]), "all of them below 50"),
         (token_bytes([-1]), "all of them below 50"),
-        (bytes(16), "is the most"),
+        (bytes(16), "of at most"),
     ],
 )
 def test_what_is_no_prompt(payload: bytes, message: str) -> None:

@@ -303,7 +303,11 @@ def test_items_of_other_agents_are_messages() -> None:
     """The first request to an agent that another one started has no message of the user."""
     told = {"type": "input_text", "text": "Look it up."}
     agent = {"type": "agent_message", "author": "/lead", "recipient": "/lead/child"}
-    items = [{"type": "agent_reasoning", "text": "Hm."}, {**agent, "content": [told]}]
+    items = [
+        {"type": "agent_reasoning", "text": "Hm."},
+        {**agent, "content": [told]},
+        {**agent, "encrypted_content": "x"},
+    ]
     question = openai_responses.question_of(Fields({"input": items}))
     assert question.messages == [{"role": "user", "content": "Look it up."}]
 
@@ -317,6 +321,9 @@ def test_items_of_other_agents_are_messages() -> None:
             "a.gguf: tokenizer.ggml.pre 'x' is new",
         ),
         ("~/models/a/b.json: no (see /etc/c.json)", "b.json: no (see c.json)"),
+        ("/home/John Smith/my (old) models/t.json: no", "t.json: no"),
+        ("models/private/x.gguf: no", "x.gguf: no"),
+        ("\\\\server\\share\\x.gguf: no", "x.gguf: no"),
         ("tensor model.embed.weight and/or its head", "tensor model.embed.weight and/or its head"),
     ],
 )
@@ -334,3 +341,10 @@ def test_turns_are_joined_where_a_dialect_cuts_them_and_only_there() -> None:
     assert others == cut[2:], "only those that come first are one"
     empty = {"role": "assistant", "content": ""}
     assert turns([empty, empty], joins=True) == [empty]
+
+
+def test_many_neighbours_are_joined_at_once() -> None:
+    """One after the other would copy what was joined for each of them."""
+    asked = [{"role": "user", "content": f"{number:099}"} for number in range(20_000)]
+    (one,) = turns(asked, joins=True)
+    assert len(str(one["content"])) == 20_000 * 101 - 2

@@ -119,6 +119,7 @@ FOLLOWED: list[Any] = [
     {**RECORD, "propertyNames": True},
     {**RECORD, "propertyNames": {"type": "string", "enum": ["ab", "c"]}, "required": ["c"]},
     {**RECORD, "propertyNames": {"const": "ab"}},
+    {**RECORD, "propertyNames": {"type": "string", "minLength": 1}},
     {**RECORD, "propertyNames": {"pattern": "^x[0-9]$"}},
     {"type": "object", "propertyNames": {"pattern": "^[ab]$"}},
     # As pydantic and OpenAPI write types that JSON does not have.
@@ -160,6 +161,34 @@ def test_keywords_that_constrain_nothing_refuse_no_schema(
         text = drawn(bundled, tokenizer, bundled.begin(schema_grammar(schema)), seed)
         assert not [*valid.iter_errors(json.loads(text))], text
     assert json.dumps(schema) == before
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "type": "object",
+            "properties": {"a": {}, "b": {}},
+            "additionalProperties": False,
+            "propertyNames": {"enum": ["a"]},
+        },
+        {"type": "object", "additionalProperties": False, "propertyNames": {"not": {}}},
+        {"type": "object", "propertyNames": False},
+        {"type": "object", "propertyNames": {"enum": ["a", "b"], "const": "a"}},
+        {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+    ],
+)
+def test_keywords_that_constrain_are_refused_and_not_dropped(
+    bundled: Grammars, schema: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError, match="not supported"):
+        bundled.begin(schema_grammar(schema))
+
+
+def test_an_escaped_parenthesis_looks_at_nothing() -> None:
+    schema = {"type": "string", "format": "email", "pattern": r"\(?=x"}
+    assert "pattern" in json_rule(schema)
+    assert "(?=x)" not in json_rule({**schema, "pattern": "(?=x)"})
 
 
 def test_a_schema_is_not_repeated_beyond_bounds() -> None:

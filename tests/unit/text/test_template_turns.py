@@ -124,3 +124,11 @@ def test_ids_of_calls_are_as_mistrals_templates_want_them(
     assert len({id for id, _name in by_name[:2]}) == 2
     if ids[0] == "AbCdEf123":
         assert {id for id, _name in by_name} == set(ids)
+
+
+@pytest.mark.parametrize("calls", [[{"function": "f"}], ["f"], [{"id": "", "function": {}}], 5])
+def test_odd_calls_for_a_template_with_short_ids(calls: Any, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, byte_level(), {"chat_template": NINE})
+    with contextlib.closing(Tokenizer.open(tmp_path)) as found:
+        odd: list[Any] = [ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
+        _no_defect(found, [*odd, {"role": "tool", "content": "x", "tool_call_id": ""}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,14 @@ def test_settings_in_a_file_of_their_own(
     (folder / file).write_text("[")
     with pytest.raises(CheckpointError, match=re.escape(file)):
         Checkpoint.open(folder)
+
+
+def test_settings_that_were_left_in_a_folder_of_floats(made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "floats"))
+    for left in ("{}", '{"bits": 3}', "["):
+        (folder / "quantize_config.json").write_text(left)
+        with Checkpoint.open(folder) as opened:
+            assert opened.own_encoding is None
 
 
 def test_codes_without_a_configuration(written: Write) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from edge.errors import CheckpointError
 from edge.models.spec import tensor_shapes
 from edge.text import read_tokenizer_files
 from edge.weights.checkpoint import Checkpoint
@@ -90,6 +91,17 @@ def test_names_of_a_model_with_pictures_in_a_folder_of_text(
         assert opened.spec == spec
         for role, values in expected.items():
             np.testing.assert_array_equal(opened.store.read(opened.tensor_name(role)), values)
+
+
+def test_no_head_is_made_up_where_config_says_that_there_is_one(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path / "llama", "llama", layers=1)
+    tensors = load_file(made.path / "model.safetensors")
+    del tensors[HEAD]
+    named = {name.replace("model.", "model.language_model.", 1): tensors[name] for name in tensors}
+    for each in (tensors, named):
+        save_file(each, made.path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=r"lm_head\.weight is missing"):
+            Checkpoint.open(made.path)
 
 
 def test_a_tokenizer_may_have_more_tokens_than_the_model_has_rows(tmp_path: Path) -> None:
