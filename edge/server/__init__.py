@@ -1,1 +1,1 @@
-"""How is a model used over HTTP?"""
+"""The HTTP server: models in the APIs of OpenAI, Anthropic and Ollama."""

@@ -466,7 +466,7 @@ def test_the_gate_counts_who_is_inside() -> None:
                 assert gate.inside == 3
         assert gate.inside == 0
         gate.is_draining = True
-        with pytest.raises(Refusal, match="about to end") as ending:
+        with pytest.raises(Refusal, match="shutting down") as ending:
             async with gate.entered(1, caller):
                 pass
         assert ending.value.status == 503
