@@ -1,1 +1,1 @@
-"""How does a plan run on its peers?"""
+"""Running a plan on its peers: shipping, loading, steps, failover."""
