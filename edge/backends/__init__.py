@@ -1,1 +1,1 @@
-"""How is a shard computed? One folder a kind of device, one interface."""
+"""Back ends that compute a shard: one interface, and a folder for each kind of device."""
