@@ -322,7 +322,7 @@ class CacheMoves:
         window_bytes = _WINDOW_LAYERS * max(sizes)
         if max(sizes) > room_bytes:
             raise RequestError(
-                f"a single layer of a request of {tokens} tokens needs more than the memory for "
+                f"a single layer of a request of {tokens} tokens is too large: memory is kept for "
                 f"{self._room_tokens} tokens in {len(self._layers)} layers"
             )
         self._window = _Window(
