@@ -1,1 +1,1 @@
-"""How many bytes, and who holds them?"""
+"""Sizes of models, shards and steps, and the ledger of a device's memory."""
