@@ -1,1 +1,1 @@
-"""Which files are kept for the next time, and which go first?"""
+"""Caches of weights on disk, with eviction."""

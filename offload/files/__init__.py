@@ -1,1 +1,1 @@
-"""How are bytes read and written, checked and durable?"""
+"""Files of weights: formats, checks, direct reads and durable writes."""

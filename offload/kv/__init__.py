@@ -1,1 +1,1 @@
-"""Where are keys and values: in memory, on disk, found again?"""
+"""Keys and values: the pool, tiers, and prefix caches in memory and on disk."""

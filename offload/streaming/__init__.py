@@ -1,1 +1,1 @@
-"""How do weights that do not fit come in before their use?"""
+"""Weight offload: reads weights that do not fit into memory before their use."""
