@@ -1,4 +1,4 @@
-"""Stores for weights, keys and values: files, tiers, caches and streaming."""
+"""Stores for weights, keys and values: where they are kept, and when they move."""
 
 from edge.offload.cache.derived_cache import DerivedCache, DerivedWriter
 from edge.offload.cache.folder_cache import FolderCache, FolderUse, KeptFolder, note_model

@@ -1,1 +1,1 @@
-"""Back ends that compute a shard: one interface, and a folder for each kind of device."""
+"""How is a shard computed? One folder a kind of device, one interface."""

@@ -1,1 +1,1 @@
-"""Sizes of models, shards and steps, and the ledger of a device's memory."""
+"""How many bytes, and who holds them?"""

@@ -1,1 +1,1 @@
-"""Running a plan on its peers: shipping, loading, steps, failover."""
+"""How does a plan run on its peers?"""

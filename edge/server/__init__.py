@@ -1,1 +1,1 @@
-"""The HTTP server: models in the APIs of OpenAI, Anthropic and Ollama."""
+"""How is a model used over HTTP?"""

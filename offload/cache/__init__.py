@@ -1,1 +1,1 @@
-"""Caches of weights on disk, with eviction."""
+"""Which files are kept for the next time, and which go first?"""

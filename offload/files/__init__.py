@@ -1,1 +1,1 @@
-"""Files of weights: formats, checks, direct reads and durable writes."""
+"""How are bytes read and written, checked and durable?"""

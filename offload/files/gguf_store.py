@@ -110,7 +110,7 @@ class GgufStore(Closing):
             digest.update(file.header_digest)
         digest.update(repr((sorted(self._interleaved.items()), sorted(as_float16))).encode())
         self.fingerprint = digest.hexdigest()[:32]
-        """Hash of the files' names, sizes, times of change and headers, and of the way of reading."""
+        """Hash of the files' names, sizes, times of change, headers, and of how they are read."""
 
     @property
     def files(self) -> tuple[GgufFile, ...]:

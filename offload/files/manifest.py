@@ -132,7 +132,7 @@ class Manifest:
             raise _refuse("it is not a table of total_bytes and tensors")
         entries, total_bytes = content["tensors"], content["total_bytes"]
         if not isinstance(entries, list) or len(entries) > MAX_TENSORS:
-            raise _refuse(f"it must have a list of at most {MAX_TENSORS:,} tensors")
+            raise _refuse(f"it has no list of at most {MAX_TENSORS:,} tensors")
         layout = _Layout()
         for entry in entries:
             layout.append(entry)
@@ -184,7 +184,7 @@ def is_digest(text: object) -> bool:
 
 
 def texts_in(path: Path) -> list[str]:
-    """All quoted texts of a cache's file, among them digests, unchecked. Empty if it cannot be read."""
+    """All quoted texts of a cache's file, digests among them, unchecked; empty if unreadable."""
     try:
         return read_file(path, MAX_JSON_BYTES).decode(errors="replace").split('"')
     except (OSError, ValueError):
@@ -250,7 +250,7 @@ class _Layout:
 
 
 def _num_values(text: str | bytes) -> int:
-    """An upper bound of the values in JSON: each but the first of a list or object follows a comma."""
+    """An upper bound of the values in JSON: all but one follow a comma or an opening bracket."""
     signs = ("[", "{", ",")
     return sum(text.count(s) if isinstance(text, str) else text.count(s.encode()) for s in signs)
 

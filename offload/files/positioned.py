@@ -36,9 +36,8 @@ def fill(descriptor: int, target: NDArray[np.uint8], offset: int) -> None:
 def fill_columns(
     descriptor: int, result: NDArray[np.uint8], begin: int, *, row_bytes: int, skip: int
 ) -> None:
-    """Fill result [rows, bytes] from rows of `row_bytes`, the first at `begin`. Leaves out the first
-    `skip` bytes of each. Raises EndedError.
-    """
+    """Fill result [rows, bytes] from rows of `row_bytes`, the first at `begin`, without the first
+    `skip` bytes of each. Raises EndedError."""
     num_rows, part_bytes = result.shape
     if part_bytes == row_bytes:
         fill(descriptor, result.reshape(-1), begin)

@@ -1,1 +1,1 @@
-"""Keys and values: the pool, tiers, and prefix caches in memory and on disk."""
+"""Where are keys and values: in memory, on disk, found again?"""

@@ -1,1 +1,1 @@
-"""Weight offload: reads weights that do not fit into memory before their use."""
+"""How do weights that do not fit come in before their use?"""
