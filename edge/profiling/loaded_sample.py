@@ -34,7 +34,7 @@ class Site:
 
     backend: Backend
     folder: Path
-    """For temporary weights."""
+    """Folder for temporary weights."""
     budget_bytes: int
     """Memory that may be used."""
     disk_bytes_per_s: float | None

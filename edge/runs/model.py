@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How a model went on after one of its plans had ended."""
+    """The recovery of a model after one of its plans ended."""
 
     reason: str
     """Why the plan ended: the lost device, or the devices that joined."""
@@ -74,7 +74,7 @@ class RunningModel:
         self.recoveries: list[Recovery] = []
         self._reload = reload
         self._run: PlanRun | None = None
-        """None during a reload."""
+        """The current run; None during a reload."""
         self._last: PlanRun
         """The current run, or the last one."""
         self._past = Work()

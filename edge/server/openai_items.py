@@ -93,7 +93,7 @@ def _messages(kind: str, item: Fields) -> list[Message]:
         call_id = item.text("call_id") or item.text("id")
         call = called(_name(kind, item), _arguments(kind, item), call_id)
         found: list[Message] = [{"role": "assistant", "content": "", "tool_calls": [call]}]
-        if kind == "mcp_call":  # with what came of it
+        if kind == "mcp_call":  # it includes the result
             told = item.raw("output") or item.raw("error") or ""
             found.append({"role": "tool", "content": _told(told), "tool_call_id": call_id})
         return found

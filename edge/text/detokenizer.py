@@ -120,7 +120,7 @@ class Vocabulary:
         return piece.encode()
 
     def own_bytes(self, token_id: int) -> bytes | None:
-        """As `bytes_of`; None also where they depend on other tokens."""
+        """The result of `bytes_of`; None also if the bytes depend on other tokens."""
         try:
             return self.bytes_of(token_id)
         except RequestError:

@@ -112,7 +112,7 @@ def chosen_gguf(names: Collection[str], choice: str | None) -> str | None:
     raise CheckpointError(
         f"{len(meant) or 'none'} of its GGUF models {'are' if meant else 'is'} called "
         f"{choice or _DEFAULT_CHOICE}",
-        remedy="write org/name:CHOICE with what ends one of these names, or with the whole name: "
+        remedy="write org/name:CHOICE with the end of one of these names, or with the whole name: "
         f"{few}",
     )
 
@@ -185,7 +185,7 @@ def _in_repository(folder: Path, revision: str, choice: str | None) -> Path:
             gguf = chosen_gguf(names, choice)
             missing = lacking_files(snapshot, gguf)
         except CheckpointError as error:
-            problem = f"what is in {snapshot} is not enough: {error}"
+            problem = f"{snapshot} is incomplete: {error}"
             continue
         if not missing:
             return snapshot if gguf is None else snapshot / gguf

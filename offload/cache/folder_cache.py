@@ -79,7 +79,7 @@ class KeptFolder:
 
 
 class FolderCache:
-    """At most `limit_bytes` in folders under `root`, the least recently used evicted first."""
+    """A cache of folders under `root`, at most `limit_bytes`; evicts the least recently used."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         """Raises StoreError if `root` cannot be made or written."""

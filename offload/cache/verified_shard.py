@@ -60,9 +60,9 @@ class CachedShard(Closing):
 
 
 class ShardWriter(Closing):
-    """A shard whose pieces are arriving; `close` without `finish` keeps them for later.
+    """Writes a shard's pieces as they arrive; `close` without `finish` keeps them for later.
 
-    `put` may be called from several threads. Also a context manager.
+    `put` is thread-safe. Also a context manager.
     """
 
     def __init__(self, folders: FolderCache, use: FolderUse, manifest: Manifest) -> None:
@@ -82,12 +82,12 @@ class ShardWriter(Closing):
             self._data = stack.enter_context((use.folder / PARTIAL).open("r+b", buffering=0))
             self._journal = stack.enter_context((use.folder / _JOURNAL).open("a+b", buffering=0))
             os.truncate(self._data.fileno(), manifest.total_bytes)
-            (use.folder / _INTACT).write_bytes(bytes(MARK_BYTES))  # its room is spoken for
+            (use.folder / _INTACT).write_bytes(bytes(MARK_BYTES))  # reserves its room
             self._files = stack.pop_all()
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The digests still lacking, in the order of the file; reads what other writers put."""
+        """The missing digests, in the order of the file, without pieces of other writers."""
         with self._mutex:
             self._read_journal()
             return tuple(d for d in self._offsets if d not in self._received)
@@ -99,11 +99,11 @@ class ShardWriter(Closing):
         *,
         keep: Container[str] = (),
     ) -> None:
-        """Writes a piece to each of its places; one that is there already is checked and dropped.
+        """Write a piece to all of its places. A piece that was written before is only checked.
 
-        Evicts other shards for it, those in `keep` last. Raises StoreCorruptError, with nothing
-        written, if the shard has no such piece or `content` is not it; StoreFullError if there is
-        no room, with all earlier pieces kept.
+        Evicts other shards for it, those in `keep` last. Raises StoreCorruptError, and writes
+        nothing, if the shard has no such piece or `content` has another hash; StoreFullError if
+        there is no room. Earlier pieces stay.
         """
         if digest not in self._offsets:
             raise StoreCorruptError(f"piece {digest:.80} does not belong to this shard; ask anew")

@@ -396,7 +396,7 @@ class _Check:
         )  # fmt: skip
 
     def linear_attention(self, layer: int, part: LinearAttention) -> None:
-        """From a state that is not empty."""
+        """Add linear attention from a state that is not empty."""
         values = part.num_value_heads * part.value_size
         self._add(
             f"linear attention (layer {layer})",
@@ -411,7 +411,7 @@ class _Check:
         )  # fmt: skip
 
     def short_convolution(self, layer: int, part: ShortConvolution) -> None:
-        """From a state that is not empty."""
+        """Add the short convolution from a state that is not empty."""
         role = f"layers.{layer}.short_convolution"
         bias = self._arrays.read(f"{role}_bias") if part.bias else None
         self._add(

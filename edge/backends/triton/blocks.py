@@ -70,7 +70,7 @@ class Cast:
         self._activations = activations
 
     def __call__(self, hidden: Tensor, addend: Tensor | None) -> Tensor:
-        """As Norm."""
+        """See Norm."""
         if addend is not None:
             hidden.add_(addend)
         return hidden.to(self._activations)

@@ -313,7 +313,7 @@ class BlockCache:
         self._far_slot = slot
 
     def _parts(self, index: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """For keys and for values: the tensors [blocks, heads, block_tokens, n] that hold them."""
+        """The tensors [blocks, heads, block_tokens, n] of keys, and those of values."""
         whole = self._wholes[self._place_of[index][0]]
         keys, values = (
             [whole[name] for name in (f"{which}s", f"{which}_scales") if name in whole]
